@@ -105,6 +105,17 @@ impl GradientLookUp for GradientMap<'_> {
     }
 }
 
+/// No gradients.
+impl GradientLookUp for () {
+    fn find(&self, _path: &str, _x: &dyn Lend) -> Option<&dyn Lend> {
+        None
+    }
+
+    fn has_paths(&self) -> bool {
+        false
+    }
+}
+
 /// The error for two gradients with one path.
 pub(crate) fn duplicate_gradient(path: &str) -> Error {
     Error::new(ErrorKind::Contract, "the list has two gradients for this parameter")

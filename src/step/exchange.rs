@@ -27,6 +27,7 @@ use crate::engine::{
     rounded, sum_to,
 };
 use crate::error::{Error, ErrorKind, Result};
+use crate::model::gradients::GradientLookUp;
 use crate::model::lent::Lent;
 use crate::numbers::{DType, compute_dtype, counts};
 use crate::ranks::{Call, ExpectedTensors, Inbox, KeptSums, Round, Run, StateWorld, rounds};
@@ -86,11 +87,13 @@ impl<'w> RankGradients<'w> {
         call: &mut UpdateCall,
         leaves: &[Box<Leaf>],
         parameters: &'w [Lent<'_>],
-        gradients: Vec<GradientSource<'_>>,
+        grads: &dyn GradientLookUp,
+        given: Vec<GradientSource<'_>>,
     ) -> Result<Self> {
         let written = UpdateTargets::all();
+        let gradients = GradientSource::of_leaves(given);
         let own = leaves.iter().zip(parameters).zip(gradients).map(|((leaf, x), mut gradient)| {
-            OwnLeaf::new(call, leaf, &**x, gradient.take(leaf, &**x), &written)
+            OwnLeaf::new(call, leaf, &**x, gradient.take(leaf, &**x, grads), &written)
         });
         let prepared = own.collect::<Result<Vec<_>>>().map(|own| {
             let said = Contribution::message(call, &own);

@@ -91,7 +91,7 @@ fn applied(
         Ok(GradientSource::found(sources(leaf.paths(), x, grads)?))
     };
     let gradients = state.leaves().zip(found).map(source).collect::<Result<Vec<_>>>()?;
-    let outcome = step(call, &mut state, &variables, gradients)?;
+    let outcome = step(call, &mut state, &variables, &(), gradients)?;
     Ok((state, next, outcome))
 }
 

@@ -16,15 +16,17 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::model::gradients::GradientLookUp;
 use crate::model::lent::{Lend, Lent, check_parameter};
 use crate::numbers::{DType, counts};
-use crate::rule::{Extent, LeafNorms, check_rounded};
+use crate::rule::{Extent, LeafNorms, Optimiser, check_rounded};
 use crate::tensors::repeated_zero;
 use crate::tree::Leaf;
 
 /// Where a leaf's gradient comes from.
+#[derive(Default)]
 pub(super) enum GradientSource<'g> {
-    /// The caller's collection. The look-up is part of the plan, so that all threads share thousands of
+    /// The collection of the call. The look-up is part of the plan, so that all threads share thousands of
     /// look-ups.
-    LookUp(&'g dyn GradientLookUp),
+    #[default]
+    Collection,
     /// Handles from a look-up before the step: the first path's gradient, and those of further paths. The
     /// plan takes the handles, so that the memory of the last one is freed once the leaf is written. Not
     /// [`Sources`], whose lifetime cannot be shortened.
@@ -38,22 +40,27 @@ pub(super) enum GradientSource<'g> {
 }
 
 impl<'g> GradientSource<'g> {
-    /// A source with these gradients, maybe none.
+    /// A source with these gradients.
     pub(super) fn found(gradients: impl IntoIterator<Item = Lent<'g>>) -> Self {
         let mut gradients = gradients.into_iter();
         GradientSource::Found(gradients.next(), gradients.collect())
     }
 
-    /// A source for each leaf, which looks its gradient up in `grads`.
-    pub(super) fn all(grads: &'g dyn GradientLookUp, leaves: usize) -> Vec<Self> {
-        (0..leaves).map(|_| GradientSource::LookUp(grads)).collect()
+    /// The sources of all leaves: these, or none if each gradient is in the collection of the call.
+    pub(super) fn of_leaves(given: Vec<Self>) -> impl Iterator<Item = Self> {
+        given.into_iter().chain(std::iter::repeat_with(Self::default))
     }
 
-    /// Takes the gradients of all paths of the leaf out; a second call finds none. A promised gradient is a
-    /// tensor without memory of its own.
-    pub(super) fn take(&mut self, leaf: &Leaf, x: &dyn Lend) -> Result<Sources<'g>> {
+    /// Takes the gradients of all paths of the leaf out; those that were given can be taken once. `grads` is
+    /// the collection of the call. A promised gradient is a tensor without memory of its own.
+    pub(super) fn take(
+        &mut self,
+        leaf: &Leaf,
+        x: &dyn Lend,
+        grads: &'g dyn GradientLookUp,
+    ) -> Result<Sources<'g>> {
         match self {
-            GradientSource::LookUp(grads) => sources(leaf.paths(), x, *grads),
+            GradientSource::Collection => sources(leaf.paths(), x, grads),
             GradientSource::Found(first, others) => {
                 let mut all = Sources::from_iter(first.take());
                 all.extend(std::mem::take(others));
@@ -130,13 +137,18 @@ impl<'a> LeafUpdate<'_, 'a> {
     }
 
     /// Makes the plan. Does nothing at the second call.
-    pub(super) fn make(&mut self, call: &UpdateCall, written: &WrittenStorages) -> Result<()> {
+    pub(super) fn make(
+        &mut self,
+        call: &UpdateCall,
+        grads: &'a dyn GradientLookUp,
+        written: &WrittenStorages,
+    ) -> Result<()> {
         let (Some(leaf), x) = (self.leaf.take(), self.x) else { return Ok(()) };
         if let GradientSource::Pushed(plan) = &mut self.gradient {
             self.plan = std::mem::take(plan);
             return Ok(());
         }
-        let sources = self.take_gradient(leaf)?;
+        let sources = self.take_gradient(leaf, grads)?;
         leaf.check_parameter()?;
         if leaf.frozen {
             return Ok(());
@@ -151,7 +163,7 @@ impl<'a> LeafUpdate<'_, 'a> {
         let (whole, first, is_cut) = (leaf.shape.elem_count(), leaf.part().start, leaf.is_cut());
         let follows_master = leaf.state.followed().is_some();
         let Leaf { path, optimiser, acting, state, steps, waiting, left, .. } = leaf;
-        let optimiser = acting.as_ref().unwrap_or(optimiser);
+        let optimiser: &Optimiser = acting.as_ref().unwrap_or(optimiser);
         let located = |error: Error| error.at(path).counted_from(first);
         let gradient = call.gradient(sources, path, self.plan.norms.as_ref());
         let mut job = Job { whole, ..optimiser.job(state, x, gradient).map_err(located)? };
@@ -183,8 +195,8 @@ impl<'a> LeafUpdate<'_, 'a> {
     }
 
     /// Takes the gradients of the leaf out of their source, and notes whether there are any.
-    fn take_gradient(&mut self, leaf: &Leaf) -> Result<Sources<'a>> {
-        let sources = self.gradient.take(leaf, self.x)?;
+    fn take_gradient(&mut self, leaf: &Leaf, grads: &'a dyn GradientLookUp) -> Result<Sources<'a>> {
+        let sources = self.gradient.take(leaf, self.x, grads)?;
         self.plan.has_gradient = !sources.is_empty();
         self.plan.allows_missing =
             leaf.waiting.is_allowed || matches!(self.gradient, GradientSource::NotFinite);

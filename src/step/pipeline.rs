@@ -27,17 +27,20 @@ use super::summary::StepSummary;
 use crate::engine::{Epilogue, Job, Progress, ReduceOutcome, UpdateTargets, for_all};
 use crate::error::Result;
 use crate::error::warning::Warning;
+use crate::model::gradients::GradientLookUp;
 use crate::model::lent::Lent;
 use crate::ranks::{Call, KeptSums};
 use crate::rule::Flow;
 use crate::tree::{Leaf, NormHistories, StateTree};
 
-/// Applies a step. `parameters` and `gradients` are in the order of the leaves.
-pub(super) fn step(
+/// Applies a step. `parameters` are in the order of the leaves. `given` is empty if all gradients are in the
+/// collection `grads`; otherwise it has the source of each leaf.
+pub(super) fn step<'g>(
     call: UpdateCall,
     state: &mut StateTree,
     parameters: &[Lent<'_>],
-    gradients: Vec<GradientSource<'_>>,
+    grads: &'g dyn GradientLookUp,
+    given: Vec<GradientSource<'g>>,
 ) -> Result<Outcome> {
     let mut call = call.of_state(state);
     if let Err(error) = state.act(state.steps) {
@@ -49,14 +52,14 @@ pub(super) fn step(
     };
     keep_written(state, parameters);
     let StateTree { leaves, jobs: pool, sums, norms, world, .. } = &mut *state;
-    let (ranks, gradients) = Ranks::agree(world.as_ref(), &mut call, leaves, parameters, gradients)?;
+    let (ranks, given) = Ranks::agree(world.as_ref(), &mut call, leaves, parameters, grads, given)?;
     let mut jobs = pool.take(leaves.len());
     let left: Vec<Option<u32>> = match leaves.iter().any(|leaf| leaf.left.is_some()) {
         true => leaves.iter().map(|leaf| leaf.left).collect(),
         false => Vec::new(),
     };
     let reduced = catch_unwind(AssertUnwindSafe(|| {
-        let step = StepCall { call: &call, ranks: &ranks, leaves: &mut *leaves, parameters, gradients };
+        let step = StepCall { call: &call, ranks: &ranks, leaves: &mut *leaves, parameters, grads, given };
         step.plan(&mut jobs)?.reduce(norms, sums)
     }));
     let commits = matches!(&reduced, Ok(Ok(step)) if step.ending == Ending::Committed);
@@ -90,20 +93,23 @@ pub(super) fn keep_written(state: &mut StateTree, parameters: &[Lent<'_>]) {
 }
 
 /// A call on which all ranks have agreed, with all leaves or with one that was pushed.
-pub(super) struct StepCall<'a, G> {
+pub(super) struct StepCall<'a> {
     pub(super) call: &'a UpdateCall,
     pub(super) ranks: &'a Ranks<'a>,
     pub(super) leaves: &'a mut [Box<Leaf>],
     /// In the order of the leaves.
     pub(super) parameters: &'a [Lent<'a>],
-    /// In the order of the leaves.
-    pub(super) gradients: G,
+    /// The collection of the call.
+    pub(super) grads: &'a dyn GradientLookUp,
+    /// The source of each leaf; empty if all gradients are in the collection.
+    pub(super) given: Vec<GradientSource<'a>>,
 }
 
-impl<'a, G: IntoIterator<Item = GradientSource<'a>>> StepCall<'a, G> {
+impl<'a> StepCall<'a> {
     /// Plans all leaves; `jobs` has a place for each.
     pub(super) fn plan<'j>(self, jobs: &'j mut [Option<Job<'a>>]) -> Result<PlannedStep<'j, 'a>> {
-        let StepCall { call, ranks, leaves, parameters, gradients } = self;
+        let StepCall { call, ranks, leaves, parameters, grads, given } = self;
+        let gradients = GradientSource::of_leaves(given);
         let places = jobs.iter_mut().enumerate();
         let update = |((leaf, gradient), (index, job)): ((&'a mut Box<Leaf>, _), _)| LeafUpdate {
             leaf: Some(&mut **leaf),
@@ -114,7 +120,7 @@ impl<'a, G: IntoIterator<Item = GradientSource<'a>>> StepCall<'a, G> {
         };
         let mut updates: Vec<_> = leaves.iter_mut().zip(gradients).zip(places).map(update).collect();
         let written = UpdateTargets::all();
-        let make = |update: &mut LeafUpdate<'_, 'a>| update.make(call, &written);
+        let make = |update: &mut LeafUpdate<'_, 'a>| update.make(call, grads, &written);
         let planned = for_all(&mut updates, LeafUpdate::fetch, |update| {
             if update.reads_device() { Ok(()) } else { make(update) }
         })

@@ -10,6 +10,7 @@ use super::exchange::RankGradients;
 use super::leaf::GradientSource;
 use crate::engine::{ChunkTotals, Engine, Gather, Job, ReduceOutcome, commit, reduce};
 use crate::error::Result;
+use crate::model::gradients::GradientLookUp;
 use crate::model::lent::{Lend, Lent};
 use crate::ranks::{Call, KeptSums, StateWorld, differs};
 use crate::{ranks::share, tree::Leaf};
@@ -27,10 +28,11 @@ impl<'w> Ranks<'w> {
         call: &mut UpdateCall,
         leaves: &[Box<Leaf>],
         parameters: &'w [Lent<'_>],
-        gradients: Vec<GradientSource<'g>>,
+        grads: &'g dyn GradientLookUp,
+        given: Vec<GradientSource<'g>>,
     ) -> Result<(Self, Vec<GradientSource<'g>>)> {
-        let Some(world) = StateWorld::several(world) else { return Ok((Ranks::ALONE, gradients)) };
-        let of_ranks = RankGradients::agree(world, call, leaves, parameters, gradients)?;
+        let Some(world) = StateWorld::several(world) else { return Ok((Ranks::ALONE, given)) };
+        let of_ranks = RankGradients::agree(world, call, leaves, parameters, grads, given)?;
         let promised = of_ranks.promised();
         Ok((Ranks(Some(of_ranks)), promised))
     }

@@ -272,8 +272,8 @@ impl StreamedStep<'_> {
     pub fn finish(mut self) -> Result<Outcome> {
         let pushed = self.put_back();
         let call = UpdateCall { overflow: self.overflow.get().cloned(), ..self.call.clone() };
-        let gradients = pushed.into_iter().map(|pushed| pushed.unwrap_or_else(|| GradientSource::found([])));
-        let mut outcome = step(call, self.state, &self.parameters, gradients.collect())?;
+        let given = pushed.into_iter().map(Option::unwrap_or_default).collect();
+        let mut outcome = step(call, self.state, &self.parameters, &(), given)?;
         if let Some(scaler) = self.scaler.take()
             && scaler.account_with(&mut outcome, self.call.loss_scale, self.overflow.take())?
         {
@@ -303,9 +303,9 @@ fn plan<'j, 'a>(
     gradient: impl IntoIterator<Item = Lent<'a>>,
     job: &'j mut Option<Job<'a>>,
 ) -> Result<PlannedStep<'j, 'a>> {
-    let (leaves, parameters, gradients) =
-        (slice::from_mut(leaf), slice::from_ref(x), [GradientSource::found(gradient)]);
-    StepCall { call, ranks: &Ranks::ALONE, leaves, parameters, gradients }.plan(slice::from_mut(job))
+    let (leaves, parameters, given) =
+        (slice::from_mut(leaf), slice::from_ref(x), vec![GradientSource::found(gradient)]);
+    StepCall { call, ranks: &Ranks::ALONE, leaves, parameters, grads: &(), given }.plan(slice::from_mut(job))
 }
 
 impl Drop for StreamedStep<'_> {

@@ -310,7 +310,7 @@ impl<'s> Update<'s> {
         // If gradients are only lent, these must own the collection, because the sources borrow from it until
         // the step ends.
         let (mut kept, mut collection, mut map) = (None, None, None);
-        self.run(model, loss_scale, |state, parameters| {
+        self.run(model, loss_scale, Ok(&()), |state, parameters| {
             check_known(state, &grads)?;
             // For all leaves at once, because the collection has handles too, and must be dropped before the
             // step.
@@ -319,7 +319,13 @@ impl<'s> Update<'s> {
                 return Ok(owned);
             }
             let grads = look_up(collection.insert(&*kept.insert(grads)), &mut map)?;
-            Ok(GradientSource::all(grads, state.len()))
+            let of_leaf = |(leaf, x): (&Leaf, &Lent<'_>)| sources(leaf.paths(), &**x, grads);
+            state
+                .leaves()
+                .zip(parameters)
+                .map(of_leaf)
+                .map(|found| Ok(GradientSource::found(found?)))
+                .collect()
         })
     }
 
@@ -364,8 +370,7 @@ impl<'s> Update<'s> {
             ..options
         };
         let update = Update { state, options, scaler: None };
-        update
-            .run(model, None, |state, _| Ok(state.leaves.iter().map(|_| GradientSource::found([])).collect()))
+        update.run(model, None, Ok(&()), |_, _| Ok(Vec::new()))
     }
 
     /// Applies the step. `loss_scale` is the scale that the gradients report for their loss; with `None`
@@ -376,18 +381,17 @@ impl<'s> Update<'s> {
         G: Gradients + ?Sized,
     {
         let mut map = None;
-        self.run(model, loss_scale, |state, _| {
-            check_known(state, grads)?;
-            Ok(GradientSource::all(look_up(&grads, &mut map)?, state.len()))
-        })
+        let found = look_up(&grads, &mut map);
+        self.run(model, loss_scale, found, |state, _| check_known(state, grads).map(|()| Vec::new()))
     }
 
-    /// Applies the step to the gradient sources that `find` returns, one for each leaf.
+    /// Applies the step to the gradients in `grads`, or to the sources that `give` returns for each leaf.
     fn run<'g, M: Model + ?Sized>(
         self,
         model: &M,
         loss_scale: Option<f64>,
-        find: impl FnOnce(&StateTree, &[Lent<'_>]) -> Result<Vec<GradientSource<'g>>>,
+        grads: Result<&'g dyn GradientLookUp>,
+        give: impl FnOnce(&StateTree, &[Lent<'_>]) -> Result<Vec<GradientSource<'g>>>,
     ) -> Result<Outcome> {
         let Update { state, options, mut scaler } = self;
         let found = || {
@@ -395,16 +399,16 @@ impl<'s> Update<'s> {
             // The model before the gradients: if a parameter was added after `setup`, the error about the
             // parameter is more useful than the one about its gradient.
             let parameters = state.parameters(model)?;
-            let gradients = find(state, &parameters)?;
-            Ok((call, parameters, gradients))
+            let given = give(state, &parameters)?;
+            Ok((call, parameters, given, grads?))
         };
-        let (call, parameters, gradients) = match found() {
+        let (call, parameters, given, grads) = match found() {
             Ok(found) => found,
             // The other ranks wait in their agreement on the call.
             Err(error) => return state.settle(Call::Update, Err(error)),
         };
         let (scale, counted) = (call.loss_scale, (state.steps, state.calls));
-        let stepped = catch_unwind(AssertUnwindSafe(|| step(call, state, &parameters, gradients)));
+        let stepped = catch_unwind(AssertUnwindSafe(|| step(call, state, &parameters, grads, given)));
         let mut outcome = stepped.unwrap_or_else(|panic| {
             // The gradients of a call that was counted must not be applied once more.
             if let (true, Some(scaler)) = ((state.steps, state.calls) != counted, &mut scaler) {
