@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use super::call::{UpdateCall, sources};
+use super::call::UpdateCall;
 use super::leaf::GradientSource;
 use super::outcome::Outcome;
 use super::pipeline::step;
 use super::update::{Update, UpdateOptions, check_known};
 use crate::error::Result;
 use crate::model::gradients::{GradientLookUp, Gradients, looked_up};
+use crate::model::lent::Lend;
 use crate::tensors::{Tensor, Var};
 use crate::tree::{Leaf, StateTree, not_in_state};
 
@@ -87,10 +88,8 @@ fn applied(
     state.rebind(&next)?;
     let variables = state.parameters(&next)?;
     // By the original tensors, because a `GradStore` does not find gradients by their copies.
-    let source = |(leaf, (_, x)): (&Leaf, (&String, &Tensor))| {
-        Ok(GradientSource::found(sources(leaf.paths(), x, grads)?))
-    };
-    let gradients = state.leaves().zip(found).map(source).collect::<Result<Vec<_>>>()?;
+    let found = found.into_iter().map(|(_, x)| x as &dyn Lend);
+    let gradients = GradientSource::look_up_all(&state, found, grads)?;
     let outcome = step(call, &mut state, &variables, &(), gradients)?;
     Ok((state, next, outcome))
 }

@@ -18,7 +18,7 @@ use crate::model::lent::{Lend, Lent, check_parameter};
 use crate::numbers::{DType, counts};
 use crate::rule::{Extent, LeafNorms, Optimiser, check_rounded};
 use crate::tensors::repeated_zero;
-use crate::tree::Leaf;
+use crate::tree::{Leaf, StateTree};
 
 /// Where a leaf's gradient comes from.
 #[derive(Default)]
@@ -44,6 +44,16 @@ impl<'g> GradientSource<'g> {
     pub(super) fn found(gradients: impl IntoIterator<Item = Lent<'g>>) -> Self {
         let mut gradients = gradients.into_iter();
         GradientSource::Found(gradients.next(), gradients.collect())
+    }
+
+    /// The gradients of all leaves, looked up before the step. `parameters` are in the order of the leaves.
+    pub(super) fn look_up_all<'x>(
+        state: &StateTree,
+        parameters: impl IntoIterator<Item = &'x dyn Lend>,
+        grads: &'g dyn GradientLookUp,
+    ) -> Result<Vec<Self>> {
+        let of_leaf = |(leaf, x): (&Leaf, _)| Ok(GradientSource::found(sources(leaf.paths(), x, grads)?));
+        state.leaves().zip(parameters).map(of_leaf).collect()
     }
 
     /// The sources of all leaves: these, or none if each gradient is in the collection of the call.

@@ -319,13 +319,7 @@ impl<'s> Update<'s> {
                 return Ok(owned);
             }
             let grads = look_up(collection.insert(&*kept.insert(grads)), &mut map)?;
-            let of_leaf = |(leaf, x): (&Leaf, &Lent<'_>)| sources(leaf.paths(), &**x, grads);
-            state
-                .leaves()
-                .zip(parameters)
-                .map(of_leaf)
-                .map(|found| Ok(GradientSource::found(found?)))
-                .collect()
+            GradientSource::look_up_all(state, parameters.iter().map(|x| &**x), grads)
         })
     }
 
