@@ -47,7 +47,7 @@ macro_rules! by_tensors {
 }
 
 /// Where the work of a job (the plan for one leaf) is done.
-fn route(engine: Engine, job: &Job<'_>) -> Route {
+fn route_of(engine: Engine, job: &Job<'_>) -> Route {
     match engine.route(job.x.device()) {
         // The device engine takes only tensors. Other memory goes to tensor operations, which first copy it
         // to a tensor.
@@ -90,7 +90,7 @@ fn answers<'j, 'a: 'j, Q: Copy, A>(
 ) -> Result<Vec<A>> {
     let mut answers: Vec<Option<A>> = questions.iter().map(|_| None).collect();
     for (route, here) in
-        by_route(questions.iter().copied().enumerate(), |(_, question)| route(engine, job(question)))
+        by_route(questions.iter().copied().enumerate(), |(_, question)| route_of(engine, job(question)))
     {
         let (places, here): (Vec<usize>, Vec<Q>) = here.into_iter().unzip();
         let of_engine = match route {
@@ -147,7 +147,7 @@ pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
     let (empty, jobs): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.length == 0);
     empty.into_iter().try_for_each(Job::finish)?;
     let by_tensors = |job: &mut Job<'_>| by_tensors!(commit, job, job).map_err(|error| error.at(job.path));
-    for (route, mut jobs) in by_route(jobs, |job| route(engine, job)) {
+    for (route, mut jobs) in by_route(jobs, |job| route_of(engine, job)) {
         match route {
             Route::Cpu(isa) => cpu::commit(isa, jobs)?,
             Route::Device(device) => {

@@ -116,9 +116,9 @@ fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], written: &Writ
 /// Only if a device fails, or a function that runs here.
 pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
     // Jobs whose functions have all run need no batches, so they are written at once.
-    let (left, ready): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.has_functions());
+    let (late, ready): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.has_functions());
     dispatch::commit(engine, ready)?;
-    for mut jobs in batches(left, |job| job.length, FUNCTION_BATCH) {
+    for mut jobs in batches(late, |job| job.length, FUNCTION_BATCH) {
         loop {
             let first = |job: &Job<'_>| job.steps.iter().position(|step| matches!(step, Step::Tensor(_)));
             let next: Vec<_> =

@@ -146,7 +146,7 @@ impl<'a> LeafUpdate<'_, 'a> {
         }
     }
 
-    /// Makes the plan. Does nothing at the second call.
+    /// Makes the plan.
     pub(super) fn make(
         &mut self,
         call: &UpdateCall,

@@ -124,8 +124,7 @@ impl<'a> StepCall<'a> {
         let planned = for_all(&mut updates, LeafUpdate::fetch, |update| {
             if update.reads_device() { Ok(()) } else { make(update) }
         })
-        // The remaining plans read a device, see `reads_device`.
-        .and_then(|()| updates.iter_mut().try_for_each(make));
+        .and_then(|()| updates.iter_mut().filter(|update| update.reads_device()).try_for_each(make));
         ranks.settle(Call::Plan, planned)?;
         let summary = StepSummary::of(call, updates.iter().map(|update| &update.plan));
         let plans = updates.into_iter().map(|update| update.plan);

@@ -375,8 +375,8 @@ impl<'s> Update<'s> {
         G: Gradients + ?Sized,
     {
         let mut map = None;
-        let found = look_up(&grads, &mut map);
-        self.run(model, loss_scale, found, |state, _| check_known(state, grads).map(|()| Vec::new()))
+        let collection = look_up(&grads, &mut map);
+        self.run(model, loss_scale, collection, |state, _| check_known(state, grads).map(|()| Vec::new()))
     }
 
     /// Applies the step to the gradients in `grads`, or to the sources that `give` returns for each leaf.
@@ -388,7 +388,7 @@ impl<'s> Update<'s> {
         give: impl FnOnce(&StateTree, &[Lent<'_>]) -> Result<Vec<GradientSource<'g>>>,
     ) -> Result<Outcome> {
         let Update { state, options, mut scaler } = self;
-        let found = || {
+        let begin = || {
             let call = UpdateCall::new(options, scaler.as_deref(), loss_scale)?;
             // The model before the gradients: if a parameter was added after `setup`, the error about the
             // parameter is more useful than the one about its gradient.
@@ -396,8 +396,8 @@ impl<'s> Update<'s> {
             let given = give(state, &parameters)?;
             Ok((call, parameters, given, grads?))
         };
-        let (call, parameters, given, grads) = match found() {
-            Ok(found) => found,
+        let (call, parameters, given, grads) = match begin() {
+            Ok(begun) => begun,
             // The other ranks wait in their agreement on the call.
             Err(error) => return state.settle(Call::Update, Err(error)),
         };

@@ -248,7 +248,7 @@ impl<'p> StridedSource<'p> {
     /// As [`StridedSource::read`].
     unsafe fn bf16(&self, start: usize, length: usize) -> Option<&[bf16]> {
         let DataPtr::Bf16(data) = self.in_order_from_zero()? else { return None };
-        // SAFETY: the caller promises that the data is locked and holds the range (`with_read`).
+        // SAFETY: the caller promises that the data is locked and holds the range (`with_gradients`).
         Some(unsafe { data.read(start, length) })
     }
 
@@ -256,11 +256,11 @@ impl<'p> StridedSource<'p> {
     ///
     /// # Safety
     /// The range must lie within the layout's shape, counted from `first` on, and the data must be locked (by
-    /// `with_read`).
+    /// `with_gradients`).
     unsafe fn read<T: Storable>(&self, isa: Isa, start: usize, dst: &mut [T]) {
         let start = start - self.first;
         let Some((dims, strides)) = self.strides else {
-            // SAFETY: the caller promises that the range lies within the leaf. `with_read` has checked that
+            // SAFETY: the caller promises that the range lies within the leaf. `with_gradients` has checked that
             // the elements of the leaf are lent.
             return unsafe { load(isa, self.data, start, dst) };
         };
