@@ -176,7 +176,8 @@ impl<'a> LeafUpdate<'_, 'a> {
         let optimiser: &Optimiser = acting.as_ref().unwrap_or(optimiser);
         let located = |error: Error| error.at(path).counted_from(first);
         let gradient = call.gradient(sources, path, self.plan.norms.as_ref());
-        let mut job = Job { whole, ..optimiser.job(state, x, gradient).map_err(located)? };
+        let mut job = optimiser.job(state, x, gradient).map_err(located)?;
+        job.whole = whole;
         self.plan.note(&job);
 
         let makes_step = job.progress == Progress::Applied;

@@ -124,7 +124,8 @@ impl<'a> StepCall<'a> {
         let planned = for_all(&mut updates, LeafUpdate::fetch, |update| {
             if update.reads_device() { Ok(()) } else { make(update) }
         })
-        .and_then(|()| updates.iter_mut().filter(|update| update.reads_device()).try_for_each(make));
+        // Those whose plans read a device still have their leaf.
+        .and_then(|()| updates.iter_mut().filter(|update| update.leaf.is_some()).try_for_each(make));
         ranks.settle(Call::Plan, planned)?;
         let summary = StepSummary::of(call, updates.iter().map(|update| &update.plan));
         let plans = updates.into_iter().map(|update| update.plan);
