@@ -93,9 +93,7 @@ pub use rule::{
 #[doc(hidden, no_inline)]
 pub use rules::{adam::*, average::*, descent::*, gradient::*, schedule_free::*};
 pub use step::loss_scaler::{DynamicScale, LossScaler, OnOverflow};
-pub use step::outcome::LeafFigures;
-pub use step::outcome::Paths;
-pub use step::outcome::{Outcome, SkipReason, Status};
+pub use step::outcome::{LeafFigures, Outcome, Paths, SkipReason, Status};
 pub use step::setup::{Setup, broadcast, setup, setup_with};
 pub use step::streamed::StreamedStep;
 pub use step::update::{Update, update};

@@ -33,21 +33,30 @@ pub enum Engine {
 }
 
 /// Where the work of a leaf is done.
-#[derive(Clone, Debug)]
-pub(super) enum Route {
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Route<D> {
     /// On the CPU, fused.
     Cpu(Isa),
     /// On this device, by code that is printed for it.
-    Device(Device),
+    Device(D),
     /// On the device of the leaf, by candle's tensor operations.
     Tensors,
 }
 
-impl Route {
-    /// Whether both are one engine on one device.
-    pub(super) fn is(&self, other: &Route) -> bool {
+impl Route<&Device> {
+    /// The same route with a device of its own. Not made for each leaf, because a clone counts in several places.
+    pub(super) fn owned(self) -> Route<Device> {
+        match self {
+            Route::Cpu(isa) => Route::Cpu(isa),
+            Route::Device(device) => Route::Device(device.clone()),
+            Route::Tensors => Route::Tensors,
+        }
+    }
+
+    /// Whether both are one engine, and one device for the engine of devices.
+    pub(super) fn is(self, other: &Route<Device>) -> bool {
         match (self, other) {
-            (Route::Cpu(isa), Route::Cpu(others)) => isa == others,
+            (Route::Cpu(isa), Route::Cpu(others)) => isa == *others,
             (Route::Device(device), Route::Device(others)) => device.same_device(others),
             (Route::Tensors, Route::Tensors) => true,
             _ => false,
@@ -62,13 +71,13 @@ impl Engine {
     }
 
     /// Where the work of a leaf is done, if its x is on `device`.
-    pub(super) fn route(self, device: &Device) -> Route {
+    pub(super) fn route(self, device: &Device) -> Route<&Device> {
         match self {
             #[cfg(feature = "candle")]
             Engine::Tensors => Route::Tensors,
             #[cfg(feature = "emulate")]
-            Engine::Emulated => Route::Device(device.clone()),
-            _ if !device.is_cpu() => Route::Device(device.clone()),
+            Engine::Emulated => Route::Device(device),
+            _ if !device.is_cpu() => Route::Device(device),
             Engine::Fused => Route::Cpu(Isa::best()),
             Engine::FusedWith(isa) => Route::Cpu(isa),
         }

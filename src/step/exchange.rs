@@ -88,10 +88,10 @@ impl<'w> RankGradients<'w> {
         leaves: &[Box<Leaf>],
         parameters: &'w [Lent<'_>],
         grads: &dyn GradientLookUp,
-        given: Vec<GradientSource<'_>>,
+        by_leaf: Vec<GradientSource<'_>>,
     ) -> Result<Self> {
         let written = UpdateTargets::all();
-        let gradients = GradientSource::of_leaves(given);
+        let gradients = GradientSource::of_leaves(by_leaf);
         let own = leaves.iter().zip(parameters).zip(gradients).map(|((leaf, x), mut gradient)| {
             OwnLeaf::new(call, leaf, &**x, gradient.take(leaf, &**x, grads), &written)
         });

@@ -40,7 +40,7 @@ pub(super) enum GradientSource<'g> {
 }
 
 impl<'g> GradientSource<'g> {
-    /// A source with these gradients.
+    /// A source with these gradients, maybe none.
     pub(super) fn found(gradients: impl IntoIterator<Item = Lent<'g>>) -> Self {
         let mut gradients = gradients.into_iter();
         GradientSource::Found(gradients.next(), gradients.collect())
@@ -57,8 +57,8 @@ impl<'g> GradientSource<'g> {
     }
 
     /// The sources of all leaves: these, or none if each gradient is in the collection of the call.
-    pub(super) fn of_leaves(given: Vec<Self>) -> impl Iterator<Item = Self> {
-        given.into_iter().chain(std::iter::repeat_with(Self::default))
+    pub(super) fn of_leaves(by_leaf: Vec<Self>) -> impl Iterator<Item = Self> {
+        by_leaf.into_iter().chain(std::iter::repeat_with(Self::default))
     }
 
     /// Takes the gradients of all paths of the leaf out; those that were given can be taken once. `grads` is

@@ -33,14 +33,14 @@ use crate::ranks::{Call, KeptSums};
 use crate::rule::Flow;
 use crate::tree::{Leaf, NormHistories, StateTree};
 
-/// Applies a step. `parameters` are in the order of the leaves. `given` is empty if all gradients are in the
+/// Applies a step. `parameters` are in the order of the leaves. `by_leaf` is empty if all gradients are in the
 /// collection `grads`; otherwise it has the source of each leaf.
 pub(super) fn step<'g>(
     call: UpdateCall,
     state: &mut StateTree,
     parameters: &[Lent<'_>],
     grads: &'g dyn GradientLookUp,
-    given: Vec<GradientSource<'g>>,
+    by_leaf: Vec<GradientSource<'g>>,
 ) -> Result<Outcome> {
     let mut call = call.of_state(state);
     if let Err(error) = state.act(state.steps) {
@@ -52,14 +52,14 @@ pub(super) fn step<'g>(
     };
     keep_written(state, parameters);
     let StateTree { leaves, jobs: pool, sums, norms, world, .. } = &mut *state;
-    let (ranks, given) = Ranks::agree(world.as_ref(), &mut call, leaves, parameters, grads, given)?;
+    let (ranks, by_leaf) = Ranks::agree(world.as_ref(), &mut call, leaves, parameters, grads, by_leaf)?;
     let mut jobs = pool.take(leaves.len());
     let left: Vec<Option<u32>> = match leaves.iter().any(|leaf| leaf.left.is_some()) {
         true => leaves.iter().map(|leaf| leaf.left).collect(),
         false => Vec::new(),
     };
     let reduced = catch_unwind(AssertUnwindSafe(|| {
-        let step = StepCall { call: &call, ranks: &ranks, leaves: &mut *leaves, parameters, grads, given };
+        let step = StepCall { call: &call, ranks: &ranks, leaves: &mut *leaves, parameters, grads, by_leaf };
         step.plan(&mut jobs)?.reduce(norms, sums)
     }));
     let commits = matches!(&reduced, Ok(Ok(step)) if step.ending == Ending::Committed);
@@ -102,14 +102,15 @@ pub(super) struct StepCall<'a> {
     /// The collection of the call.
     pub(super) grads: &'a dyn GradientLookUp,
     /// The source of each leaf; empty if all gradients are in the collection.
-    pub(super) given: Vec<GradientSource<'a>>,
+    pub(super) by_leaf: Vec<GradientSource<'a>>,
 }
 
 impl<'a> StepCall<'a> {
     /// Plans all leaves; `jobs` has a place for each.
     pub(super) fn plan<'j>(self, jobs: &'j mut [Option<Job<'a>>]) -> Result<PlannedStep<'j, 'a>> {
-        let StepCall { call, ranks, leaves, parameters, grads, given } = self;
-        let gradients = GradientSource::of_leaves(given);
+        let StepCall { call, ranks, leaves, parameters, grads, by_leaf } = self;
+        debug_assert!(by_leaf.is_empty() || by_leaf.len() == leaves.len());
+        let gradients = GradientSource::of_leaves(by_leaf);
         let places = jobs.iter_mut().enumerate();
         let update = |((leaf, gradient), (index, job)): ((&'a mut Box<Leaf>, _), _)| LeafUpdate {
             leaf: Some(&mut **leaf),

@@ -29,10 +29,10 @@ impl<'w> Ranks<'w> {
         leaves: &[Box<Leaf>],
         parameters: &'w [Lent<'_>],
         grads: &'g dyn GradientLookUp,
-        given: Vec<GradientSource<'g>>,
+        by_leaf: Vec<GradientSource<'g>>,
     ) -> Result<(Self, Vec<GradientSource<'g>>)> {
-        let Some(world) = StateWorld::several(world) else { return Ok((Ranks::ALONE, given)) };
-        let of_ranks = RankGradients::agree(world, call, leaves, parameters, grads, given)?;
+        let Some(world) = StateWorld::several(world) else { return Ok((Ranks::ALONE, by_leaf)) };
+        let of_ranks = RankGradients::agree(world, call, leaves, parameters, grads, by_leaf)?;
         let promised = of_ranks.promised();
         Ok((Ranks(Some(of_ranks)), promised))
     }

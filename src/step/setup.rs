@@ -3,8 +3,8 @@
 //! All ways lead to `Setup::assemble`. The choices come to it as a `Result`, because a rank whose choices
 //! have failed must still take part in the agreement.
 //!
-//! Over ranks, all compare model, values and rules before the state is divided (`divided`). The values are equal
-//! if rank 0 has given its own to the others (`broadcast`).
+//! Over ranks, all compare model, values and rules before the state is divided (`divided`). The values are
+//! equal if the others have got those of rank 0 (`broadcast`).
 
 use std::fmt;
 use std::sync::Arc;

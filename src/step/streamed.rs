@@ -272,8 +272,8 @@ impl StreamedStep<'_> {
     pub fn finish(mut self) -> Result<Outcome> {
         let pushed = self.put_back();
         let call = UpdateCall { overflow: self.overflow.get().cloned(), ..self.call.clone() };
-        let given = pushed.into_iter().map(Option::unwrap_or_default).collect();
-        let mut outcome = step(call, self.state, &self.parameters, &(), given)?;
+        let by_leaf = pushed.into_iter().map(Option::unwrap_or_default).collect();
+        let mut outcome = step(call, self.state, &self.parameters, &(), by_leaf)?;
         if let Some(scaler) = self.scaler.take()
             && scaler.account_with(&mut outcome, self.call.loss_scale, self.overflow.take())?
         {
@@ -303,9 +303,10 @@ fn plan<'j, 'a>(
     gradient: impl IntoIterator<Item = Lent<'a>>,
     job: &'j mut Option<Job<'a>>,
 ) -> Result<PlannedStep<'j, 'a>> {
-    let (leaves, parameters, given) =
+    let (leaves, parameters, by_leaf) =
         (slice::from_mut(leaf), slice::from_ref(x), vec![GradientSource::found(gradient)]);
-    StepCall { call, ranks: &Ranks::ALONE, leaves, parameters, grads: &(), given }.plan(slice::from_mut(job))
+    StepCall { call, ranks: &Ranks::ALONE, leaves, parameters, grads: &(), by_leaf }
+        .plan(slice::from_mut(job))
 }
 
 impl Drop for StreamedStep<'_> {

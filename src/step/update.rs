@@ -1,8 +1,8 @@
 //! The public side of a step: [`update`] and [`Update`].
 //!
 //! `apply`, `apply_owned` and `release_windows` lead to `Update::run`. All that can fail there before `step`
-//! (`step/pipeline.rs`) is in one closure. An error of this closure goes through `settle`, because the other
-//! ranks may already wait for this rank.
+//! (`step/pipeline.rs`) is in one closure, `begin`, to which an error of the look-up comes as a value. An error
+//! of this closure goes through `settle`, because the other ranks may already wait for this rank.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -393,16 +393,16 @@ impl<'s> Update<'s> {
             // The model before the gradients: if a parameter was added after `setup`, the error about the
             // parameter is more useful than the one about its gradient.
             let parameters = state.parameters(model)?;
-            let given = give(state, &parameters)?;
-            Ok((call, parameters, given, grads?))
+            let by_leaf = give(state, &parameters)?;
+            Ok((call, parameters, by_leaf, grads?))
         };
-        let (call, parameters, given, grads) = match begin() {
+        let (call, parameters, by_leaf, grads) = match begin() {
             Ok(begun) => begun,
             // The other ranks wait in their agreement on the call.
             Err(error) => return state.settle(Call::Update, Err(error)),
         };
         let (scale, counted) = (call.loss_scale, (state.steps, state.calls));
-        let stepped = catch_unwind(AssertUnwindSafe(|| step(call, state, &parameters, grads, given)));
+        let stepped = catch_unwind(AssertUnwindSafe(|| step(call, state, &parameters, grads, by_leaf)));
         let mut outcome = stepped.unwrap_or_else(|panic| {
             // The gradients of a call that was counted must not be applied once more.
             if let (true, Some(scaler)) = ((state.steps, state.calls) != counted, &mut scaler) {

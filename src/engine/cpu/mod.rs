@@ -195,12 +195,11 @@ fn write(
             // Before the first write, so that an owner that fails later cannot hide that the leaf has moved.
             *has_moved = true;
             let mut slots = &slots[..];
-            for (index, segment) in segments.iter().enumerate() {
-                let steps = &steps[segment.clone()];
+            for segment in &segments {
+                let (is_last, steps) = (segment.end == steps.len(), &steps[segment.clone()]);
                 let (own_gradients, own_slots);
                 (own_gradients, gradients) = gradients.split_at(of_segment(segment).len());
                 (own_slots, slots) = slots.split_at(steps.iter().map(|step| step.slots().len()).sum());
-                let is_last = index + 1 == segments.len();
                 let pass = Pass {
                     isa,
                     x,

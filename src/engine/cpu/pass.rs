@@ -331,7 +331,8 @@ impl Pass<'_> {
     }
 
     /// The elements of a block, if something is in records: whole records, because a record is written whole,
-    /// and all that are encoded together, if state is in 8 bits.
+    /// and all that are encoded together, if state is in 8 bits. A block for codes has whole records of low bits,
+    /// too.
     fn block_of_records(&self) -> Option<usize> {
         let has_codes =
             |step: &PassStep<'_>| step.slots.iter().any(|slot| matches!(slot, DataPtr::Coded(..)));

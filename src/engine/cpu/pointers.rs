@@ -58,8 +58,8 @@ pub(super) struct Elements<T> {
 }
 
 // SAFETY: only functions of this engine use the elements, while they are lent ([`with_read`],
-// [`with_gradients`] and [`with_written`]) or, of state, while the job that borrows them runs. Each is written by one thread: `over`
-// in `engine/cpu/mod.rs` gives each thread chunks of its own.
+// [`with_gradients`] and [`with_written`]) or, of state, while the job that borrows them runs. Each is
+// written by one thread: `over` in `engine/cpu/mod.rs` gives each thread chunks of its own.
 unsafe impl<T> Send for Elements<T> {}
 // SAFETY: as for `Send`.
 unsafe impl<T> Sync for Elements<T> {}

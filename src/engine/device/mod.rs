@@ -85,6 +85,7 @@ fn add<'a, 'j: 'a, B: Backend<'a>>(
         let (before, after) = std::mem::take(&mut steps).split_at_mut(segment.start - done);
         let (own, others) = after.split_at_mut(segment.len());
         (steps, done) = (others, segment.end);
+        // `sources_after` cannot be asked, because the steps are split to be written.
         if let Some(Step::Output(output)) = before.last() {
             sources = std::slice::from_ref(&output.gradient);
         }

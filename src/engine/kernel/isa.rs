@@ -20,8 +20,8 @@ impl Isa {
     /// The instructions that every processor of the target has.
     pub const PORTABLE: Isa = Isa { vector_bits: 128 };
 
-    /// A pattern. Only [`detect`] makes such a value, after it has found the instructions. So code that is
-    /// compiled for them may be called.
+    /// For patterns. A value comes only from [`detect`], and from `avx2` and `avx512` after a comparison with it,
+    /// so code that is compiled for these instructions may be called.
     pub(in crate::engine) const AVX2: Isa = Isa { vector_bits: 256 };
 
     /// As [`Isa::AVX2`].

@@ -60,6 +60,7 @@ pub(crate) struct Job<'a> {
     pub(crate) numbers: NumberWrites<'a>,
     /// Where the gradients are that `copy_shared` has not copied, so that a prefetch takes no lock.
     pub(crate) addresses: SmallVec<[Addresses; 1]>,
+    /// What the call does to the leaf, for the step. The engine reads neither this nor `windows`.
     pub(crate) progress: Progress,
     pub(crate) windows: Windows,
     /// Whether a write to parameter or state has begun.

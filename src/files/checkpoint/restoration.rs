@@ -7,7 +7,8 @@
 //!    the file is converted.
 //! 4. The description names every tensor of the file, and the counts and norms in it are in range.
 //!
-//! A check of a value belongs here: a refusal in `assign` (`restore.rs`) would come after other values were written.
+//! A check of a value belongs here: a refusal in `assign` (`restore.rs`) would come after other values were
+//! written.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::{Debug, Display};

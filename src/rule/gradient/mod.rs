@@ -43,7 +43,7 @@ pub struct Gradient<'a> {
     /// How many calls windows at this place have counted before this one. After a window of `n` calls in the
     /// chain, `n` calls count as one.
     calls: u64,
-    pub(super) windows: Windows,
+    windows: Windows,
     /// Whether open windows end in this call, although they are not full.
     releases: bool,
     /// Whether windows at this place count this call.

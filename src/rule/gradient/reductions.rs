@@ -326,7 +326,7 @@ impl Gradient<'_> {
     }
 
     /// Takes the norms of the finished step and of the parameter, if they are requested.
-    pub(crate) fn measured_at_the_end(self) -> Self {
+    pub(super) fn measured_at_the_end(self) -> Self {
         let Some(NormRequest { norms, .. }) = &self.wanted else { return self };
         let norms = norms.clone();
         self.scale_by_norm(Norm::new(2.0).with_parameter(), move |found| {
@@ -336,7 +336,7 @@ impl Gradient<'_> {
     }
 
     /// Removes the step that takes the norm of the gradient.
-    pub(crate) fn unmeasured(mut self) -> Self {
+    pub(super) fn unmeasured(mut self) -> Self {
         if let Some(place) = self.wanted.as_mut().and_then(|wanted| wanted.place.take()) {
             self.steps.remove(place);
         }
