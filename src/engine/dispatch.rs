@@ -76,8 +76,12 @@ fn by_route<I>(
             }
         }
     }
-    // The CPU last, because devices work in the meantime.
-    routed.sort_by_key(|(route, _)| matches!(route, Route::Cpu(_)));
+    // Devices first, because they work while others do; a tensor operation may wait.
+    routed.sort_by_key(|(route, _)| match route {
+        Route::Device(_) => 0,
+        Route::Tensors => 1,
+        Route::Cpu(_) => 2,
+    });
     routed
 }
 

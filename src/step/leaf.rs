@@ -61,8 +61,8 @@ impl<'g> GradientSource<'g> {
         by_leaf.into_iter().chain(std::iter::repeat_with(Self::default))
     }
 
-    /// Takes the gradients of all paths of the leaf out; those that were given can be taken once. `grads` is
-    /// the collection of the call. A promised gradient is a tensor without memory of its own.
+    /// Takes the gradients of all paths of the leaf out; handles can be taken once. `grads` is the collection
+    /// of the call. A promised gradient is a tensor without memory of its own.
     pub(super) fn take(
         &mut self,
         leaf: &Leaf,

@@ -1,4 +1,5 @@
-//! Between storage types and compute types, a block at a time. `unsafe`: raw storage pointers, and
+//! Between storage types and compute types, a block at a time; numbers in 8 bits by records, 128 of them with
+//! their scale. `unsafe`: raw storage pointers, and
 //! instructions of some processors.
 //!
 //! Widening is exact. Narrowing to 16 bits rounds to nearest, ties to even, in one rounding from the compute

@@ -3,6 +3,8 @@
 //! A state is a tree: the states of held rules are its `children`, in the order in which the rule describes
 //! them. The full name of an entry has the indices on its way in front, as in `0.t`. Every list of entries
 //! has the order of `State::walk`, because checkpoints pair names with memory by position.
+//!
+//! A wrapper or the size of the parameter may convert tensors to another format (`store_as`, `widen_small`).
 
 pub(crate) mod copies;
 pub(crate) mod held;

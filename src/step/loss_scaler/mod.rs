@@ -2,6 +2,8 @@
 //!
 //! `pending` has the scale from the scaled loss to the update, so that an update whose loss was not scaled is
 //! refused. An iteration collects the findings of several updates, and moves the scale once, at its end.
+//! [`DynamicScale`] has how it moves, [`OnOverflow`] what an overflow does to a window (the calls that an
+//! `AccumGrad` collects).
 
 #[cfg(feature = "candle")]
 pub(crate) mod scaled;
