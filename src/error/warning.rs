@@ -254,6 +254,23 @@ pub enum Warning {
         /// Their shape.
         shape: Vec<usize>,
     },
+    /// Gradients that travel between ranks in another dtype than that in which a layer of
+    /// [`Autocast`](crate::Autocast) computes.
+    ///
+    /// A wider dtype costs time, unless [`Setup::wire`](crate::Setup::wire) has chosen it. A narrower one loses
+    /// what the layer has computed, unless it is the same for all parameters.
+    /// [`StateTree::warnings`](crate::StateTree::warnings) has this warning from `setup` on, and the log from the
+    /// first update on.
+    WireDiffers {
+        /// The number of these parameters.
+        parameters: usize,
+        /// The first of them.
+        path: String,
+        /// The dtype in which its layer computes.
+        computes: String,
+        /// The dtype in which its gradient travels.
+        travels: String,
+    },
     /// A step at a learning rate of 0 that a schedule gives.
     ///
     /// A schedule that is 0 in all steps is taken as intended and causes no warning.
@@ -392,6 +409,13 @@ impl fmt::Display for Warning {
                  the list had another order when the state was saved, parameters now have the state of others. \
                  Name the parameters, as a `VarMap` or `model!` does; `VarMap::all_vars` has another order in \
                  each process"
+            ),
+            Warning::WireDiffers { parameters, path, computes, travels } => write!(
+                f,
+                "the gradients of {parameters} parameters travel between ranks in another dtype than that in which \
+                 their layers compute: that of {path:?} in {travels}, the layer in {computes}. To let `Autocast` \
+                 decide for both, call `Setup::wire_as_computed`, after a first forward pass; if F32 is meant, \
+                 return it from `Setup::wire`"
             ),
             Warning::ScheduledRateOfZero { path, step } => write!(
                 f,

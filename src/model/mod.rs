@@ -6,6 +6,8 @@
 
 #[cfg(feature = "candle")]
 pub(crate) mod candle;
+#[cfg(feature = "candle")]
+pub(crate) mod casts;
 mod containers;
 pub(crate) mod cuts;
 pub(crate) mod gradients;

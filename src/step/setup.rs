@@ -10,6 +10,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, FLOATS, Result, joined, listed};
+#[cfg(feature = "candle")]
+use crate::model::casts::computed_in;
 use crate::model::lent::Lent;
 use crate::model::{Model, Variable, empty_model, in_path_order};
 use crate::numbers::{DType, is_supported};
@@ -167,7 +169,7 @@ impl Setup {
     /// that differs, and the rank. Also if the transport has a [device](crate::Communicator::device), and a
     /// parameter is on another one.
     pub fn over<C: Communicator + Clone + 'static>(world: &C) -> Self {
-        Setup { world: Some(StateWorld::new(Arc::new(world.clone()))), wire: Wire::default() }
+        Setup { world: Some(StateWorld::new(Arc::new(world.clone()))), wire: Wire::Own }
     }
 
     /// Chooses for each parameter the dtype in which its gradients travel between ranks.
@@ -176,9 +178,7 @@ impl Setup {
     /// is not narrower than the gradient's is ignored.
     ///
     /// Every rank's gradient is rounded once to this dtype, also the gradient of the rank that adds them up.
-    /// The sum is still in the dtype of the arithmetic. Rounding to BF16 is exact for a parameter in F32 that
-    /// is used once, under [`Autocast`](crate::Autocast) in BF16, because its gradient already has values of
-    /// BF16.
+    /// The sum is still in the dtype of the arithmetic.
     ///
     /// If a gradient overflows in F16, the call is skipped under [`finite_only`](crate::Update::finite_only)
     /// or a [`LossScaler`](crate::LossScaler); otherwise it is an error.
@@ -189,7 +189,38 @@ impl Setup {
         self,
         choose: impl Fn(&str, Parameter<'_>) -> Option<D> + Send + Sync + 'static,
     ) -> Self {
-        Setup { wire: Wire::new(move |path, x| choose(path, x).map(Into::into)), ..self }
+        let choose = move |path: &str, x: Parameter<'_>| choose(path, x).map(Into::into);
+        Setup { wire: Wire::Chosen(Arc::new(choose)), ..self }
+    }
+
+    /// Lets gradients travel in the dtype in which the layers of [`Autocast`](crate::Autocast) compute.
+    ///
+    /// So the list of `Autocast` decides for both, as in DeepSpeed's `torch_autocast`. The gradient of a variable
+    /// that one layer in BF16 uses once has values of BF16, so rounding it to BF16 loses nothing. If the layer
+    /// is used several times in a forward pass, or gradients are [collected](crate::Accumulator) before they
+    /// travel, their sum is rounded once. Variables that several layers use travel in their own dtype, as do
+    /// those that no such layer uses.
+    ///
+    /// # Errors of `setup`
+    /// If no layer that `Autocast` made, and that still exists, has a variable of the model.
+    ///
+    /// ```
+    /// use candle_core::{DType::{BF16, F32}, Device};
+    /// use candle_nn::{VarBuilder, VarMap, linear};
+    /// use optimisers::{AdamW, Autocast, Setup, ranks};
+    ///
+    /// let variables = VarMap::new();
+    /// let builder = VarBuilder::from_varmap(&variables, F32, &Device::Cpu);
+    /// let hidden = Autocast::new(BF16)?.layer(builder.pp("hidden"), |builder| linear(4, 8, builder))?;
+    /// # for rank in ranks(1) {
+    /// let state = Setup::over(&rank).wire_as_computed().build(AdamW::new(1e-3), &variables)?;
+    /// # assert!(state.warnings().is_empty() && hidden.computes_in() == BF16);
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[cfg(feature = "candle")]
+    pub fn wire_as_computed(self) -> Self {
+        Setup { wire: Wire::AsComputed, ..self }
     }
 
     /// As [`setup`].
@@ -327,38 +358,69 @@ type Divided<'m> = (Variable<'m>, Option<(Arc<Optimiser>, Option<LeafParts>)>);
 
 type ChooseDtype = dyn Fn(&str, Parameter<'_>) -> Option<DType> + Send + Sync;
 
-/// The choice of the dtype in which gradients travel; by default their own.
+/// The dtype in which gradients travel.
 #[derive(Clone, Default)]
-struct Wire(Option<Arc<ChooseDtype>>);
+enum Wire {
+    #[default]
+    Own,
+    /// That of the layers of `Autocast`.
+    #[cfg(feature = "candle")]
+    AsComputed,
+    Chosen(Arc<ChooseDtype>),
+}
 
 impl Wire {
-    fn new(choose: impl Fn(&str, Parameter<'_>) -> Option<DType> + Send + Sync + 'static) -> Self {
-        Wire(Some(Arc::new(choose)))
-    }
-
-    fn of(&self, variable: &Variable<'_>) -> Result<Option<DType>> {
-        match self.0.as_ref().and_then(|choose| choose(variable.path(), Parameter::new(&*variable.x))) {
-            Some(dtype) if !is_supported(dtype) => {
-                Err(Error::new(ErrorKind::Argument, "the dtype that `Setup::wire` chose for its gradient is")
-                    .with_got(format_args!("{dtype:?}"))
-                    .with_expected(FLOATS)
-                    .at(variable.path()))
+    /// The dtype for each variable, or `None` for its own.
+    fn dtypes(&self, choices: &ChosenOptimisers<'_>) -> Result<Vec<Option<DType>>> {
+        let variables = choices.iter().map(|(variable, _)| variable);
+        match self {
+            Wire::Own => Ok(vec![None; choices.len()]),
+            #[cfg(feature = "candle")]
+            Wire::AsComputed => {
+                let computed = computed_in();
+                let of = |x: &Lent<'_>| computed.get(&x.tensor()?.id()).copied();
+                let dtypes: Vec<_> = variables.map(|variable| of(&variable.x)).collect();
+                if dtypes.iter().any(Option::is_some) { Ok(dtypes) } else { Err(no_cast()) }
             }
-            chosen => Ok(chosen),
+            Wire::Chosen(choose) => variables.map(|variable| chosen_dtype(&**choose, variable)).collect(),
         }
     }
 }
 
+fn chosen_dtype(choose: &ChooseDtype, variable: &Variable<'_>) -> Result<Option<DType>> {
+    match choose(variable.path(), Parameter::new(&*variable.x)) {
+        Some(dtype) if !is_supported(dtype) => {
+            Err(Error::new(ErrorKind::Argument, "the dtype that `Setup::wire` chose for its gradient is")
+                .with_got(format_args!("{dtype:?}"))
+                .with_expected(FLOATS)
+                .at(variable.path()))
+        }
+        chosen => Ok(chosen),
+    }
+}
+
+/// The error for `Setup::wire_as_computed` without a layer to go by.
+#[cfg(feature = "candle")]
+fn no_cast() -> Error {
+    Error::new(ErrorKind::Model, "no layer that `Autocast` made has a variable of the model")
+        .with_remedy("make the layers by `Autocast::layer` before the state, or leave `wire_as_computed` out")
+}
+
 impl fmt::Debug for Wire {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Wire").field(&self.0.is_some()).finish()
+        f.write_str(match self {
+            Wire::Own => "Own",
+            #[cfg(feature = "candle")]
+            Wire::AsComputed => "AsComputed",
+            Wire::Chosen(_) => "Chosen",
+        })
     }
 }
 
 /// The aspects of a parameter that must be the same on all ranks.
 fn aspects(
     (variable, optimiser): &(Variable<'_>, Option<Arc<Optimiser>>),
-    wire: &Wire,
+    wire: Option<DType>,
 ) -> Result<[Aspect; 8]> {
     let (x, path) = (&*variable.x, variable.path());
     let of = |what: &str| format!("{what} of {path:?}");
@@ -373,7 +435,7 @@ fn aspects(
         Aspect::new(of("the optimiser"), format!("{optimiser:?}")),
         Aspect::new(
             of("the dtype on the wire"),
-            wire.of(variable)?.map_or("its own".to_string(), |dtype| format!("{dtype:?}")),
+            wire.map_or("its own".to_string(), |dtype| format!("{dtype:?}")),
         ),
         values_of(path, &x.tensor_or_copy()?)?,
     ])
@@ -389,9 +451,11 @@ fn divided<'m>(
     choices: Result<ChosenOptimisers<'m>>,
 ) -> Result<Vec<Divided<'m>>> {
     let prepared = choices.and_then(|choices| {
-        agreement(world, &choices, wire).map(|agreement| (choices, agreement, Vec::new()))
+        let wires = wire.dtypes(&choices)?;
+        let agreement = agreement(world, &choices, &wires)?;
+        Ok(((choices, wires), agreement, Vec::new()))
     });
-    let (choices, _) = world.agree_on(Call::Setup, prepared)?;
+    let ((choices, wires), _) = world.agree_on(Call::Setup, prepared)?;
 
     let chosen = choices.iter().filter_map(|(variable, optimiser)| Some((variable, optimiser.as_ref()?)));
     let divisible = chosen.map(|(variable, optimiser)| Divisible {
@@ -399,16 +463,19 @@ fn divided<'m>(
         can_be_cut: optimiser.is_divisible(),
     });
     let mut parts = divide(&divisible.collect::<Vec<_>>(), world.rank(), world.size()).into_iter();
-    let with_parts = |(variable, optimiser): (Variable<'m>, Option<Arc<Optimiser>>)| {
-        let Some(optimiser) = optimiser else { return Ok((variable, None)) };
-        let wire = wire.of(&variable)?;
-        Ok((variable, Some((optimiser, parts.next().map(|parts| parts.sent_as(wire))))))
+    let with_parts = |((variable, optimiser), wire): ((Variable<'m>, Option<Arc<Optimiser>>), _)| {
+        let mut with_parts = |optimiser| (optimiser, parts.next().map(|parts| parts.sent_as(wire)));
+        (variable, optimiser.map(&mut with_parts))
     };
-    choices.into_iter().map(with_parts).collect()
+    Ok(choices.into_iter().zip(wires).map(with_parts).collect())
 }
 
 /// The agreement on the choices. Refuses what cannot be divided.
-fn agreement(world: &StateWorld, choices: &ChosenOptimisers<'_>, wire: &Wire) -> Result<Agreement<'static>> {
+fn agreement(
+    world: &StateWorld,
+    choices: &ChosenOptimisers<'_>,
+    wires: &[Option<DType>],
+) -> Result<Agreement<'static>> {
     let is_offloaded =
         |optimiser: &Option<Arc<Optimiser>>| optimiser.as_ref().is_some_and(|own| own.is_offloaded());
     if let Some((variable, _)) = choices.iter().find(|(_, optimiser)| is_offloaded(optimiser)) {
@@ -423,6 +490,7 @@ fn agreement(world: &StateWorld, choices: &ChosenOptimisers<'_>, wire: &Wire) ->
         .iter()
         .filter(|(_, optimiser)| optimiser.is_some())
         .try_for_each(|(variable, _)| world.check_device(variable.path(), variable.x.device()))?;
-    let aspects = choices.iter().map(|choice| aspects(choice, wire)).collect::<Result<Vec<_>>>()?;
+    let aspects = choices.iter().zip(wires).map(|(choice, wire)| aspects(choice, *wire));
+    let aspects = aspects.collect::<Result<Vec<_>>>()?;
     Ok(Agreement::on(aspects.into_iter().flatten().collect()))
 }

@@ -4,12 +4,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use candle_core::{DType, Tensor, Var};
+use candle_core::{DType, Module, Tensor, Var};
+use candle_nn::{VarBuilder, VarMap, conv2d, layer_norm_no_bias, linear};
 use optimisers::{
-    AccumGrad, Accumulator, AdamW, Average, CommunicationError, Communicator, Descent, Error, ErrorKind,
-    LocalRank, LossScaler, MixedPrecision, Optimiser, OptimiserChain, Parameter, Setup, StoreAs, Update,
-    setup, update,
+    AccumGrad, Accumulator, AdamW, Autocast, Average, CommunicationError, Communicator, Descent, Error,
+    ErrorKind, LocalRank, LossScaler, MixedPrecision, Optimiser, OptimiserChain, Parameter, Setup, StoreAs,
+    Update, Warning, broadcast, setup, trainables, update,
 };
+
+use crate::model::models::CPU;
 
 use support::common::{
     Grads, Vars, assert_same, bits, constant, grads, is_kind, model, not_finite, says, snapshot, tensor,
@@ -226,6 +229,104 @@ fn each_value_is_rounded_once_to_the_dtype_of_the_wire() {
     assert_eq!(sent_in(Some(DType::BF16), full), expected, "others are rounded, those of the owner too");
     assert_ne!(sent_in(None, full), expected);
     assert_eq!(sent_in(Some(DType::F64), full), sent_in(None, full), "nothing is widened");
+}
+
+/// `Autocast` decides for arithmetic and wire alike: half of the bytes, the same bits. A list that differs is
+/// told.
+#[test]
+fn the_layers_of_autocast_decide_the_wire() {
+    type Wire = fn(Setup) -> Setup;
+    let trained = |wire: Wire| {
+        let ranks = on(2, move |rank| {
+            let world = Counting { rank, sent: Arc::default() };
+            let (mut variables, autocast) = (VarMap::new(), Autocast::new(DType::BF16).expect("autocast"));
+            let root = VarBuilder::from_varmap(&variables, DType::F32, CPU);
+            let layer =
+                |name| autocast.layer(root.pp(name), |builder| linear(64, 64, builder)).expect("a layer");
+            let layers = ["hidden", "tied", "tied"].map(layer);
+            let norm = autocast.layer(root.pp("norm"), |builder| layer_norm_no_bias(64, 1e-5, builder));
+            let norm = norm.expect("a layer");
+            for (seed, (path, x)) in (0..).zip(trainables(&variables).expect("variables")) {
+                variables.set_one(path, tensor(seed, x.dims(), DType::F32)).expect("equal values");
+            }
+            let mut state = wire(Setup::over(&world)).build(AdamW::new(0.1), &variables).expect("a state");
+            let input = tensor(world.rank() as u64, &[4, 64], DType::F32);
+            let output = layers.iter().chain([&norm]).try_fold(input, |x, layer| layer.forward(&x));
+            let loss = output.and_then(|output| output.sqr()?.sum_all()).expect("a loss");
+            let warned = state.warnings().to_vec();
+            let outcome =
+                update(&mut state, &variables, &loss.backward().expect("gradients")).expect("a step");
+            assert_eq!((outcome.applied, &outcome.warnings), (5, &warned));
+            let numbers: Vec<_> = trainables(&variables).expect("variables").values().map(bits).collect();
+            (world.sent.load(Ordering::Relaxed), warned, numbers)
+        });
+        let sent: usize = ranks.iter().map(|(sent, ..)| sent).sum();
+        let [(_, warned, numbers), _] = <[_; 2]>::try_from(ranks).expect("two ranks");
+        (sent, warned, numbers)
+    };
+    let differ = |parameters, path: &str, computes: &str, travels: &str| {
+        let (path, computes, travels) = (path.to_string(), computes.to_string(), travels.to_string());
+        vec![Warning::WireDiffers { parameters, path, computes, travels }]
+    };
+    let (whole, warned, numbers) = trained(|setup| setup);
+    assert_eq!((whole, warned), (4 * (2 * 65 * 64 + 64), differ(2, "hidden.bias", "BF16", "F32")));
+    let halved = whole - 2 * 65 * 64;
+    let ways: [(Wire, usize, Vec<Warning>); 5] = [
+        (|setup| setup.wire_as_computed(), halved, vec![]),
+        (|setup| setup.wire(|path, _| path.starts_with("hidden").then_some(DType::BF16)), halved, vec![]),
+        (|setup| setup.wire(|_, _| Some(DType::F32)), whole, vec![]),
+        (|setup| setup.wire(|_, _| Some(DType::BF16)), whole / 2, vec![]),
+        (
+            |setup| setup.wire(|path, _| path.starts_with("tied").then_some(DType::BF16)),
+            halved,
+            differ(4, "hidden.bias", "BF16", "F32"),
+        ),
+    ];
+    for (way, (wire, bytes, expected)) in ways.into_iter().enumerate() {
+        let (sent, warned, others) = trained(wire);
+        assert_eq!((sent, warned), (bytes, expected), "{way}");
+        assert_eq!(others == numbers, way < 3, "{way}: tied variables and the norm have gradients of F32");
+    }
+}
+
+/// A layer that computes in F32 for lack of a kernel.
+#[test]
+fn a_wire_for_layers_that_compute_in_f32() {
+    let warned = on(2, |world| {
+        let (variables, autocast) = (VarMap::new(), Autocast::new(DType::BF16).expect("autocast"));
+        let root = VarBuilder::from_varmap(&variables, DType::F32, CPU);
+        // Layers that are gone have no say.
+        let norm = {
+            let _gone = autocast.layer(root.pp("fc"), |builder| linear(2, 2, builder)).expect("a layer");
+            autocast.layer(root.pp("norm"), |builder| layer_norm_no_bias(2, 1e-5, builder)).expect("a layer")
+        };
+        let conv = |name| {
+            autocast
+                .layer(root.pp(name), |builder| conv2d(1, 1, 1, Default::default(), builder))
+                .expect("a layer")
+        };
+        let (early, late) = (conv("early"), conv("late"));
+        let input = Tensor::ones((1, 1, 2, 2), DType::F32, CPU).expect("ones");
+        early.forward(&input).expect("an output");
+        broadcast(&world, &variables).expect("equal values");
+        let setup = || Setup::over(&world).wire_as_computed();
+        let mut state = setup().build(Descent::new(0.1), &variables).expect("a state");
+        assert_eq!(state.warnings(), []);
+        let loss = late.forward(&early.forward(&input).expect("an output")).and_then(|y| y.sum_all());
+        let gradients = loss.and_then(|loss| loss.backward()).expect("gradients");
+        let outcome = update(&mut state, &variables, &gradients).expect("a step");
+        drop((norm, early, late));
+        let error = setup().build(Descent::new(0.1), &variables).expect_err("no layer");
+        is_kind(&error, ErrorKind::Model, &["`Autocast`", "wire_as_computed"]);
+        outcome.warnings
+    });
+    for warnings in warned {
+        let texts: Vec<String> = warnings.iter().map(Warning::to_string).collect();
+        assert!(
+            texts.iter().any(|text| text.contains("\"late.bias\" in BF16, the layer in F32")),
+            "{texts:?}"
+        );
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! (`builders.rs`).
 
 use std::any::type_name;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::VarBuilder;
@@ -13,6 +13,7 @@ use log::warn;
 
 use super::builders::{LayerRecord, record, replay};
 use crate::error::{Error, ErrorKind, Result};
+use crate::model::casts::Cast;
 use crate::model::cuts::is_running_statistic;
 use crate::model::{Model, Visitor};
 use crate::training::precision::run_in;
@@ -46,13 +47,14 @@ pub struct AutocastLayer {
     prefix: String,
     record: Arc<LayerRecord>,
     arithmetic: Computation,
+    cast: Arc<Cast>,
 }
 
 enum Computation {
     /// In F32, by a layer that was made once.
     Plain(Box<dyn Module + Send + Sync>),
     /// In another dtype, by a layer made anew each time.
-    Cast { constructor: Constructor, dtype: DType, device: Device, decided: OnceLock<DType> },
+    Cast { constructor: Constructor, device: Device },
 }
 
 type Constructor = Box<dyn Fn(VarBuilder<'static>) -> candle_core::Result<Box<dyn Module>> + Send + Sync>;
@@ -97,9 +99,10 @@ impl AutocastLayer {
             Computation::Plain(Box::new(first))
         } else {
             let constructor: Constructor = Box::new(move |builder| Ok(Box::new(constructor(builder)?)));
-            Computation::Cast { constructor, dtype, device, decided: OnceLock::new() }
+            Computation::Cast { constructor, device }
         };
-        Ok(AutocastLayer { layer, prefix, record: Arc::new(record), arithmetic })
+        let cast = Cast::register(record.tensors.values().map(Tensor::id).collect(), dtype.into());
+        Ok(AutocastLayer { layer, prefix, record: Arc::new(record), arithmetic, cast })
     }
 
     /// The dtype in which the layer computes.
@@ -107,10 +110,7 @@ impl AutocastLayer {
     /// Before the first forward pass it is the intended dtype, see
     /// [above](AutocastLayer#where-a-kernel-is-missing).
     pub fn computes_in(&self) -> DType {
-        match &self.arithmetic {
-            Computation::Plain(_) => DType::F32,
-            Computation::Cast { dtype, decided, .. } => *decided.get().unwrap_or(dtype),
-        }
+        self.cast.computes_in().into()
     }
 
     /// Runs the layer in `dtype`.
@@ -125,29 +125,32 @@ impl AutocastLayer {
         }
     }
 
-    /// Decides once whether the layer computes in its dtype or in F32.
-    fn decide_dtype(&self, dtype: DType, decided: &OnceLock<DType>, input: &Tensor) -> DType {
-        if let Some(decided) = decided.get() {
-            return *decided;
+    /// The dtype in which to compute; decided once, by the first input with which either dtype works.
+    fn decided_dtype(&self, input: &Tensor) -> DType {
+        let intended = self.computes_in();
+        if intended == DType::F32 || self.cast.is_decided() {
+            return intended;
         }
-        let (low, obstacle) = self.supported(dtype, input);
-        let Some(obstacle) = obstacle else { return *decided.get_or_init(|| dtype) };
-        let (high, _) = self.supported(DType::F32, input);
-        if high > low {
-            if decided.set(DType::F32).is_ok() {
-                warn!(
-                    "{:?} ({}) computes in F32, because {dtype:?} does not work here: {obstacle}",
-                    self.prefix, self.layer
-                );
+        let (low, obstacle) = self.supported(intended, input);
+        if let Some(obstacle) = obstacle {
+            let (high, _) = self.supported(DType::F32, input);
+            if high > low {
+                if self.cast.decide(DType::F32.into()) {
+                    warn!(
+                        "{:?} ({}) computes in F32, because {intended:?} does not work here: {obstacle}",
+                        self.prefix, self.layer
+                    );
+                }
+                return DType::F32;
             }
-            DType::F32
-        } else if low == SupportedPasses::Nothing {
-            // Not decided: F32 fails as well, for example because the input has a wrong shape. That is no
-            // reason against the dtype.
-            dtype
-        } else {
-            *decided.get_or_init(|| dtype)
+            if low == SupportedPasses::Nothing {
+                // Not decided: F32 fails as well, for example because the input has a wrong shape. That is no
+                // reason against the dtype.
+                return intended;
+            }
         }
+        self.cast.decide(intended.into());
+        self.computes_in()
     }
 
     /// The passes that succeed with this input, and the error of the first that fails. The input is detached,
@@ -174,12 +177,7 @@ enum SupportedPasses {
 
 impl Module for AutocastLayer {
     fn forward(&self, input: &Tensor) -> candle_core::Result<Tensor> {
-        match &self.arithmetic {
-            Computation::Plain(_) => self.run(DType::F32, input),
-            Computation::Cast { dtype, decided, .. } => {
-                self.run(self.decide_dtype(*dtype, decided, input), input)
-            }
-        }
+        self.run(self.decided_dtype(input), input)
     }
 }
 

@@ -55,6 +55,9 @@ use crate::error::Result;
 /// candle widens BF16 matrices to F32 to multiply them, so there is no gain in speed: only the numbers are
 /// those of another device.
 ///
+/// # Over ranks
+/// [`Setup::wire_as_computed`](crate::Setup::wire_as_computed) lets gradients travel in the dtypes of the layers.
+///
 /// # Departures
 /// torch decides by operation, and passes low-precision outputs to the next operation. Here a layer converts
 /// its output back, so operations between layers compute in F32. The list of types is that of DeepSpeed's
