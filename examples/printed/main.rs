@@ -24,9 +24,9 @@ use half::bf16;
 use libloading::{Library, Symbol};
 use optimisers::DType::{BF16, F32};
 use optimisers::printed::{
-    BufferRole, BufferStart, KernelArgument, Printed, PrintedKernel, PrintedStep, printed,
+    BufferRole, KernelArgument, Printed, PrintedKernel, PrintedStep, StateBuffer, printed,
 };
-use optimisers::{AdamW, GradientSlices, Lend, MixedPrecision, ParameterSlices, setup, update};
+use optimisers::{AdamW, GradientSlices, Lend, MemoryRef, MixedPrecision, ParameterSlices, setup, update};
 
 const ELEMENTS: usize = 100_003;
 const STEPS: u32 = 10;
@@ -84,13 +84,19 @@ struct Parameter {
 }
 
 impl Parameter {
-    fn new(x: Vec<bf16>, printed: &Printed) -> Self {
-        let start = |start| match start {
-            BufferStart::Number(number) => vec![number as f32; x.len()],
-            _ => x.iter().map(|x| x.to_f32()).collect(),
+    fn new(x: Vec<bf16>, printed: &Printed) -> optimisers::Result<Self> {
+        let start = |buffer: &StateBuffer| -> optimisers::Result<_> {
+            let numbers = buffer
+                .start_bytes(&x)?
+                .as_chunks()
+                .0
+                .iter()
+                .map(|bytes| f32::from_ne_bytes(*bytes))
+                .collect();
+            Ok((buffer.role.clone(), numbers))
         };
-        let state = printed.state().iter().map(|buffer| (buffer.role.clone(), start(buffer.start))).collect();
-        Parameter { dx: Vec::new(), state, x }
+        let state = printed.state().iter().map(start).collect::<Result<_, _>>()?;
+        Ok(Parameter { dx: Vec::new(), state, x })
     }
 
     fn step(&mut self, step: &PrintedStep, library: &Library) -> Result<(), Box<dyn Error>> {
@@ -121,9 +127,10 @@ fn expected() -> Result<(Vec<bf16>, Vec<f32>), Box<dyn Error>> {
         update(&mut state, &ParameterSlices::new().with("x", ELEMENTS, &mut x)?, &gradients)?;
     }
     let mut master = Vec::new();
-    let lent = state.leaf("x").ok_or("no leaf")?.tensor("master")?.ok_or("no master")?;
+    let lent = state.leaf("x").ok_or("no leaf")?.tensor("master")?;
     lent.read(&mut |view| {
-        master = view.numbers().iter().map(|number| *number as f32).collect();
+        let Some(MemoryRef::F32(numbers)) = view.in_order() else { unreachable!("a master in F32") };
+        master.extend_from_slice(numbers);
         Ok(())
     })?;
     Ok((x, master))
@@ -148,7 +155,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let folder = tempfile::tempdir()?;
     let library = compiled(adamw.kernel(), folder.path())?;
-    let mut parameter = Parameter::new(numbers(0), &adamw);
+    let mut parameter = Parameter::new(numbers(0), &adamw)?;
     for step in 1..=STEPS {
         adamw.adjust(learning_rate(step))?;
         parameter.dx = numbers(step);

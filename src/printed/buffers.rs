@@ -8,7 +8,7 @@
 use super::kernel::{BufferRole, BufferStart, StateBuffer};
 use crate::engine::Buffer;
 use crate::error::{Error, ErrorKind, Result};
-use crate::numbers::{DType, Records};
+use crate::numbers::DType;
 use crate::rule::{Optimiser, SlotFormat, State, Store};
 use crate::tensors::{Device, Tensor, in_dtype};
 
@@ -21,11 +21,6 @@ pub(super) fn probe(dtype: DType) -> Result<Tensor> {
 pub(super) fn buffers(optimiser: &Optimiser, state: &State, x: &Tensor) -> Result<Vec<StateBuffer>> {
     let of_parameter = in_dtype(x, DType::F64)?.to_vec1::<f64>()?;
     let describe = |(index, (name, tensor)): (usize, (String, &Buffer))| {
-        let format = match tensor.records() {
-            Some(Records::Codes(_)) => SlotFormat::Q8,
-            Some(Records::LowBits) => DType::I16.into(),
-            None => tensor.stored_dtype().into(),
-        };
         let is_like_parameter = tensor.shape() == x.dims();
         let values = in_dtype(&tensor.tensor()?, DType::F64)?.flatten_all()?.to_vec1::<f64>()?;
         let start = match values[..] {
@@ -53,7 +48,7 @@ pub(super) fn buffers(optimiser: &Optimiser, state: &State, x: &Tensor) -> Resul
             Error::new(ErrorKind::Unsupported, problem).with_remedy("use another rule, or `update`")
         };
         let start = start.ok_or_else(undescribed)?;
-        Ok(StateBuffer { role, format, start })
+        Ok(StateBuffer { role, format: SlotFormat::of(tensor), start })
     };
     state.tensors().into_iter().enumerate().map(describe).collect()
 }

@@ -1,8 +1,11 @@
 //! A printed kernel, its arguments and the buffers of a parameter, as data.
 
-use crate::engine::CUDA_FLAGS;
+use crate::engine::{CUDA_FLAGS, filled, rounded};
+use crate::error::{Error, Result};
+use crate::model::lent::{MemoryRef, owned, write_tensor};
 use crate::numbers::{DType, codes, low_bits};
 use crate::rule::SlotFormat;
+use crate::tensors::Device;
 
 /// The code of a step of one parameter, and the arguments of its function.
 ///
@@ -162,6 +165,36 @@ impl StateBuffer {
     /// How many bytes the buffer takes for a parameter of `length` elements.
     pub fn bytes(&self, length: usize) -> usize {
         bytes(&self.role, self.format, length)
+    }
+
+    /// The bytes of the buffer before the first step of this parameter, to upload.
+    ///
+    /// # Errors
+    /// If there is no memory for them.
+    ///
+    /// ```
+    /// use optimisers::DType::{BF16, F32};
+    /// use optimisers::{Adam, MixedPrecision, printed};
+    ///
+    /// let adam = printed(MixedPrecision::new(F32, Adam::new(1e-3)), BF16, BF16)?;
+    /// let parameter = [half::bf16::ONE; 2];
+    /// let starts = adam.state().iter().map(|buffer| buffer.start_bytes(&parameter)).collect::<Result<Vec<_>, _>>()?;
+    /// assert_eq!(starts, [[1f32.to_ne_bytes(); 2].concat(), vec![0; 8], vec![0; 8]]); // master, m, v
+    /// # Ok::<(), optimisers::Error>(())
+    /// ```
+    pub fn start_bytes<'p>(&self, parameter: impl Into<MemoryRef<'p>>) -> Result<Vec<u8>> {
+        let parameter = parameter.into();
+        let start = match (self.start, self.format) {
+            (BufferStart::Number(number), SlotFormat::Dtype(dtype)) if number != 0.0 => {
+                filled(number, parameter.len(), dtype, &Device::Cpu)?
+            }
+            (BufferStart::Parameter, SlotFormat::Dtype(dtype)) => rounded(&owned(parameter), dtype)?,
+            // In every format 0 is all bytes 0, and buffers in 8 bits start with 0.
+            _ => return Ok(vec![0; self.bytes(parameter.len())]),
+        };
+        let mut bytes = Vec::new();
+        write_tensor(&start, &mut bytes).map_err(Error::other)?;
+        Ok(bytes)
     }
 }
 

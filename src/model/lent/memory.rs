@@ -78,8 +78,8 @@ macro_rules! memory {
                 match self { $(MemoryRef::$Variant(values) => CpuStorage::$Storage(values.to_vec()),)* }
             }
 
-            /// The elements as bytes, in the processor's order.
-            pub(crate) fn bytes(self) -> &'a [u8] {
+            /// The numbers as bytes, in the processor's order.
+            pub fn bytes(self) -> &'a [u8] {
                 match self { $(MemoryRef::$Variant(values) => cast_slice(values),)* }
             }
 
@@ -293,8 +293,7 @@ impl<'a> View<'a> {
 
     /// A copy of the elements in row-major order, as f64, which holds the numbers of every dtype exactly.
     ///
-    /// With this function programs without candle read the tensors of this crate, such as
-    /// [`Leaf::tensor`](crate::Leaf::tensor): these implement [`Lend`](crate::Lend), which gives a `View`.
+    /// [`in_order`](View::in_order) lends the same numbers without a copy.
     pub fn numbers(self) -> Vec<f64> {
         let all = self.memory.numbers();
         let Some((dims, strides)) = self.strides else { return all };
@@ -311,8 +310,19 @@ impl<'a> View<'a> {
         self.memory
     }
 
-    /// The numbers, if they are the elements in order.
-    pub(crate) fn in_order(self) -> Option<MemoryRef<'a>> {
+    /// The numbers as they lie in memory, if they are the elements in row-major order.
+    ///
+    /// They are in that order in all tensors of a state.
+    ///
+    /// ```
+    /// use optimisers::{MemoryRef, View};
+    ///
+    /// let numbers = [1f32, 2.0];
+    /// let view = View::new(&numbers);
+    /// assert!(matches!(view.in_order(), Some(MemoryRef::F32([1.0, 2.0]))));
+    /// assert_eq!(view.in_order().map(|numbers| numbers.bytes().len()), Some(8));
+    /// ```
+    pub fn in_order(self) -> Option<MemoryRef<'a>> {
         if self.strides.is_none() { Some(self.memory) } else { None }
     }
 

@@ -1,7 +1,8 @@
 //! A state tensor: its initial value, its format, and what new weights of the parameter do to it.
 
+use crate::engine::Buffer;
 use crate::error::{Error, ErrorKind, Result};
-use crate::numbers::{DType, is_supported};
+use crate::numbers::{DType, Records, is_supported};
 
 /// How a state tensor is stored.
 ///
@@ -28,6 +29,16 @@ pub enum SlotFormat {
     /// of their own and change no other number of their block. In a checkpoint a block is a row of 132 bytes:
     /// its scale as a little-endian f32, then the codes.
     Q8,
+}
+
+impl SlotFormat {
+    pub(crate) fn of(tensor: &Buffer) -> Self {
+        match tensor.records() {
+            Some(Records::Codes(_)) => SlotFormat::Q8,
+            Some(Records::LowBits) => DType::I16.into(),
+            None => tensor.stored_dtype().into(),
+        }
+    }
 }
 
 impl From<DType> for SlotFormat {

@@ -17,9 +17,9 @@ use optimisers::printed::{
 };
 use optimisers::{
     AccumGrad, Adam, AdamW, Adjust, Cautious, Clamp, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, ErrorKind,
-    FieldValue, IntoOptimiser, Kahan, Kind, LAMB, Lookahead, MixedPrecision, Momentum, Muon, Offload,
+    FieldValue, IntoOptimiser, Kahan, Kind, LAMB, Lend, Lookahead, MixedPrecision, Momentum, Muon, Offload,
     Optimiser, OptimiserChain, Prodigy, Q8, RAdam, Rule, Scale, ScheduleFree, SplitMaster,
-    StochasticRounding, StoreAs, WeightDecay, rules, setup, update,
+    StochasticRounding, StoreAs, View, WeightDecay, rules, setup, update,
 };
 
 use crate::engine::emulated::can_run;
@@ -198,21 +198,14 @@ fn buffers(case: &Case, shift: usize) -> BTreeMap<String, (Buffer, optimisers::S
     let x = case.numbers(9, case.parameter);
     let printed = case.printed();
     let of_state = printed.state().iter().map(|state| {
-        let format = state.format;
-        let start = match (state.start, format) {
-            (BufferStart::Number(0.0), _) => vec![0; state.bytes(case.length)],
-            (BufferStart::Number(number), optimisers::SlotFormat::Dtype(dtype)) => bytes(
-                &Tensor::full(number, case.length, &Device::Cpu)
-                    .and_then(|full| full.to_dtype(dtype.into()))
-                    .expect("a tensor"),
-            ),
-            (BufferStart::Parameter, optimisers::SlotFormat::Dtype(dtype)) => {
-                bytes(&x.to_dtype(dtype.into()).expect("a tensor"))
-            }
-            start => panic!("{start:?}"),
+        let mut start = Vec::new();
+        let mut copy = |view: View<'_>| {
+            start = state.start_bytes(view.in_order().expect("a vector"))?;
+            Ok(())
         };
+        Lend::read(&x, &mut copy).expect("the start of a buffer");
         assert_eq!(start.len(), state.bytes(case.length));
-        (format!("{:?}", state.role), (Buffer::new(&start, shift), format))
+        (format!("{:?}", state.role), (Buffer::new(&start, shift), state.format))
     });
     let parameter = ("Parameter".to_string(), (Buffer::new(&bytes(&x), shift), case.parameter.into()));
     of_state.chain([parameter]).collect()
@@ -230,7 +223,7 @@ fn expected(case: &Case) -> Vec<BTreeMap<String, Vec<u64>>> {
         update(&mut state, &model, &grads([Some(case.numbers(step, case.gradient))])).expect("an update");
         let leaf = state.leaf("0").expect("a leaf");
         let of_state = leaf.tensor_names().into_iter().map(|name| {
-            let tensor = leaf.tensor(&name).expect("a tensor").expect("a listed name");
+            let tensor = leaf.tensor(&name).expect("a tensor");
             let role = match name.as_str() {
                 "master" => "Master".to_string(),
                 "rest" => "LowBits".to_string(),
