@@ -34,9 +34,7 @@ fn save((model, state): &(Vec<Var>, StateTree), path: &Path) {
 
 /// Every tensor's number, and the learning rates. All elements of a tensor are the same.
 fn contents((model, state): &(Vec<Var>, StateTree)) -> Vec<f64> {
-    let moments = state
-        .leaves()
-        .flat_map(|leaf| ["m", "v"].map(|name| leaf.tensor(name).expect("a copy").expect("a moment")));
+    let moments = state.leaves().flat_map(|leaf| ["m", "v"].map(|name| leaf.tensor(name).expect("a copy")));
     let number = |tensor: &Tensor| {
         let numbers: Vec<f32> = tensor.to_vec1().expect("numbers");
         assert!(numbers.iter().all(|number| *number == numbers[0]), "numbers of two states in one tensor");

@@ -11,6 +11,7 @@
 //! from the plan to `end_window`, uses `acting`, a copy with the values of the schedules.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -25,7 +26,9 @@ use crate::rule::{FieldValue, Optimiser, Parameter, State, Store};
 use crate::tensors::{Device, Tensor, TensorId, repeated_zero};
 
 /// One parameter's optimiser, state and bookkeeping.
-#[derive(Debug)]
+///
+/// `Debug` has two lines: the parameter with the optimiser of its next step, and the state without the numbers
+/// of tensors. The text is for people, and may change in any version.
 pub struct Leaf {
     /// The first of its paths in sorted order, so that the leaves have one order whatever the model visits
     /// first.
@@ -419,7 +422,7 @@ impl Leaf {
         self.state.tensors().into_iter().map(|(name, _)| name).collect()
     }
 
-    /// A copy of the state tensor of that name; updates write the original in place.
+    /// A copy of the state tensor of that [name](Leaf::tensor_names); updates write the original in place.
     ///
     /// A tensor in [8 bits](crate::Q8) is copied as its numbers in F32.
     ///
@@ -429,10 +432,23 @@ impl Leaf {
     /// a program.
     ///
     /// # Errors
-    /// If the device fails.
-    pub fn tensor(&self, name: &str) -> Result<Option<Tensor>> {
-        let found = self.state.tensors().into_iter().find(|(candidate, _)| candidate == name);
-        Ok(found.map(|(_, tensor)| tensor.tensor()).transpose()?)
+    /// If the state has no tensor of that name, or the device fails.
+    ///
+    /// ```
+    /// use candle_core::{Device, Var};
+    /// use optimisers::{Nesterov, setup};
+    ///
+    /// let state = setup(Nesterov::new(0.1), &vec![Var::new(&[1f32], &Device::Cpu)?])?;
+    /// let error = state.leaf("0").unwrap().tensor("velocity").unwrap_err();
+    /// assert!(error.to_string().contains(r#"no state tensor "velocity", expected displacement"#), "{error}");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn tensor(&self, name: &str) -> Result<Tensor> {
+        let tensors = self.state.tensors();
+        match tensors.into_iter().find(|(own, _)| own == name) {
+            Some((_, tensor)) => Ok(tensor.tensor()?),
+            None => Err(Error::unknown("state tensor", name, &self.tensor_names()).at(&self.path)),
+        }
     }
 
     /// The counters of the state: applied steps of each rule (`t`), calls of an open window.
@@ -455,6 +471,21 @@ impl Leaf {
     pub(crate) fn optimiser_aspect(&self) -> Aspect {
         let record = self.acting().description().record();
         Aspect::of_words(format!("the optimiser of {:?}", self.path()), record.words())
+    }
+}
+
+impl fmt::Debug for Leaf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let paths: Vec<String> = self.paths().map(|path| format!("{path:?}")).collect();
+        write!(f, "{} {:?} {:?}", paths.join(" = "), self.shape(), self.dtype)?;
+        if let Held::Part(part) = self.held() {
+            write!(f, ", elements {part:?}")?;
+        }
+        if !self.device.is_cpu() {
+            write!(f, " on {:?}", self.device.location())?;
+        }
+        let frozen = if self.frozen { ", frozen" } else { "" };
+        write!(f, ", steps {}{frozen}: {:?}\n    {:?}", self.steps, self.acting(), self.state)
     }
 }
 

@@ -78,12 +78,12 @@ use crate::tensors::{Tensor, TensorId};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// `Display` is a table of all parameters, `Debug` the tree without the numbers of its tensors.
+/// `Display` is a table of all parameters. `Debug` has [two lines](Leaf) for each, with its hyper-parameters and
+/// the shapes of its state.
 ///
 /// A [clone](StateTree::try_clone) has storage of its own. It belongs to the same model until
 /// [`rebind`](StateTree::rebind) gives it to another.
 #[must_use = "a state trains nothing by itself: pass it to `update`"]
-#[derive(Debug)]
 pub struct StateTree {
     /// Sorted by path.
     pub(crate) leaves: Leaves,

@@ -68,7 +68,7 @@ impl StateTree {
     /// model[0] = Var::from_tensor(&new)?;
     /// let resized = state.resize_rows("0", &model, &rows)?;
     /// assert_eq!(resized[0].kept, ["m", "v", "t"]);
-    /// let m = state.leaf("0").expect("the leaf").tensor("m")?.expect("moments");
+    /// let m = state.leaf("0").expect("the leaf").tensor("m")?;
     /// assert_eq!(m.to_vec2::<f32>()?, [[0.2; 3], [0.0; 3], [0.0; 3]]);
     /// update(&mut state, &model, &model[0].sqr()?.sum_all()?.backward()?)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -238,7 +238,7 @@ impl<'c> Training<'c> {
         for leaf in self.state.leaves() {
             let mut push = |name: &str, bits| all.push((format!("{}/{name}", leaf.path()), bits));
             for name in leaf.tensor_names() {
-                push(&name, bits(&leaf.tensor(&name).expect("a copy").expect("a listed name")));
+                push(&name, bits(&leaf.tensor(&name).expect("a copy")));
             }
             leaf.counters().into_iter().for_each(|(name, count)| push(&name, vec![count]));
             leaf.numbers().into_iter().for_each(|(name, number)| push(&name, vec![case::bits(number)]));

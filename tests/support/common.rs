@@ -113,7 +113,7 @@ pub fn snapshot(model: &Vars, state: &StateTree) -> Snapshot {
         model.iter().map(|(path, var)| (path.clone(), bits(var))).collect();
     for leaf in state.leaves() {
         for name in leaf.tensor_names() {
-            let tensor = leaf.tensor(&name).expect("a state tensor").expect("a listed name");
+            let tensor = leaf.tensor(&name).expect("a state tensor");
             snapshot.push((format!("{}/{name}", leaf.path()), bits(&tensor)));
         }
         let counters = leaf.counters().into_iter().chain([("steps".to_string(), leaf.steps())]);

@@ -42,7 +42,7 @@ pub type LeafSaid = (Range<usize>, BTreeMap<String, Vec<u64>>, Vec<(String, u64)
 pub fn said(outcome: Outcome, model: &Vars, state: &StateTree) -> Said {
     let of_leaf = |leaf: &Leaf| {
         let tensors = leaf.tensor_names().into_iter().map(|name| {
-            let values = bits(&leaf.tensor(&name).expect("a tensor").expect("a listed name"));
+            let values = bits(&leaf.tensor(&name).expect("a tensor"));
             (name, values)
         });
         let mut numbers = leaf.counters();

@@ -14,10 +14,12 @@ pub(crate) mod shared;
 pub(crate) mod slot;
 pub(crate) mod transfer;
 
+use std::fmt;
+
 use super::description::ChildPlace;
 use super::{Adjust, Parameter};
 use crate::engine::{Buffer, filled, rounded};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, joined};
 use crate::numbers::codes::BLOCK;
 use crate::numbers::{Code, DType, Records, Shape, compute_dtype, elem_count};
 use crate::tensors::{Device, Tensor, Var};
@@ -28,7 +30,7 @@ use slot::{EntryTraits, Initial, Renewal, Sign, Slot, SlotFormat};
 /// It includes the states of the rules that the rule holds. A rule's [`init`](crate::Rule::init) makes it;
 /// the engines update the tensors in place.
 #[must_use]
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct State {
     /// The copy of the parameter that steps are taken on: a master, or under `Offload` the copy on the CPU.
     pub(crate) master: Option<Buffer>,
@@ -60,6 +62,20 @@ pub(crate) struct StateParts<'s> {
     pub(crate) tensors: Vec<&'s mut Buffer>,
     pub(crate) counters: Vec<&'s mut u64>,
     pub(crate) numbers: Vec<&'s mut f64>,
+}
+
+/// The entries by their full names: tensors with format and shape instead of their numbers, then counters and
+/// numbers.
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tensor = |(name, tensor): (String, &Buffer)| {
+            format!("{name} {} {:?}", SlotFormat::of(tensor), tensor.shape())
+        };
+        let entries = self.tensors().into_iter().map(tensor);
+        let counters = self.counters().into_iter().map(|(name, count)| format!("{name} {count}"));
+        let numbers = self.numbers().into_iter().map(|(name, number)| format!("{name} {number:?}"));
+        f.write_str(&joined(&entries.chain(counters).chain(numbers).collect::<Vec<_>>()))
+    }
 }
 
 impl State {

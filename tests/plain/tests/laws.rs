@@ -165,7 +165,7 @@ fn a_state_lends_its_numbers() {
     let mut state =
         made(optimisers::MixedPrecision::new(DType::F32, optimisers::AdamW::new(0.01)), &mut model);
     train(&mut state, &mut model, 0..2);
-    let master = state.leaf("matrix").expect("the leaf").tensor("master").expect("a copy").expect("a master");
+    let master = state.leaf("matrix").expect("the leaf").tensor("master").expect("a copy");
     assert_eq!((master.lent_shape(), master.lent_dtype()), (&[70, 130][..], DType::F32));
     let mut numbers = Vec::new();
     let read = master.read(&mut |view| {

@@ -375,8 +375,7 @@ fn a_rule_is_replaced_where_parameters_are_slices() {
         (replaced[0].path.as_str(), &replaced[0].kept[..]),
         ("w", &["0.m", "0.v", "0.t"].map(String::from)[..])
     );
-    let average =
-        state.leaf("w").and_then(|leaf| leaf.tensor("1.average").expect("a tensor")).expect("an average");
+    let average = state.leaf("w").and_then(|leaf| leaf.tensor("1.average").ok()).expect("an average");
     let now = values(&state.masters(&parameters).expect("values")["w"]);
     assert_eq!(values(&average), now, "the average starts from where the slice is");
     assert!((now[0] - 0.9).abs() < 1e-2, "{now:?}");

@@ -106,7 +106,7 @@ fn assert_refused<O: IntoOptimiser + Clone>(
                         let leaf = state.leaf(path).expect("a leaf");
                         leaf.tensor_names()
                             .into_iter()
-                            .map(|name| bits(&leaf.tensor(&name).unwrap().unwrap()))
+                            .map(|name| bits(&leaf.tensor(&name).unwrap()))
                             .collect::<Vec<_>>()
                     };
                     (leaf("a"), leaf("b"), tensors("a"), tensors("b"))
@@ -218,7 +218,7 @@ fn a_master_cannot_be_exchanged() -> Tested {
     let mut state = setup(MixedPrecision::new(F32, Shown::default()), &x)?;
     update(&mut state, &x, &gradients)?;
     let master = |state: &StateTree| {
-        values(&state.leaf("").and_then(|leaf| leaf.tensor("master").expect("a tensor")).expect("a master"))
+        values(&state.leaf("").and_then(|leaf| leaf.tensor("master").ok()).expect("a master"))
     };
     let before = master(&state);
     let seen = SEEN.lock()?.pop().expect("a master");

@@ -70,7 +70,7 @@ fn could_clip(parameter: DType) -> Vec<Optimiser> {
 }
 
 fn state_tensor(leaf: &Leaf, name: &str) -> Tensor {
-    leaf.tensor(name).expect("a copy").expect("a listed name")
+    leaf.tensor(name).expect("a copy")
 }
 
 /// What belongs to one leaf: its parameter, state and counters. Of a rule with norms and estimates of the
@@ -425,7 +425,7 @@ fn has_parameters_that_are_masters_rounded(rule: Box<dyn Rule>) {
                     let gradient = from_values(of_every_magnitude(2 + call), gradient);
                     update(&mut state, &model, &grads([Some(gradient)])).expect("an update");
                     let leaf = state.leaf("0").expect("the leaf");
-                    let master = leaf.tensor("master").expect("a copy").expect("a master");
+                    let master = leaf.tensor("master").expect("a copy");
                     let rounded: Vec<u16> =
                         values(&master).into_iter().map(|value| nearest16(parameter, value)).collect();
                     assert_eq!(bits16(&model["0"]), rounded, "{rule:?}");

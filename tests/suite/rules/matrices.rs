@@ -149,9 +149,7 @@ fn a_kernel_has_the_steps_of_its_flat_matrix() {
             state.leaf("0").and_then(|leaf| leaf.tensor_names().into_iter().find(|name| name.contains('v')));
         (
             values(&x["0"]),
-            v.map(|name| {
-                state.leaf("0").expect("the leaf").tensor(&name).expect("a copy").expect("v").elem_count()
-            }),
+            v.map(|name| state.leaf("0").expect("the leaf").tensor(&name).expect("a copy").elem_count()),
         )
     };
     let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();

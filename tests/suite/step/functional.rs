@@ -190,7 +190,7 @@ fn a_state_moves_to_the_device_of_its_new_model() {
         assert_same(&[unnamed(snapshot(&there, &moved))], &[unnamed(expected)], &device);
         for leaf in moved.leaves() {
             for name in leaf.tensor_names() {
-                let tensor = leaf.tensor(&name).expect("a copy").expect("a listed name");
+                let tensor = leaf.tensor(&name).expect("a copy");
                 assert!(tensor.device().same_device(&device), "{name}");
             }
         }

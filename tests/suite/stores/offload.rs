@@ -47,7 +47,7 @@ pub fn numbers(model: &Vars, state: &StateTree) -> Vec<(String, Vec<u64>)> {
     );
     for leaf in state.leaves() {
         for name in leaf.tensor_names().into_iter().filter(|name| name != "master") {
-            let tensor = leaf.tensor(&name).expect("a copy").expect("a listed name");
+            let tensor = leaf.tensor(&name).expect("a copy");
             assert!(tensor.device().is_cpu(), "{name}");
             all.push((format!("{}/{name}", leaf.path()), bits(&tensor)));
         }

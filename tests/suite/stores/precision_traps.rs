@@ -17,7 +17,7 @@ fn full(value: f64, count: usize, dtype: DType) -> Tensor {
 
 fn moment(state: &StateTree, name: &str) -> f64 {
     let leaf = state.leaves().next().expect("a leaf");
-    values(&leaf.tensor(name).expect("a copy").expect("a moment"))[0]
+    values(&leaf.tensor(name).expect("a copy"))[0]
 }
 
 /// 1e-8 is 0 in f16, and a gradient of zeros would be divided by it.

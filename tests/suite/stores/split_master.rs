@@ -10,7 +10,7 @@ use support::common::{bits, bits16, constant, grads, is_kind, model, rules_and_c
 
 /// The master that a parameter and its rest stand for.
 fn joined(x: &Tensor, state: &StateTree) -> Vec<u64> {
-    let rest = state.leaf("0").and_then(|leaf| leaf.tensor("rest").ok()?).expect("a rest");
+    let rest = state.leaf("0").and_then(|leaf| leaf.tensor("rest").ok()).expect("a rest");
     let rest: Vec<f32> = rest.flatten_all().and_then(|rest| rest.to_vec1()).expect("distances");
     let join =
         |(high, rest): (u16, f32)| f32::from_bits((u32::from(high) << 16).wrapping_add_signed(rest as i32));
@@ -29,7 +29,7 @@ fn t33_split_masters_are_the_masters_of_mixed_precision() {
         let gradient = grads([Some(tensor(2 + step, &[203], DType::BF16))]);
         update(&mut split_state, &split, &gradient).expect("an update");
         update(&mut mixed_state, &mixed, &gradient).expect("an update");
-        let master = mixed_state.leaf("0").and_then(|leaf| leaf.tensor("master").ok()?).expect("a master");
+        let master = mixed_state.leaf("0").and_then(|leaf| leaf.tensor("master").ok()).expect("a master");
         assert_eq!(joined(&split["0"], &split_state), bits(&master), "step {step}");
         assert_eq!(bits16(&split["0"]), bits16(&mixed["0"]), "step {step}");
     }
@@ -133,8 +133,7 @@ fn split_masters_agree_for_every_rule() {
             let gradient = grads([Some(tensor(2 + step, &[37], DType::F32))]);
             update(&mut split_state, &split, &gradient).expect("an update");
             update(&mut mixed_state, &mixed, &gradient).expect("an update");
-            let master =
-                mixed_state.leaf("0").and_then(|leaf| leaf.tensor("master").ok()?).expect("a master");
+            let master = mixed_state.leaf("0").and_then(|leaf| leaf.tensor("master").ok()).expect("a master");
             assert_eq!(joined(&split["0"], &split_state), bits(&master), "{}", rule.name());
             assert_eq!(bits16(&split["0"]), bits16(&mixed["0"]), "{}", rule.name());
         }

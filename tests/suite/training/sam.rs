@@ -211,9 +211,8 @@ fn a_parameter_with_a_master_is_moved_from_there() {
     let x = parameters(DType::BF16);
     let mut state = setup(MixedPrecision::new(DType::F32, Descent::new(0.1)), &x).expect("a state");
     update(&mut state, &x, &gradients(DType::BF16)).expect("an update");
-    let master = |path: &str| {
-        values(&state.leaf(path).and_then(|leaf| leaf.tensor("master").ok()?).expect("a master"))
-    };
+    let master =
+        |path: &str| values(&state.leaf(path).and_then(|leaf| leaf.tensor("master").ok()).expect("a master"));
     let masters = ["0", "1"].map(master);
     let gradients = gradients(DType::F32);
     let norm = gradients.values().flat_map(values).map(|g| g * g).sum::<f64>().sqrt();

@@ -372,7 +372,7 @@ fn replacing_says_what_fits() {
     step(&mut state, 1);
     step(&mut state, 2);
     let moments = |state: &StateTree, name: &str| {
-        state.leaf("x").and_then(|leaf| leaf.tensor(name).ok().flatten()).map(|tensor| bits(&tensor))
+        state.leaf("x").and_then(|leaf| leaf.tensor(name).ok()).map(|tensor| bits(&tensor))
     };
     let (m, v) = (moments(&state, "m"), moments(&state, "v"));
     let check = |state: &mut StateTree,

@@ -42,7 +42,7 @@ pub fn step(state: &mut StateTree, model: &Vars, call: u64) {
 }
 
 fn state_tensor(leaf: &Leaf, name: &str) -> Tensor {
-    leaf.tensor(name).expect("a copy").expect("a listed name")
+    leaf.tensor(name).expect("a copy")
 }
 
 #[test]

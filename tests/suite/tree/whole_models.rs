@@ -6,13 +6,13 @@ use std::collections::{BTreeMap, HashMap};
 use candle_core::{DType, Module, ModuleT, Tensor, Var};
 use candle_nn::{BatchNormConfig, Conv2dConfig, Embedding, Init, Linear, VarBuilder, VarMap};
 use optimisers::{
-    AccumGrad, Adam, ClipGlobalNorm, ClipGrad, Descent, FieldValue, MixedPrecision, Momentum, NonFinite,
-    Optimiser, OptimiserChain, Parameter, SkipReason, StateTree, Status, WeightDecay, model, setup,
-    setup_with, update,
+    AccumGrad, Adam, ClipGlobalNorm, ClipGrad, Descent, ErrorKind, FieldValue, MixedPrecision, Momentum,
+    NonFinite, Optimiser, OptimiserChain, Parameter, SkipReason, StateTree, Status, WeightDecay, model,
+    setup, setup_with, update,
 };
 
 use crate::model::models::{CPU, integers, of, plain, squares, trained, var_map};
-use support::common::{Grads, Vars, bits, not_finite, random, values, var};
+use support::common::{Grads, Vars, bits, is_kind, not_finite, random, values, var};
 
 #[test]
 fn gradients_from_anywhere() {
@@ -220,14 +220,24 @@ fn a_leaf_tells_what_it_holds() {
             4
         };
         for name in tensors {
-            let tensor = leaf.tensor(name).unwrap().unwrap();
+            let tensor = leaf.tensor(name).unwrap();
             assert_eq!(
                 (tensor.dims(), tensor.dtype().size_in_bytes()),
                 (&[2, 3][..], wide),
                 "{rule:?} {name}"
             );
         }
-        assert!(leaf.tensor("nonsense").unwrap().is_none());
+        let shown = format!("{state:?}");
+        let of_state: Vec<&str> = shown.lines().nth(2).expect("two lines").split_inclusive(' ').collect();
+        assert_eq!(shown.lines().count(), 1 + 2 * state.len(), "{shown}");
+        assert!(leaf.tensor_names().iter().all(|name| of_state.contains(&&*format!("{name} "))), "{shown}");
+        assert!(shown.contains(&format!("{:?}", leaf.acting())) && !shown.contains("0x"), "{shown}");
+        let unknown = leaf.tensor("nonsense").unwrap_err();
+        is_kind(
+            &unknown,
+            ErrorKind::UnknownName,
+            &[leaf.path(), "nonsense", &leaf.tensor_names().join(", ")],
+        );
     }
 }
 

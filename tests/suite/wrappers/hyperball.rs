@@ -41,7 +41,7 @@ fn the_norm_stays_for_hundreds_of_steps() {
         for call in 0..200 {
             update(&mut state, &x, &grads([Some(tensor(2 + call, &[20, 30], dtype))])).expect("an update");
             // In F32 the parameter is its own master.
-            let master = leaf(&state).tensor("master").expect("a copy");
+            let master = leaf(&state).tensor("master").ok();
             let got = norm(&values(master.as_ref().unwrap_or(&x["0"])));
             assert!((got / expected - 1.0).abs() < 1e-6, "{rule:?} in {dtype:?}: {got} for {expected}");
         }
@@ -138,7 +138,7 @@ fn new_weights_have_a_new_norm() {
     assert_eq!(radius(&state), 0.0);
     update(&mut state, &x, &gradients).expect("an update");
     assert!((radius(&state) / norm(&values(&new)) - 1.0).abs() < 1e-12);
-    let master = leaf(&state).tensor("master").expect("a copy").expect("a master");
+    let master = leaf(&state).tensor("master").expect("a copy");
     assert!((norm(&values(&master)) / norm(&values(&new)) - 1.0).abs() < 1e-6);
 }
 
