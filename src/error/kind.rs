@@ -13,8 +13,8 @@ pub enum ErrorKind {
     /// A hyper-parameter, schedule, pattern or configuration is out of range, of a wrong type, or not
     /// possible here.
     Argument,
-    /// No parameter, field, rule or key has this name. [`Error::expected`](crate::Error::expected) lists the
-    /// names that exist.
+    /// No parameter, field, state tensor, rule or key has this name.
+    /// [`Error::expected`](crate::Error::expected) lists the names that exist.
     UnknownName,
     /// The model is not the one for which the state was made, or no state can be made for this model.
     Model,

@@ -254,21 +254,19 @@ pub enum Warning {
         /// Their shape.
         shape: Vec<usize>,
     },
-    /// Gradients that travel between ranks in another dtype than that in which a layer of
-    /// [`Autocast`](crate::Autocast) computes.
+    /// Gradients that travel between ranks in another dtype than their layers compute in.
     ///
-    /// A wider dtype costs time, unless [`Setup::wire`](crate::Setup::wire) has chosen it. A narrower one loses
-    /// what the layer has computed, unless it is the same for all parameters.
-    /// [`StateTree::warnings`](crate::StateTree::warnings) has this warning from `setup` on, and the log from the
-    /// first update on.
+    /// The layers are those of [`Autocast`](crate::Autocast). A narrower dtype rounds the gradients once
+    /// more. A wider one sends more bytes than needed, and is no reason to warn if the program chose it by
+    /// [`Setup::wire`](crate::Setup::wire). Each update over [ranks](crate::Setup::over) looks for this.
     WireDiffers {
         /// The number of these parameters.
         parameters: usize,
         /// The first of them.
         path: String,
-        /// The dtype in which its layer computes.
+        /// The dtype in which the layer of the first computes.
         computes: String,
-        /// The dtype in which its gradient travels.
+        /// The dtype in which the gradient of the first travels.
         travels: String,
     },
     /// A step at a learning rate of 0 that a schedule gives.
@@ -412,10 +410,10 @@ impl fmt::Display for Warning {
             ),
             Warning::WireDiffers { parameters, path, computes, travels } => write!(
                 f,
-                "the gradients of {parameters} parameters travel between ranks in another dtype than that in which \
-                 their layers compute: that of {path:?} in {travels}, the layer in {computes}. To let `Autocast` \
-                 decide for both, call `Setup::wire_as_computed`, after a first forward pass; if F32 is meant, \
-                 return it from `Setup::wire`"
+                "gradients travel between ranks in another dtype than their layers compute in: the first of \
+                 {parameters} is that of {path:?}, which travels in {travels}, the layer computes in {computes}. To \
+                 let `Autocast` decide for both, call `Setup::wire_as_computed`, and `setup` after a first \
+                 forward pass; if a wider dtype is meant, return it from `Setup::wire`"
             ),
             Warning::ScheduledRateOfZero { path, step } => write!(
                 f,

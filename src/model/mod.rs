@@ -6,11 +6,11 @@
 
 #[cfg(feature = "candle")]
 pub(crate) mod candle;
-#[cfg(feature = "candle")]
-pub(crate) mod casts;
 mod containers;
 pub(crate) mod cuts;
 pub(crate) mod gradients;
+#[cfg(feature = "candle")]
+pub(crate) mod layer_dtypes;
 pub(crate) mod lent;
 pub(crate) mod patterns;
 pub(crate) mod slices;

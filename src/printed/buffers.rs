@@ -29,7 +29,7 @@ pub(super) fn buffers(optimiser: &Optimiser, state: &State, x: &Tensor) -> Resul
             [first, second] if first == second && (first == 0.0 || tensor.code().is_none()) => {
                 Some(BufferStart::Number(first))
             }
-            _ if values == of_parameter => Some(BufferStart::Parameter),
+            _ if values == of_parameter && tensor.code().is_none() => Some(BufferStart::Parameter),
             _ => None,
         };
         // Buffers of the store come first, so a later `rest` or `compensation` is a slot of a rule.

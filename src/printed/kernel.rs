@@ -1,11 +1,11 @@
 //! A printed kernel, its arguments and the buffers of a parameter, as data.
 
 use crate::engine::{CUDA_FLAGS, filled, rounded};
-use crate::error::{Error, Result};
-use crate::model::lent::{MemoryRef, owned, write_tensor};
+use crate::error::Result;
+use crate::model::lent::{MemoryRef, owned, storage_of};
 use crate::numbers::{DType, codes, low_bits};
 use crate::rule::SlotFormat;
-use crate::tensors::Device;
+use crate::tensors::{Device, bytes_of};
 
 /// The code of a step of one parameter, and the arguments of its function.
 ///
@@ -167,10 +167,11 @@ impl StateBuffer {
         bytes(&self.role, self.format, length)
     }
 
-    /// The bytes of the buffer before the first step of this parameter, to upload.
+    /// The bytes of the buffer before the first step, to upload. `parameter` is in the dtype that
+    /// [`printed`](crate::printed()) got.
     ///
     /// # Errors
-    /// If there is no memory for them.
+    /// If there is no memory for the bytes.
     ///
     /// ```
     /// use optimisers::DType::{BF16, F32};
@@ -192,9 +193,8 @@ impl StateBuffer {
             // In every format 0 is all bytes 0, and buffers in 8 bits start with 0.
             _ => return Ok(vec![0; self.bytes(parameter.len())]),
         };
-        let mut bytes = Vec::new();
-        write_tensor(&start, &mut bytes).map_err(Error::other)?;
-        Ok(bytes)
+        let (storage, layout) = storage_of(&start)?;
+        Ok(bytes_of(&storage, layout)?.to_vec())
     }
 }
 

@@ -38,7 +38,7 @@ use crate::tree::Leaf;
 /// gradients of the other ranks, when they are fetched.
 pub(super) struct RankGradients<'w> {
     pub(super) world: &'w StateWorld,
-    leaves: Vec<OwnLeaf<'w>>,
+    pub(super) leaves: Vec<OwnLeaf<'w>>,
     /// The contribution of each rank, by rank.
     contributions: Vec<Contribution>,
 }

@@ -16,3 +16,5 @@ pub(crate) mod setup;
 pub(crate) mod streamed;
 pub(crate) mod summary;
 pub(crate) mod update;
+#[cfg(feature = "candle")]
+mod wire;

@@ -73,8 +73,12 @@ pub(super) fn step<'g>(
     let step = step.unwrap_or_else(|panic| resume_unwind(panic))?;
     // Before the outcome, which reads samples of whole parameters for warnings.
     ranks.share(leaves, parameters, step.moved())?;
+    #[cfg(feature = "candle")]
+    let other_wire = ranks.other_wire(leaves);
     let mut outcome = step.outcome(state, parameters)?;
     outcome.warnings.extend(not_restored);
+    #[cfg(feature = "candle")]
+    outcome.warnings.extend(other_wire.and_then(|warning| state.warnings.meet(warning)));
     Ok(outcome)
 }
 

@@ -8,8 +8,12 @@
 use super::call::UpdateCall;
 use super::exchange::RankGradients;
 use super::leaf::GradientSource;
+#[cfg(feature = "candle")]
+use super::wire;
 use crate::engine::{ChunkTotals, Engine, Gather, Job, ReduceOutcome, commit, reduce};
 use crate::error::Result;
+#[cfg(feature = "candle")]
+use crate::error::warning::Warning;
 use crate::model::gradients::GradientLookUp;
 use crate::model::lent::{Lend, Lent};
 use crate::ranks::{Call, KeptSums, StateWorld, differs};
@@ -81,6 +85,12 @@ impl<'w> Ranks<'w> {
         };
         let moved = jobs.iter().flatten().filter(|job| job.has_moved).map(|job| job.path);
         self.settle(Call::Commit, committed.map_err(|error| error.after(moved)))
+    }
+
+    /// See [`wire::other_wire`].
+    #[cfg(feature = "candle")]
+    pub(super) fn other_wire(&self, leaves: &[Box<Leaf>]) -> Option<Warning> {
+        self.0.as_ref().and_then(|of_ranks| wire::other_wire(&of_ranks.leaves, leaves))
     }
 
     /// Exchanges the new values of these leaves: each rank has updated its own parts.

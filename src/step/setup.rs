@@ -9,9 +9,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::error::{Error, ErrorKind, FLOATS, Result, joined, listed};
 #[cfg(feature = "candle")]
-use crate::model::casts::computed_in;
+use super::wire::wire_of_layers;
+use crate::error::{Error, ErrorKind, FLOATS, Result, joined, listed};
 use crate::model::lent::Lent;
 use crate::model::{Model, Variable, empty_model, in_path_order};
 use crate::numbers::{DType, is_supported};
@@ -152,7 +152,8 @@ impl Setup {
     /// With [`AccumGrad`](crate::AccumGrad) in the chain, each rank keeps a part of the sum, and gradients
     /// travel in every call (stage 2). With an [`Accumulator`](crate::Accumulator) each rank keeps its whole
     /// sum, which travels once per step (stage 1). `Accumulator` has a table of what both cost, with sums in
-    /// BF16 and in F32. [`Setup::wire`] makes gradients travel in a narrower dtype.
+    /// BF16 and in F32. [`Setup::wire`] and [`Setup::wire_as_computed`] make gradients travel in a narrower
+    /// dtype.
     ///
     /// # Checkpoints
     /// All ranks call [`Checkpoint::save`](crate::Checkpoint::save),
@@ -195,26 +196,32 @@ impl Setup {
 
     /// Lets gradients travel in the dtype in which the layers of [`Autocast`](crate::Autocast) compute.
     ///
-    /// So the list of `Autocast` decides for both, as in DeepSpeed's `torch_autocast`. The gradient of a variable
-    /// that one layer in BF16 uses once has values of BF16, so rounding it to BF16 loses nothing. If the layer
-    /// is used several times in a forward pass, or gradients are [collected](crate::Accumulator) before they
-    /// travel, their sum is rounded once. Variables that several layers use travel in their own dtype, as do
-    /// those that no such layer uses.
+    /// So the list of `Autocast` decides for both, as in DeepSpeed's `torch_autocast`. The gradient of a
+    /// variable that one layer in BF16 uses once has values of BF16, so sending it in BF16 loses nothing. If
+    /// the layer is used several times in a forward pass, or gradients are [collected](crate::Accumulator)
+    /// before they travel, their sum is rounded once. Variables that several layers of `Autocast` use travel
+    /// in their own dtype, as do those that no such layer uses. If other code uses a variable too, such as an
+    /// embedding with the same weights, make its layer by `Autocast` as well.
+    ///
+    /// A layer counts while it exists. Before its first forward pass its intended dtype counts, so set up
+    /// after a forward pass, on all ranks alike, if a kernel [may be
+    /// missing](crate::AutocastLayer#where-a-kernel-is-missing).
     ///
     /// # Errors of `setup`
-    /// If no layer that `Autocast` made, and that still exists, has a variable of the model.
+    /// If no layer that `Autocast` made has a variable of the model.
     ///
     /// ```
-    /// use candle_core::{DType::{BF16, F32}, Device};
+    /// use candle_core::{DType::{BF16, F32}, Device, Module, Tensor};
     /// use candle_nn::{VarBuilder, VarMap, linear};
-    /// use optimisers::{AdamW, Autocast, Setup, ranks};
+    /// use optimisers::{AdamW, Autocast, Setup, ranks, update};
     ///
     /// let variables = VarMap::new();
     /// let builder = VarBuilder::from_varmap(&variables, F32, &Device::Cpu);
     /// let hidden = Autocast::new(BF16)?.layer(builder.pp("hidden"), |builder| linear(4, 8, builder))?;
-    /// # for rank in ranks(1) {
-    /// let state = Setup::over(&rank).wire_as_computed().build(AdamW::new(1e-3), &variables)?;
-    /// # assert!(state.warnings().is_empty() && hidden.computes_in() == BF16);
+    /// # for world in ranks(1) {
+    /// let mut state = Setup::over(&world).wire_as_computed().build(AdamW::new(1e-3), &variables)?;
+    /// let loss = hidden.forward(&Tensor::ones((2, 4), F32, &Device::Cpu)?)?.sum_all()?;
+    /// update(&mut state, &variables, &loss.backward()?)?;
     /// # }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -372,17 +379,13 @@ enum Wire {
 impl Wire {
     /// The dtype for each variable, or `None` for its own.
     fn dtypes(&self, choices: &ChosenOptimisers<'_>) -> Result<Vec<Option<DType>>> {
-        let variables = choices.iter().map(|(variable, _)| variable);
         match self {
             Wire::Own => Ok(vec![None; choices.len()]),
             #[cfg(feature = "candle")]
-            Wire::AsComputed => {
-                let computed = computed_in();
-                let of = |x: &Lent<'_>| computed.get(&x.tensor()?.id()).copied();
-                let dtypes: Vec<_> = variables.map(|variable| of(&variable.x)).collect();
-                if dtypes.iter().any(Option::is_some) { Ok(dtypes) } else { Err(no_cast()) }
+            Wire::AsComputed => wire_of_layers(choices),
+            Wire::Chosen(choose) => {
+                choices.iter().map(|(variable, _)| chosen_dtype(&**choose, variable)).collect()
             }
-            Wire::Chosen(choose) => variables.map(|variable| chosen_dtype(&**choose, variable)).collect(),
         }
     }
 }
@@ -397,13 +400,6 @@ fn chosen_dtype(choose: &ChooseDtype, variable: &Variable<'_>) -> Result<Option<
         }
         chosen => Ok(chosen),
     }
-}
-
-/// The error for `Setup::wire_as_computed` without a layer to go by.
-#[cfg(feature = "candle")]
-fn no_cast() -> Error {
-    Error::new(ErrorKind::Model, "no layer that `Autocast` made has a variable of the model")
-        .with_remedy("make the layers by `Autocast::layer` before the state, or leave `wire_as_computed` out")
 }
 
 impl fmt::Debug for Wire {
@@ -464,8 +460,7 @@ fn divided<'m>(
     });
     let mut parts = divide(&divisible.collect::<Vec<_>>(), world.rank(), world.size()).into_iter();
     let with_parts = |((variable, optimiser), wire): ((Variable<'m>, Option<Arc<Optimiser>>), _)| {
-        let mut with_parts = |optimiser| (optimiser, parts.next().map(|parts| parts.sent_as(wire)));
-        (variable, optimiser.map(&mut with_parts))
+        (variable, optimiser.map(|own| (own, parts.next().map(|parts| parts.sent_as(wire)))))
     };
     Ok(choices.into_iter().zip(wires).map(with_parts).collect())
 }

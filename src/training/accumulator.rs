@@ -28,7 +28,7 @@ use crate::tree::is_trainable;
 /// | | memory of each of N ranks, per parameter | sent in a window of n calls, per parameter |
 /// | --- | --- | --- |
 /// | `Accumulator::new(BF16, ..)` | 2 bytes | 2 bytes |
-/// | `Accumulator::new(F32, ..)` | 4 | 4, or 2 with [`Setup::wire`](crate::Setup::wire) |
+/// | `Accumulator::new(F32, ..)` | 4 | 4, or 2 with [`Setup::wire`](crate::Setup::wire) or [`wire_as_computed`](crate::Setup::wire_as_computed) |
 /// | [`StoreAs`](crate::StoreAs) `([("acc", BF16)], AccumGrad)` | 2 / N | 2 n (bf16 gradients) |
 /// | `AccumGrad` | 4 / N | 2 n |
 ///

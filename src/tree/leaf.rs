@@ -27,8 +27,8 @@ use crate::tensors::{Device, Tensor, TensorId, repeated_zero};
 
 /// One parameter's optimiser, state and bookkeeping.
 ///
-/// `Debug` has two lines: the parameter with the optimiser of its next step, and the state without the numbers
-/// of tensors. The text is for people, and may change in any version.
+/// `Debug` has two lines: the parameter with the optimiser of its next step, and the state without the
+/// numbers of tensors. The text is for people, and may change in any version.
 pub struct Leaf {
     /// The first of its paths in sorted order, so that the leaves have one order whatever the model visits
     /// first.
@@ -440,7 +440,7 @@ impl Leaf {
     ///
     /// let state = setup(Nesterov::new(0.1), &vec![Var::new(&[1f32], &Device::Cpu)?])?;
     /// let error = state.leaf("0").unwrap().tensor("velocity").unwrap_err();
-    /// assert!(error.to_string().contains(r#"no state tensor "velocity", expected displacement"#), "{error}");
+    /// assert!(error.to_string().contains(r#"no state tensor "velocity", expected one of: displacement"#), "{error}");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn tensor(&self, name: &str) -> Result<Tensor> {
@@ -478,8 +478,8 @@ impl fmt::Debug for Leaf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let paths: Vec<String> = self.paths().map(|path| format!("{path:?}")).collect();
         write!(f, "{} {:?} {:?}", paths.join(" = "), self.shape(), self.dtype)?;
-        if let Held::Part(part) = self.held() {
-            write!(f, ", elements {part:?}")?;
+        if self.part().len() < self.shape.elem_count() {
+            write!(f, ", elements {:?}", self.part())?;
         }
         if !self.device.is_cpu() {
             write!(f, " on {:?}", self.device.location())?;

@@ -78,8 +78,8 @@ use crate::tensors::{Tensor, TensorId};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// `Display` is a table of all parameters. `Debug` has [two lines](Leaf) for each, with its hyper-parameters and
-/// the shapes of its state.
+/// `Display` is a table of all parameters. `Debug` has [two lines](Leaf) for each, with its hyper-parameters
+/// and the shapes of its state.
 ///
 /// A [clone](StateTree::try_clone) has storage of its own. It belongs to the same model until
 /// [`rebind`](StateTree::rebind) gives it to another.

@@ -1,8 +1,8 @@
 //! The warnings of a state: what is no error and still hurts a training.
 //!
 //! Numbers of parameters are checked after a commit, a sample in each call. The order of rules, lost steps,
-//! schedules that differ from a file's, rates that a schedule makes unlikely and the dtypes in which gradients
-//! travel are checked when leaves are new or changed; the order of a list and the settings of the program after a restore, and a model that was
+//! schedules that differ from a file's and rates that a schedule makes unlikely are checked when leaves are
+//! new or changed; the order of a list and the settings of the program after a restore, and a model that was
 //! not restored (`tree/weights.rs`) in the update after it. Rates of 0 are checked in `tree/scheduled.rs`,
 //! missing gradients in `step/summary.rs`, variables without a leaf in `training/audit.rs`.
 
@@ -14,12 +14,8 @@ use super::schedule::Schedule;
 use super::{Leaf, StateTree};
 use crate::error::listed;
 use crate::error::warning::{Warning, Warnings};
-#[cfg(feature = "candle")]
-use crate::model::casts::computed_in;
 use crate::model::lent::Lent;
 use crate::numbers::DType;
-#[cfg(feature = "candle")]
-use crate::numbers::is_wider;
 use crate::rule::{FieldValue, misplaced, not_finite};
 
 /// The most parameters that are checked in a call.
@@ -100,37 +96,7 @@ impl StateTree {
 /// Warnings from the leaves alone.
 fn shown(leaves: &[Box<Leaf>]) -> Vec<Warning> {
     let of_rules = low_precision(leaves).into_iter().chain(wrong_order(leaves));
-    let of_schedules = other_schedule(leaves).into_iter().chain(unlikely_rate(leaves));
-    let warnings = of_rules.chain(of_schedules);
-    #[cfg(feature = "candle")]
-    let warnings = warnings.chain(other_wire(leaves));
-    warnings.collect()
-}
-
-/// The warning of gradients that travel in another dtype than that in which their layers compute.
-#[cfg(feature = "candle")]
-fn other_wire(leaves: &[Box<Leaf>]) -> Option<Warning> {
-    let wires: Vec<_> = leaves
-        .iter()
-        .filter(|leaf| !leaf.frozen)
-        .filter_map(|leaf| Some((leaf, leaf.parts.as_ref().filter(|parts| parts.all().len() > 1)?.wire)))
-        .collect();
-    let (_, first) = wires.first()?;
-    // One dtype for all parameters is meant, and no list that should be that of `Autocast`.
-    let is_list = wires.iter().any(|(_, wire)| wire != first);
-    let computed = computed_in();
-    let mut differing = wires.iter().filter_map(|(leaf, wire)| {
-        let (computes, travels) = (*computed.get(&leaf.id?)?, wire.unwrap_or(leaf.dtype));
-        let is_meant = wire.is_some() && (!is_list || is_wider(travels, computes));
-        (travels != computes && !is_meant).then_some((leaf, computes, travels))
-    });
-    let (leaf, computes, travels) = differing.next()?;
-    Some(Warning::WireDiffers {
-        parameters: 1 + differing.count(),
-        path: leaf.path.clone(),
-        computes: format!("{computes:?}"),
-        travels: format!("{travels:?}"),
-    })
+    of_rules.chain(other_schedule(leaves)).chain(unlikely_rate(leaves)).collect()
 }
 
 /// The warning of the first leaf whose rules are in a wrong order.

@@ -1,6 +1,6 @@
-//! A program without candle that trains in buffers of its own: softmax regression on the digits with cudarc, in
-//! bf16 with f32 masters. AdamW is a kernel that `optimisers` prints, gradients are clipped by their global
-//! norm, and each step is compared with `update` on the CPU, bit by bit.
+//! A program without candle that trains in buffers of its own: softmax regression on the digits with cudarc,
+//! in bf16 with f32 masters. AdamW is a kernel that `optimisers` prints, gradients are clipped by their
+//! global norm, and each step is compared with `update` on the CPU, bit by bit.
 //!
 //! `cargo run --release` needs an NVIDIA GPU and the library of NVRTC.
 
@@ -110,6 +110,7 @@ fn main() -> Result<()> {
             if norm.is_finite() { (LARGEST_NORM / norm).min(1.0) } else { Err("an infinite gradient")? };
         adamw.adjust_field("alpha", factor)?;
         let step = adamw.step()?;
+        assert_eq!(step.kernel.source(), adamw.kernel().source(), "this chain has one kernel in all steps");
         [&weight, &bias].into_iter().try_for_each(|x| x.step(&step, &update_kernel, &stream))?;
 
         state.all().adjust_field("alpha", factor)?;

@@ -293,7 +293,7 @@ impl<'a> View<'a> {
 
     /// A copy of the elements in row-major order, as f64, which holds the numbers of every dtype exactly.
     ///
-    /// [`in_order`](View::in_order) lends the same numbers without a copy.
+    /// If the elements lie in row-major order, [`in_order`](View::in_order) lends them without a copy.
     pub fn numbers(self) -> Vec<f64> {
         let all = self.memory.numbers();
         let Some((dims, strides)) = self.strides else { return all };

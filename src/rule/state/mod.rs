@@ -64,8 +64,8 @@ pub(crate) struct StateParts<'s> {
     pub(crate) numbers: Vec<&'s mut f64>,
 }
 
-/// The entries by their full names: tensors with format and shape instead of their numbers, then counters and
-/// numbers.
+/// The entries by their full names: tensors with format and shape, not with their numbers; then counters and
+/// numbers of the whole parameter.
 impl fmt::Debug for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let tensor = |(name, tensor): (String, &Buffer)| {

@@ -30,8 +30,8 @@ crate::hyper_parameters! {
     ///     update(&mut state, &x, &[("", Tensor::new(&gradient, &Device::Cpu)?)])?;
     /// }
     /// // From 10 by (1 - β₂)·1² = 0.001, and not by a thousandth of 10, as in Adam.
-    /// let v = state.leaf("").and_then(|leaf| leaf.tensor("v").transpose()).transpose()?.map(|v| v.to_vec1::<f64>()).transpose()?;
-    /// assert_eq!(format!("{:.3?}", v), "Some([9.999])");
+    /// let v = state.leaf("").expect("the leaf").tensor("v")?.to_vec1::<f64>()?;
+    /// assert_eq!(format!("{:.3?}", v), "[9.999]");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///

@@ -13,8 +13,8 @@ use log::warn;
 
 use super::builders::{LayerRecord, record, replay};
 use crate::error::{Error, ErrorKind, Result};
-use crate::model::casts::Cast;
 use crate::model::cuts::is_running_statistic;
+use crate::model::layer_dtypes::LayerDtype;
 use crate::model::{Model, Visitor};
 use crate::training::precision::run_in;
 
@@ -47,7 +47,7 @@ pub struct AutocastLayer {
     prefix: String,
     record: Arc<LayerRecord>,
     arithmetic: Computation,
-    cast: Arc<Cast>,
+    dtype: Arc<LayerDtype>,
 }
 
 enum Computation {
@@ -101,8 +101,8 @@ impl AutocastLayer {
             let constructor: Constructor = Box::new(move |builder| Ok(Box::new(constructor(builder)?)));
             Computation::Cast { constructor, device }
         };
-        let cast = Cast::register(record.tensors.values().map(Tensor::id).collect(), dtype.into());
-        Ok(AutocastLayer { layer, prefix, record: Arc::new(record), arithmetic, cast })
+        let dtype = LayerDtype::register(record.tensors.values().map(Tensor::id).collect(), dtype.into());
+        Ok(AutocastLayer { layer, prefix, record: Arc::new(record), arithmetic, dtype })
     }
 
     /// The dtype in which the layer computes.
@@ -110,7 +110,7 @@ impl AutocastLayer {
     /// Before the first forward pass it is the intended dtype, see
     /// [above](AutocastLayer#where-a-kernel-is-missing).
     pub fn computes_in(&self) -> DType {
-        self.cast.computes_in().into()
+        self.dtype.dtype().into()
     }
 
     /// Runs the layer in `dtype`.
@@ -118,7 +118,7 @@ impl AutocastLayer {
         let back = if input.dtype().is_float() { input.dtype() } else { DType::F32 };
         match &self.arithmetic {
             Computation::Plain(module) => run_in(dtype, &**module, input, back),
-            Computation::Cast { constructor, device, .. } => {
+            Computation::Cast { constructor, device } => {
                 let module = constructor(replay(&self.record, self.layer, &self.prefix, dtype, device))?;
                 run_in(dtype, &*module, input, back)
             }
@@ -127,15 +127,18 @@ impl AutocastLayer {
 
     /// The dtype in which to compute; decided once, by the first input with which either dtype works.
     fn decided_dtype(&self, input: &Tensor) -> DType {
-        let intended = self.computes_in();
-        if intended == DType::F32 || self.cast.is_decided() {
+        if let Some(decided) = self.dtype.decided() {
+            return decided.into();
+        }
+        let intended = self.dtype.intended().into();
+        if intended == DType::F32 {
             return intended;
         }
         let (low, obstacle) = self.supported(intended, input);
         if let Some(obstacle) = obstacle {
             let (high, _) = self.supported(DType::F32, input);
             if high > low {
-                if self.cast.decide(DType::F32.into()) {
+                if self.dtype.decide(DType::F32.into()) {
                     warn!(
                         "{:?} ({}) computes in F32, because {intended:?} does not work here: {obstacle}",
                         self.prefix, self.layer
@@ -149,7 +152,7 @@ impl AutocastLayer {
                 return intended;
             }
         }
-        self.cast.decide(intended.into());
+        self.dtype.decide(intended.into());
         self.computes_in()
     }
 

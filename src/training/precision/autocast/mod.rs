@@ -56,7 +56,8 @@ use crate::error::Result;
 /// those of another device.
 ///
 /// # Over ranks
-/// [`Setup::wire_as_computed`](crate::Setup::wire_as_computed) lets gradients travel in the dtypes of the layers.
+/// [`Setup::wire_as_computed`](crate::Setup::wire_as_computed) lets gradients travel in the dtypes of the
+/// layers.
 ///
 /// # Departures
 /// torch decides by operation, and passes low-precision outputs to the next operation. Here a layer converts

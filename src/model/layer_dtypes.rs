@@ -1,0 +1,61 @@
+//! The dtypes in which layers of `Autocast` compute, by the variables of these layers.
+//!
+//! A state that is divided among ranks needs these dtypes for the wire, but its model may be a `VarMap`,
+//! which has no layers. So each layer registers its variables here for as long as it lives.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+
+use crate::numbers::DType;
+use crate::tensors::TensorId;
+
+/// The variables of a layer, and the dtype in which the layer computes.
+pub(crate) struct LayerDtype {
+    variables: Vec<TensorId>,
+    intended: DType,
+    decided: OnceLock<DType>,
+}
+
+static LAYERS: Mutex<Vec<Weak<LayerDtype>>> = Mutex::new(Vec::new());
+
+impl LayerDtype {
+    /// Registers a layer. The registration ends with the last handle.
+    pub(crate) fn register(variables: Vec<TensorId>, intended: DType) -> Arc<Self> {
+        let layer = Arc::new(LayerDtype { variables, intended, decided: OnceLock::new() });
+        let mut layers = LAYERS.lock().unwrap_or_else(PoisonError::into_inner);
+        layers.retain(|layer| layer.strong_count() > 0);
+        layers.push(Arc::downgrade(&layer));
+        layer
+    }
+
+    pub(crate) fn intended(&self) -> DType {
+        self.intended
+    }
+
+    pub(crate) fn decided(&self) -> Option<DType> {
+        self.decided.get().copied()
+    }
+
+    /// Decides on the dtype. Returns whether this call is the first to do so.
+    pub(crate) fn decide(&self, dtype: DType) -> bool {
+        self.decided.set(dtype).is_ok()
+    }
+
+    /// The decided dtype, before that the intended one.
+    pub(crate) fn dtype(&self) -> DType {
+        self.decided().unwrap_or(self.intended)
+    }
+}
+
+/// For each variable of a layer, the dtype of the values that the variable's gradient has.
+pub(crate) fn layer_dtypes() -> HashMap<TensorId, DType> {
+    let layers = LAYERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut dtypes = HashMap::new();
+    for layer in layers.iter().filter_map(Weak::upgrade) {
+        for variable in &layer.variables {
+            // The sum of the gradients of several layers is in F32.
+            dtypes.entry(*variable).and_modify(|dtype| *dtype = DType::F32).or_insert(layer.dtype());
+        }
+    }
+    dtypes
+}
