@@ -12,8 +12,9 @@ use crate::tensors::TensorId;
 /// The variables of a layer, and the dtype in which the layer computes.
 pub(crate) struct LayerDtype {
     variables: Vec<TensorId>,
-    intended: DType,
-    decided: OnceLock<DType>,
+    pub(crate) intended: DType,
+    /// Set by the first forward pass.
+    pub(crate) decided: OnceLock<DType>,
 }
 
 static LAYERS: Mutex<Vec<Weak<LayerDtype>>> = Mutex::new(Vec::new());
@@ -28,22 +29,8 @@ impl LayerDtype {
         layer
     }
 
-    pub(crate) fn intended(&self) -> DType {
-        self.intended
-    }
-
-    pub(crate) fn decided(&self) -> Option<DType> {
-        self.decided.get().copied()
-    }
-
-    /// Decides on the dtype. Returns whether this call is the first to do so.
-    pub(crate) fn decide(&self, dtype: DType) -> bool {
-        self.decided.set(dtype).is_ok()
-    }
-
-    /// The decided dtype, before that the intended one.
     pub(crate) fn dtype(&self) -> DType {
-        self.decided().unwrap_or(self.intended)
+        *self.decided.get().unwrap_or(&self.intended)
     }
 }
 

@@ -18,7 +18,7 @@ pub(super) fn wire_of_layers(choices: &ChosenOptimisers<'_>) -> Result<Vec<Optio
     let of_layer = xs().map(|x| layers.get(&x.tensor()?.id()).copied()).collect::<Vec<_>>();
     if of_layer.iter().all(Option::is_none) {
         let problem = "no layer that `Autocast` made has a variable of the model";
-        let remedy = "make the layers by `Autocast::layer`, and drop them after `setup`; or leave \
+        let remedy = "make the layers by `Autocast::layer` before the state, and do not drop them; or leave \
                       `wire_as_computed` out";
         return Err(Error::new(ErrorKind::Model, problem).with_remedy(remedy));
     }

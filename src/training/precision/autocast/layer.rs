@@ -127,10 +127,11 @@ impl AutocastLayer {
 
     /// The dtype in which to compute; decided once, by the first input with which either dtype works.
     fn decided_dtype(&self, input: &Tensor) -> DType {
-        if let Some(decided) = self.dtype.decided() {
-            return decided.into();
+        let LayerDtype { intended, decided, .. } = &*self.dtype;
+        if let Some(decided) = decided.get() {
+            return (*decided).into();
         }
-        let intended = self.dtype.intended().into();
+        let intended: DType = (*intended).into();
         if intended == DType::F32 {
             return intended;
         }
@@ -138,7 +139,7 @@ impl AutocastLayer {
         if let Some(obstacle) = obstacle {
             let (high, _) = self.supported(DType::F32, input);
             if high > low {
-                if self.dtype.decide(DType::F32.into()) {
+                if decided.set(DType::F32.into()).is_ok() {
                     warn!(
                         "{:?} ({}) computes in F32, because {intended:?} does not work here: {obstacle}",
                         self.prefix, self.layer
@@ -152,8 +153,7 @@ impl AutocastLayer {
                 return intended;
             }
         }
-        self.dtype.decide(intended.into());
-        self.computes_in()
+        (*decided.get_or_init(|| intended.into())).into()
     }
 
     /// The passes that succeed with this input, and the error of the first that fails. The input is detached,
