@@ -254,20 +254,24 @@ pub enum Warning {
         /// Their shape.
         shape: Vec<usize>,
     },
-    /// Gradients that travel between ranks in another dtype than their layers compute in.
+    /// Gradients that travel between ranks in another dtype than that of the values that their layers
+    /// compute.
     ///
-    /// The layers are those of [`Autocast`](crate::Autocast). A narrower dtype rounds the gradients once
-    /// more. A wider one sends more bytes than needed, and is no reason to warn if the program chose it by
+    /// The layers are those of [`Autocast`](crate::Autocast). If the wire rounds a gradient more than its
+    /// layer did, bits are lost. If it sends a gradient of a layer in BF16 in F32, half of the bytes are
+    /// zeros; that is no reason to warn if the program has chosen this dtype by
     /// [`Setup::wire`](crate::Setup::wire). Each update over [ranks](crate::Setup::over) looks for this.
     WireDiffers {
         /// The number of these parameters.
         parameters: usize,
         /// The first of them.
         path: String,
-        /// The dtype in which the layer of the first computes.
-        computes: String,
-        /// The dtype in which the gradient of the first travels.
+        /// The dtype of the values of the first gradient.
+        values: String,
+        /// The dtype in which the first gradient travels.
         travels: String,
+        /// Whether bits are lost, not only bytes.
+        loses_bits: bool,
     },
     /// A step at a learning rate of 0 that a schedule gives.
     ///
@@ -408,12 +412,19 @@ impl fmt::Display for Warning {
                  Name the parameters, as a `VarMap` or `model!` does; `VarMap::all_vars` has another order in \
                  each process"
             ),
-            Warning::WireDiffers { parameters, path, computes, travels } => write!(
+            Warning::WireDiffers { parameters, path, values, travels, loses_bits: true } => write!(
                 f,
-                "gradients travel between ranks in another dtype than their layers compute in: the first of \
-                 {parameters} is that of {path:?}, which travels in {travels}, the layer computes in {computes}. To \
-                 let `Autocast` decide for both, call `Setup::wire_as_computed`, and `setup` after a first \
-                 forward pass; if a wider dtype is meant, return it from `Setup::wire`"
+                "the wire between ranks rounds gradients of {parameters} parameters: that of {path:?} has values of \
+                 {values} from its layers, and travels in {travels}. To lose nothing, call \
+                 `Setup::wire_as_computed` after a first forward pass of all layers, or return a dtype that holds \
+                 these values from `Setup::wire`"
+            ),
+            Warning::WireDiffers { parameters, path, values, travels, loses_bits: false } => write!(
+                f,
+                "gradients of {parameters} parameters travel between ranks in a wider dtype than needed: that of \
+                 {path:?} in {travels}, although its layer computes in {values}. To send fewer bytes, call \
+                 `Setup::wire_as_computed`, which loses nothing if no other code uses these variables; to keep \
+                 the wider dtype, return it from `Setup::wire`"
             ),
             Warning::ScheduledRateOfZero { path, step } => write!(
                 f,

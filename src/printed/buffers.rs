@@ -10,7 +10,7 @@ use crate::engine::Buffer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::DType;
 use crate::rule::{Optimiser, SlotFormat, State, Store};
-use crate::tensors::{Device, Tensor, in_dtype};
+use crate::tensors::{Device, Tensor, dtype_of, in_dtype};
 
 /// A parameter with two different elements, so that a copy of it is no constant.
 pub(super) fn probe(dtype: DType) -> Result<Tensor> {
@@ -42,13 +42,13 @@ pub(super) fn buffers(optimiser: &Optimiser, state: &State, x: &Tensor) -> Resul
         let undescribed = || {
             let rule = optimiser.name();
             let problem = format!(
-                "{rule}: the state tensor {name:?} starts neither with one number nor as a copy of the \
-                 parameter, so its buffer cannot be described"
+                "{rule}: the start of the state tensor {name:?} cannot be described: it is neither one number nor a \
+                 copy of the parameter, or in 8 bits not 0"
             );
             Error::new(ErrorKind::Unsupported, problem).with_remedy("use another rule, or `update`")
         };
         let start = start.ok_or_else(undescribed)?;
-        Ok(StateBuffer { role, format: SlotFormat::of(tensor), start })
+        Ok(StateBuffer { role, format: SlotFormat::of(tensor), start, parameter: dtype_of(x) })
     };
     state.tensors().into_iter().enumerate().map(describe).collect()
 }

@@ -1,7 +1,7 @@
 //! A printed kernel, its arguments and the buffers of a parameter, as data.
 
 use crate::engine::{CUDA_FLAGS, filled, rounded};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::model::lent::{MemoryRef, owned, storage_of};
 use crate::numbers::{DType, codes, low_bits};
 use crate::rule::SlotFormat;
@@ -103,6 +103,7 @@ pub struct StateBuffer {
     pub format: SlotFormat,
     /// The content of the buffer before the first step.
     pub start: BufferStart,
+    pub(super) parameter: DType,
 }
 
 /// The content of a buffer before the first step.
@@ -167,11 +168,11 @@ impl StateBuffer {
         bytes(&self.role, self.format, length)
     }
 
-    /// The bytes of the buffer before the first step, to upload. `parameter` is in the dtype that
-    /// [`printed`](crate::printed()) got.
+    /// The bytes of the buffer before the first step of this parameter, to upload.
     ///
     /// # Errors
-    /// If there is no memory for the bytes.
+    /// If the parameter has another dtype than [`printed`](crate::printed()) got, or there is no memory for
+    /// the bytes.
     ///
     /// ```
     /// use optimisers::DType::{BF16, F32};
@@ -185,6 +186,10 @@ impl StateBuffer {
     /// ```
     pub fn start_bytes<'p>(&self, parameter: impl Into<MemoryRef<'p>>) -> Result<Vec<u8>> {
         let parameter = parameter.into();
+        if parameter.dtype() != self.parameter {
+            let expected = format_args!("{:?}, as in `printed`", self.parameter);
+            return Err(Error::dtype("the parameter", parameter.dtype(), expected));
+        }
         let start = match (self.start, self.format) {
             (BufferStart::Number(number), SlotFormat::Dtype(dtype)) if number != 0.0 => {
                 filled(number, parameter.len(), dtype, &Device::Cpu)?

@@ -175,8 +175,9 @@ impl Setup {
 
     /// Chooses for each parameter the dtype in which its gradients travel between ranks.
     ///
-    /// `None`, the default for all parameters, is the gradient's own dtype, which loses nothing. A dtype that
-    /// is not narrower than the gradient's is ignored.
+    /// `None`, the default for all parameters, is the gradient's own dtype, which loses nothing. So does a
+    /// dtype that is not narrower than the gradient's; it says that this is meant, so that no
+    /// [warning](crate::Warning::WireDiffers) follows. Without [`over`](Setup::over) nothing travels.
     ///
     /// Every rank's gradient is rounded once to this dtype, also the gradient of the rank that adds them up.
     /// The sum is still in the dtype of the arithmetic.
@@ -199,9 +200,10 @@ impl Setup {
     /// So the list of `Autocast` decides for both, as in DeepSpeed's `torch_autocast`. The gradient of a
     /// variable that one layer in BF16 uses once has values of BF16, so sending it in BF16 loses nothing. If
     /// the layer is used several times in a forward pass, or gradients are [collected](crate::Accumulator)
-    /// before they travel, their sum is rounded once. Variables that several layers of `Autocast` use travel
-    /// in their own dtype, as do those that no such layer uses. If other code uses a variable too, such as an
-    /// embedding with the same weights, make its layer by `Autocast` as well.
+    /// before they travel, their sum is rounded once. Variables that several layers of `Autocast` use, be it
+    /// in a copy of the model, travel in their own dtype, as do those that no such layer uses. If other code
+    /// uses a variable too, such as an embedding with the same weights or a penalty in the loss, the sum is
+    /// rounded as well: make such an embedding by `Autocast`.
     ///
     /// A layer counts while it exists. Before its first forward pass its intended dtype counts, so set up
     /// after a forward pass, on all ranks alike, if a kernel [may be

@@ -273,6 +273,9 @@ impl StateTree {
                     let unknown = || Error::unknown("entry", &entry.name, &names.all());
                     (Some(leaf), names.place(&entry.name).ok_or_else(unknown)?)
                 }
+                _ if entry.path == STATE_PATH && entry.name.starts_with("state.") => {
+                    return Err(Error::unknown("entry of the whole state", &entry.name, &own.all()));
+                }
                 _ => {
                     let paths = self.leaves().map(Leaf::path);
                     return Err(Error::unknown_path("parameter of the state", &entry.path, paths));

@@ -15,7 +15,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::drives::Drives;
+use super::drives::{Drives, GivenSchedule};
 use super::ranks::divided;
 use crate::engine::{Buffer, CounterWrites, Progress};
 use crate::error::{Error, ErrorKind, FLOATS, Result};
@@ -27,8 +27,8 @@ use crate::tensors::{Device, Tensor, TensorId, repeated_zero};
 
 /// One parameter's optimiser, state and bookkeeping.
 ///
-/// `Debug` has two lines: the parameter with the optimiser of its next step, and the state without the
-/// numbers of tensors. The text is for people, and may change in any version.
+/// `Debug` has two lines: the parameter with its own optimiser, and the state without the numbers of tensors.
+/// The text is for people, and may change in any version.
 pub struct Leaf {
     /// The first of its paths in sorted order, so that the leaves have one order whatever the model visits
     /// first.
@@ -424,7 +424,8 @@ impl Leaf {
 
     /// A copy of the state tensor of that [name](Leaf::tensor_names); updates write the original in place.
     ///
-    /// A tensor in [8 bits](crate::Q8) is copied as its numbers in F32.
+    /// A tensor in [8 bits](crate::Q8) is copied as its numbers in F32. Over [ranks](crate::Setup::over) the
+    /// copy is of this rank's part, as a vector.
     ///
     /// Code that has to work without candle reads the shape by `tensor.lent_shape()`, and the numbers by
     /// `tensor.read(&mut |view| { numbers = view.numbers(); Ok(()) })?`, as of anything that is
@@ -478,14 +479,20 @@ impl fmt::Debug for Leaf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let paths: Vec<String> = self.paths().map(|path| format!("{path:?}")).collect();
         write!(f, "{} {:?} {:?}", paths.join(" = "), self.shape(), self.dtype)?;
-        if self.part().len() < self.shape.elem_count() {
-            write!(f, ", elements {:?}", self.part())?;
+        if let Some(parts) = &self.parts {
+            write!(f, ", elements {:?}", parts.own())?;
+            parts.wire.map_or(Ok(()), |wire| write!(f, ", gradient sent in {wire:?}"))?;
         }
         if !self.device.is_cpu() {
             write!(f, " on {:?}", self.device.location())?;
         }
+        for GivenSchedule { schedule, .. } in self.schedules() {
+            let field = schedule.driven_field();
+            let value = self.acting().field(field).map_or("-".to_string(), |value| value.to_string());
+            write!(f, ", {field} {value} by a schedule")?;
+        }
         let frozen = if self.frozen { ", frozen" } else { "" };
-        write!(f, ", steps {}{frozen}: {:?}\n    {:?}", self.steps, self.acting(), self.state)
+        write!(f, ", steps {}{frozen}: {:?}\n    {:?}", self.steps, self.optimiser, self.state)
     }
 }
 

@@ -69,7 +69,7 @@ impl fmt::Display for StateTree {
 /// let model = vec![Var::zeros((2, 3), DType::BF16, &Device::Cpu)?];
 /// let state = setup(MixedPrecision::new(DType::F32, Adam::new(0.01)), &model)?;
 /// let text = r#"StateTree after 0 steps: 1 parameters of 6 elements, 72 bytes of state
-/// "0" [2, 3] BF16, steps 0: MixedPrecision(Master(F32), Adam { eta: 0.01, beta: (0.9, 0.999), epsilon: 1e-8, bias_correction: true })
+/// "0" [2, 3] BF16, steps 0: MixedPrecision(F32, Adam { eta: 0.01, beta: (0.9, 0.999), epsilon: 1e-8, bias_correction: true })
 ///     master F32 [2, 3], m F32 [2, 3], v F32 [2, 3], t 0"#;
 /// assert_eq!(format!("{state:?}"), text);
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -11,6 +11,8 @@
 //!
 //! [`Store::of`] decides by dtype: a parameter as precise as its store would make it is `Rounded`.
 
+use std::fmt;
+
 use crate::engine::{
     Buffer, Epilogue, Job, Operand, Progress, compensated, joined, keep_low_bits, rounded, rounded_to,
     set_lent, set_lent_and, split,
@@ -25,7 +27,7 @@ use crate::rule::{Describer, Gradient, Parameter, Rule, State, range};
 use crate::tensors::{Tensor, allocated, difference, dtype_of, in_dtype, sum};
 
 /// How an optimiser stores parameters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Store {
     /// In their own dtype, to which each step is rounded.
     Rounded,
@@ -37,6 +39,20 @@ pub(crate) enum Store {
     Compensated,
     /// With random rounding, whose bits follow from the seed and a counter of steps.
     Stochastic { seed: u64 },
+}
+
+/// What the constructor of the public type takes besides the rule.
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Store::Rounded => f.write_str("Rounded"),
+            Store::Master(dtype) => write!(f, "{dtype:?}"),
+            Store::Split(LowBits::All) => f.write_str("32 bits"),
+            Store::Split(LowBits::Byte) => f.write_str("24 bits"),
+            Store::Compensated => f.write_str("compensated"),
+            Store::Stochastic { seed } => write!(f, "{seed}"),
+        }
+    }
 }
 
 impl Store {

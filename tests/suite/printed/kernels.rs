@@ -703,6 +703,16 @@ fn progress_is_resumed() -> Tested {
 }
 
 #[test]
+fn the_start_of_a_buffer_is_that_of_a_parameter_in_the_printed_dtype() {
+    let kahan = printed(Kahan::new(Adam::default()), DType::BF16, DType::F32).expect("kernels");
+    let error = kahan.state()[0].start_bytes(&[1f32]).expect_err("F32");
+    assert_eq!(
+        (error.kind(), error.got(), error.expected()),
+        (ErrorKind::Tensor, Some("F32"), Some("BF16, as in `printed`"))
+    );
+}
+
+#[test]
 fn what_is_not_elementwise_is_refused_by_name() {
     let refused = |optimiser: Optimiser, expected: &str, words: &[&str]| {
         let error = printed(optimiser, F32, F32).expect_err("no kernel");

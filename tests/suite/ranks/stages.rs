@@ -263,28 +263,37 @@ fn the_layers_of_autocast_decide_the_wire() {
         let [(_, warned, numbers), _] = <[_; 2]>::try_from(ranks).expect("two ranks");
         (sent, warned, numbers)
     };
-    let differ = |parameters, path: &str, computes: &str, travels: &str| {
-        let (path, computes, travels) = (path.to_string(), computes.to_string(), travels.to_string());
-        vec![Warning::WireDiffers { parameters, path, computes, travels }]
+    let differ = |parameters, path: &str, values: &str, travels: &str, loses_bits| {
+        let (path, values, travels) = (path.to_string(), values.to_string(), travels.to_string());
+        vec![Warning::WireDiffers { parameters, path, values, travels, loses_bits }]
     };
     let (whole, warned, numbers) = trained(|setup| setup);
-    assert_eq!((whole, warned), (4 * (2 * 65 * 64 + 64), differ(2, "hidden.bias", "BF16", "F32")));
+    assert_eq!((whole, warned), (4 * (2 * 65 * 64 + 64), differ(2, "hidden.bias", "BF16", "F32", false)));
     let halved = whole - 2 * 65 * 64;
-    let ways: [(Wire, usize, Vec<Warning>); 5] = [
+    let ways: [(Wire, usize, Vec<Warning>); 6] = [
         (|setup| setup.wire_as_computed(), halved, vec![]),
         (|setup| setup.wire(|path, _| path.starts_with("hidden").then_some(DType::BF16)), halved, vec![]),
         (|setup| setup.wire(|_, _| Some(DType::F32)), whole, vec![]),
-        (|setup| setup.wire(|_, _| Some(DType::BF16)), whole / 2, differ(3, "norm.weight", "F32", "BF16")),
+        (
+            |setup| setup.wire(|path, _| path.starts_with("hidden").then_some(DType::F16)),
+            halved,
+            differ(2, "hidden.bias", "BF16", "F16", true),
+        ),
+        (
+            |setup| setup.wire(|_, _| Some(DType::BF16)),
+            whole / 2,
+            differ(3, "norm.weight", "F32", "BF16", true),
+        ),
         (
             |setup| setup.wire(|path, _| path.starts_with("tied").then_some(DType::BF16)),
             halved,
-            differ(4, "hidden.bias", "BF16", "F32"),
+            differ(2, "tied.bias", "F32", "BF16", true),
         ),
     ];
     for (way, (wire, bytes, expected)) in ways.into_iter().enumerate() {
         let (sent, warned, others) = trained(wire);
         assert_eq!((sent, warned), (bytes, expected), "{way}");
-        assert_eq!(others == numbers, way < 3, "{way}: tied variables and the norm have gradients of F32");
+        assert_eq!(others == numbers, way < 4, "{way}: tied variables and the norm have gradients of F32");
     }
 }
 
@@ -314,6 +323,13 @@ fn a_wire_for_layers_that_compute_in_f32() {
         let loss = late.forward(&early.forward(&input).expect("an output")).and_then(|y| y.sum_all());
         let gradients = loss.and_then(|loss| loss.backward()).expect("gradients");
         let outcome = update(&mut state, &variables, &gradients).expect("a step");
+        // What is collected in BF16 is not rounded by the wire.
+        let mut collected = Accumulator::new(DType::BF16, &variables).expect("an accumulator");
+        collected.add(&gradients).expect("a sum");
+        let mut of_sums = setup().build(Descent::new(0.1), &variables).expect("a state");
+        update(&mut of_sums, &variables, &collected.take().expect("means")).expect("a step");
+        let is_of_wire = |warning: &&Warning| matches!(warning, Warning::WireDiffers { .. });
+        assert_eq!(of_sums.warnings().iter().find(is_of_wire), None);
         drop((norm, early, late));
         let error = setup().build(Descent::new(0.1), &variables).expect_err("no layer");
         is_kind(&error, ErrorKind::Model, &["`Autocast`", "wire_as_computed"]);
@@ -324,7 +340,8 @@ fn a_wire_for_layers_that_compute_in_f32() {
         assert!(
             texts
                 .iter()
-                .any(|text| text.contains("\"late.bias\", which travels in BF16, the layer computes in F32")),
+                .any(|text| text
+                    .contains("\"late.bias\" has values of F32 from its layers, and travels in BF16")),
             "{texts:?}"
         );
     }

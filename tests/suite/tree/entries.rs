@@ -128,6 +128,13 @@ fn values_that_do_not_fit_are_refused_and_nothing_is_set() -> Tested {
         ),
         ("", "0.m", tensor(&short), ErrorKind::UnknownName, "there is no parameter of the state"),
         (
+            "",
+            "state.step",
+            StateValue::Counter(1),
+            ErrorKind::UnknownName,
+            "no entry of the whole state \"state.step\" (did you mean state.steps?)",
+        ),
+        (
             "0",
             "m",
             tensor(&short),

@@ -6,13 +6,14 @@ use std::collections::{BTreeMap, HashMap};
 use candle_core::{DType, Module, ModuleT, Tensor, Var};
 use candle_nn::{BatchNormConfig, Conv2dConfig, Embedding, Init, Linear, VarBuilder, VarMap};
 use optimisers::{
-    AccumGrad, Adam, ClipGlobalNorm, ClipGrad, Descent, ErrorKind, FieldValue, MixedPrecision, Momentum,
-    NonFinite, Optimiser, OptimiserChain, Parameter, SkipReason, StateTree, Status, WeightDecay, model,
-    setup, setup_with, update,
+    AccumGrad, Adam, ClipGlobalNorm, ClipGrad, Descent, ErrorKind, FieldValue, Kahan, MixedPrecision,
+    Momentum, NonFinite, Optimiser, OptimiserChain, Parameter, Schedule, Setup, SkipReason, StateTree,
+    Status, WeightDecay, model, setup, setup_with, update,
 };
 
 use crate::model::models::{CPU, integers, of, plain, squares, trained, var_map};
 use support::common::{Grads, Vars, bits, is_kind, not_finite, random, values, var};
+use support::threads::on;
 
 #[test]
 fn gradients_from_anywhere() {
@@ -438,4 +439,27 @@ fn a_network_trains_through_its_var_map() {
         let (first, last) = (losses[0], losses[24]);
         assert!(last < 0.5 * first, "the loss went from {first} to {last}");
     }
+}
+
+/// What is not in the table of a state: ties, schedules, what is frozen, parts of ranks and what they send.
+#[test]
+fn a_state_in_words() {
+    let words = on(2, |world| {
+        let x = var(&plain(&[40_000]));
+        let model = BTreeMap::from([("a", x.clone()), ("b", x), ("c", var(&plain(&[1])))]);
+        let setup = Setup::over(&world).wire(|_, _| Some(DType::BF16));
+        let mut state = setup.build(Kahan::new(Momentum::new(0.5)), &model).unwrap();
+        state.schedule(Schedule::linear(0.25, 0.0, 4)).unwrap();
+        state.at("c").unwrap().freeze();
+        update(&mut state, &model, &squares(model.values())).unwrap();
+        format!("{state:?}")
+    });
+    assert_eq!(
+        words[0],
+        r#"StateTree after 1 steps: 2 parameters of 40001 elements, 65536 bytes of state
+"a" = "b" [40000] F32, elements 0..16384, gradient sent in BF16, eta 0.1875 by a schedule, steps 1: Kahan(compensated, Momentum { eta: 0.5, rho: 0.9 })
+    velocity F32 [16384], t 1
+"c" [1] F32, elements 0..0, gradient sent in BF16, eta 0.1875 by a schedule, steps 0, frozen: Kahan(compensated, Momentum { eta: 0.5, rho: 0.9 })
+    velocity F32 [0], t 0"#
+    );
 }
