@@ -76,10 +76,10 @@ impl fmt::Display for StateTree {
 /// ```
 impl fmt::Debug for StateTree {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Err(error) = self.check_leaves() {
-            return error.fmt(f);
-        }
         write!(f, "StateTree after {} steps: ", self.steps)?;
+        if let Err(error) = self.check_leaves() {
+            return write!(f, "{error}");
+        }
         self.write_totals(f)?;
         self.leaves().try_for_each(|leaf| write!(f, "\n{leaf:?}"))
     }
