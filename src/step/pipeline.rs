@@ -51,6 +51,8 @@ pub(super) fn step<'g>(
         Err(error) => return state.settle(Call::Update, Err(error)),
     };
     keep_written(state, parameters);
+    #[cfg(feature = "candle")]
+    let looks_at_wire = state.warnings.would_meet(|met| matches!(met, Warning::WireDiffers { .. }));
     let StateTree { leaves, jobs: pool, sums, norms, world, .. } = &mut *state;
     let (ranks, by_leaf) = Ranks::agree(world.as_ref(), &mut call, leaves, parameters, grads, by_leaf)?;
     let mut jobs = pool.take(leaves.len());
@@ -74,7 +76,7 @@ pub(super) fn step<'g>(
     // Before the outcome, which reads samples of whole parameters for warnings.
     ranks.share(leaves, parameters, step.moved())?;
     #[cfg(feature = "candle")]
-    let other_wire = ranks.other_wire(leaves);
+    let other_wire = looks_at_wire.then(|| ranks.other_wire(leaves)).flatten();
     let mut outcome = step.outcome(state, parameters)?;
     outcome.warnings.extend(not_restored);
     #[cfg(feature = "candle")]

@@ -259,3 +259,19 @@ pub(crate) enum Renewal {
     /// A tensor, counter or number that becomes 0.
     Zero,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rule::{Parameter, State};
+    use crate::tensors::{Device, repeated_zero};
+
+    /// The code in 8 bits of a tensor without negative numbers depends on the sign.
+    #[test]
+    fn a_state_knows_the_signs_of_its_slots() {
+        let x = repeated_zero(4096, DType::F32, &Device::Cpu).expect("a parameter");
+        let slots = [Slot::zeros("m"), Slot::full("size", 0.5).non_negative().stored_as(SlotFormat::Q8)];
+        let state = State::for_slots(Parameter::new(&x), &slots).expect("a state");
+        assert_eq!(["m", "size"].map(|name| state.traits_of(name).sign), [None, Some(Sign::NonNegative)]);
+    }
+}
