@@ -1,10 +1,24 @@
 // README's picture is a file that docs.rs does not have. `losses.md` defines the picture's link by the
 // picture's data. It comes first, because the first of two definitions of a link is used.
 #![cfg_attr(doc, doc = include_str!("../examples/digits/losses.md"))]
+// README's links lead to docs.rs. Here they stay within the documentation, which is so complete before the release.
+//! [checkpoints]: guide::checkpoints
+//! [coming from]: guide::coming_from
+//! [cuts]: guide::cuts
+//! [devices]: guide::devices
+//! [frameworks]: guide::frameworks
+//! [many machines]: many_machines
+//! [measurements]: guide::measurements
+//! [memory]: guide::memory
+//! [`printed`]: mod@printed
+//! [recipes]: guide::recipes
+//! [rules]: rules
+//! [two candles]: Model#two-candles
 #![doc = include_str!("../README.md")]
 //!
 //! # What is where
 //!
+//! - **Pages**: [`guide`] has programs by task, the names of other libraries, and a first run on a GPU.
 //! - **Rules**: [`rules`] has them all in one table. `optimisers::AdamW` and `optimisers::rules::AdamW` are
 //!   the same.
 //! - **Around rules**: [`OptimiserChain`] (rules one after another), [`Fallback`] (another rule for some

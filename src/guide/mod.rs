@@ -3,10 +3,10 @@
 //! | question | page |
 //! | --- | --- |
 //! | How do I write it? | [`recipes`] |
-//! | What was it called in torch, optax, candle-nn, burn or Optimisers.jl? | [`coming_from`] |
+//! | What was it called in torch, DeepSpeed, Accelerate, optax, candle-nn, burn or Optimisers.jl? | [`coming_from`] |
 //! | How many bytes does it take, and which store do I choose? | [`memory`] |
 //! | How fast and how exact is it, on which machine? | [`measurements`] |
-//! | What runs on which device? | [`devices`] |
+//! | How do I train on a GPU, and what runs on which device? | [`devices`] |
 //! | Why does a layer not train? | [`cuts`] |
 //! | Why is a `VarMap` no model? | [`Model`](crate::Model#two-candles) |
 //! | What is in a checkpoint? | [`checkpoints`] |
@@ -22,6 +22,10 @@ pub mod coming_from {}
 #[doc = include_str!("cuts.md")]
 pub mod cuts {}
 
+#[doc = include_str!("devices_first.md")]
+#[doc = "```no_run"]
+#[doc = include_str!("../../examples/cuda/main.rs")]
+#[doc = "```"]
 #[doc = include_str!("devices.md")]
 pub mod devices {}
 

@@ -162,8 +162,8 @@ impl Setup {
     /// included.
     ///
     /// # Not over ranks yet
-    /// `add`, `resize_rows`, [`Update::functional`](crate::Update::functional) and
-    /// [`Offload`](crate::Offload) need the whole state, and are refused if there is more than one rank.
+    /// `add`, `resize_rows` and [`Update::functional`](crate::Update::functional) need the whole state, and
+    /// are refused if there is more than one rank. [`Offload`](crate::Offload) is refused by this function.
     ///
     /// # Errors of `setup`
     /// On all ranks, if their models, initial values or rules differ: the error names the first parameter

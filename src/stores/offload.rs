@@ -66,7 +66,8 @@ use crate::rule::{Described, Description, IntoOptimiser, Optimiser};
 /// first, all gradients are downloaded before it, and only uploads overlap.
 ///
 /// # Errors
-/// [`setup`](crate::setup) refuses an `Offload` in an `Offload`.
+/// [`setup`](crate::setup) refuses an `Offload` in an `Offload`, and [`Setup::over`](crate::Setup::over)
+/// refuses every `Offload`.
 ///
 /// # Departures
 /// DeepSpeed downloads gradients during the backward pass, through pinned memory, and can delay an update by

@@ -57,8 +57,9 @@ impl StateTree {
     ///
     /// The parameters always come back, bit for bit: also after an error or a panic of `evaluate`, and if a
     /// device or another rank fails. Masters and state stay as they are. Do not write to the model meanwhile:
-    /// what you write is lost. To keep the averages, save the model in `evaluate`, as by `VarMap::save`. The
-    /// exchange takes memory for a copy of the parameters.
+    /// what you write is lost. If `evaluate` returns a tensor, detach it: its graph leads to the variables,
+    /// which have the parameters again when a later `backward` reads them. To keep the averages, save the
+    /// model in `evaluate`, as by `VarMap::save`. The exchange takes memory for a copy of the parameters.
     ///
     /// Variables that are no parameters, such as BatchNorm's running statistics, stay as they were in the
     /// training. The example

@@ -74,8 +74,9 @@ impl StateTree {
     /// The schedule is read at the [count](StateTree::steps) of applied steps. This method does not change
     /// the count, so a call before or after a restore gives the same run.
     ///
-    /// Each call that moves a parameter counts. If calls move parts of the model in turns, such as a critic
-    /// and an actor, a schedule ends in half of the rounds: make a state for each part.
+    /// Each applied step counts, whichever parameters it moves. If a critic and an actor are updated in
+    /// turns, make [a state for each](crate::guide::recipes#several-networks), because in one state the
+    /// schedules and averages of both would count the steps of both.
     ///
     /// # Own values
     /// A leaf keeps the values that it was set up with. A [relative](Schedule::relative) schedule multiplies
@@ -108,7 +109,7 @@ impl StateTree {
         self.at("")?.schedule(schedule)
     }
 
-    /// How many steps were applied: the calls that moved a parameter.
+    /// How many steps were applied: the calls that gave a parameter its step, even at a rate of 0.
     ///
     /// Skipped calls, errors, and calls that only collect gradients do not count.
     pub fn steps(&self) -> u64 {
@@ -117,8 +118,8 @@ impl StateTree {
 
     /// Sets the count of applied steps, from which [schedules](StateTree::schedule) go on.
     ///
-    /// Set it to 0 for a second phase with schedules of its own, and to torch's `last_epoch` for a run that
-    /// goes on from [torch](crate::guide::coming_from).
+    /// Set it to 0 for a second phase with schedules of its own, and to the steps of the run in torch for a
+    /// run that goes on from [torch](crate::guide::coming_from#torch).
     ///
     /// # Errors
     /// If the count is above `u64::MAX / 2`.

@@ -9,7 +9,7 @@
 //!
 //! The state is in a safetensors file with a tensor `<parameter>/<key>` for each entry of torch's state. Its
 //! metadata has the groups as JSON, with names instead of the numbers that a `state_dict` has for parameters.
-//! The first of these functions of `save_state.py` writes such a file:
+//! The first of these functions writes such a file, and belongs into a file `save_state.py`:
 //!
 //! ```python
 #![doc = include_str!("save_state.py")]
@@ -17,19 +17,23 @@
 //! save_state(optimizer, model.named_parameters(), "optimizer.safetensors")
 //! ```
 //!
-//! If there is only a file of `torch.save`, `convert.py` in the same folder makes the safetensors file of it:
+//! If there is only a file of `torch.save`, this function, in the same folder as `save_state.py`, makes the
+//! safetensors file of it:
 //!
 //! ```python
 #![doc = include_str!("convert.py")]
 //!
+//! # With one group of parameters. With several, the names of the first group, then those of the second.
 //! convert("checkpoint.pt", ".", names=[name for name, _ in model.named_parameters()])
+//! # The parameters, for `Weights::load_into` before `setup`.
+//! safetensors.torch.save_file(torch.load("checkpoint.pt", weights_only=True)["model"], "model.safetensors")
 //! ```
 //!
 //! The file may be the `state_dict` of an optimiser, or a dict with the keys `optimizer`, `scheduler` and
-//! `scaler`; if the dict has other keys, write these into `convert`. `names` has a name for each parameter, in
-//! the order of the optimiser's groups. It is not needed if the dict has these names as `param_names`, or if
-//! the optimiser was made with `model.named_parameters()`, because torch then saves them. `training.json` has
-//! what else a run needs: `last_epoch` of the [scheduler](self#with-a-scheduler), and the state of the
+//! `scaler`; if the dict has other keys, write these into `convert`. `names` has a name for each parameter,
+//! in the order of the optimiser's groups. It is not needed if the dict has these names as `param_names`, or
+//! if the optimiser was made with `model.named_parameters()`, because torch then saves them. `training.json`
+//! has what else a run needs: `last_epoch` of the [scheduler](self#with-a-scheduler), and the state of the
 //! [`GradScaler`](crate::LossScaler#from-torch).
 //!
 //! ```
@@ -78,10 +82,11 @@
 //! `optimizer.state_dict()` does not contain torch's schedulers. A scheduler only adds to each group the rate
 //! with which the group began, as `initial_lr`. So before the restore give the state the
 //! [schedule](crate::StateTree::schedule) of the run, and [`set_steps`](crate::StateTree::set_steps) torch's
-//! `last_epoch`, the number of steps of its scheduler. The restore compares `lr` with the rate of the
-//! schedule in that step, up to the rounding of another program. Under a relative schedule `initial_lr` is
-//! the leaf's own rate. `LambdaLR` is a [relative](crate::Schedule::relative) schedule, and so is a
-//! `CosineAnnealingLR` that ends at 0. If `CosineAnnealingLR` ends above 0, use one
+//! `last_epoch`, the number of steps of its scheduler. (A `ReduceLROnPlateau` counts evaluations instead, and
+//! needs neither: give the state a new [`ReduceOnPlateau`](crate::ReduceOnPlateau).) The restore compares
+//! `lr` with the rate of the schedule in that step, up to the rounding of another program. Under a relative
+//! schedule `initial_lr` is the leaf's own rate. `LambdaLR` is a [relative](crate::Schedule::relative)
+//! schedule, and so is a `CosineAnnealingLR` that ends at 0. If `CosineAnnealingLR` ends above 0, use one
 //! [`Schedule`](crate::Schedule) for each group.
 //!
 //! If the state has no schedule, the leaf's own rate is `lr`, the rate of the moment, and stays at that. If
@@ -192,7 +197,8 @@
 //!
 //! - `dampening`, `lr_decay`, or another option that is switched on and unknown here;
 //! - a momentum that a torch scheduler moves, if no schedule drives it here;
-//! - a `WeightDecay` after the rule; `couple = false` of `AdamW` or a corrected `DecoupledDecay`, with a decay;
+//! - a `WeightDecay` after the rule; `couple = false` of `AdamW` or a corrected `DecoupledDecay`, with a
+//!   decay;
 //! - `bias_correction = false` of `Adam` or `AdamW`; the rule [`AMSGrad`](crate::AMSGrad), which corrects no
 //!   moments;
 //! - torch's `RAdam`, which adds ε to another root than [`RAdam`](crate::RAdam).

@@ -29,10 +29,9 @@
 //! the ranks agree.
 //!
 //! # Requirements
-//! candle's build links cudarc with `libnccl.so`, which is in NVIDIA's package `libnccl-dev`. A program needs
-//! `libnccl.so.2` (package `libnccl2`) at run time. All parameters have to be on the world's device, or on a
-//! clone of it; [`Setup::over`](crate::Setup::over) refuses others. NCCL takes one rank on each GPU. With
-//! fewer GPUs than ranks use the other world alone.
+//! NCCL has to be [installed](crate::guide::devices#what-to-install). All parameters have to be on the
+//! world's device, or on a clone of it; [`Setup::over`](crate::Setup::over) refuses others. NCCL takes one
+//! rank on each GPU. With fewer GPUs than ranks use the other world alone, without NCCL.
 //!
 //! # Order
 //! Transfers are in order with candle's work on the device, whichever threads do that work, and no thread
