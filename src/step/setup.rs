@@ -140,13 +140,10 @@ impl Setup {
     /// the bits do not depend on the number of ranks either.
     ///
     /// # What is divided
-    /// The parameters, in the order of paths, are divided into one range for each rank. The ranges have
-    /// equally many elements, give or take 16,384 (or a 1024th of a parameter of more than 16 M elements),
-    /// because parameters are cut only where the chunks of a norm begin. So a small model is divided
-    /// unevenly, and a rank can have nothing of it. A rule that is not [divisible](crate::Rule::is_divisible)
-    /// keeps a parameter whole on one rank: functions of whole tensors, your own rules by default, and
-    /// [`StochasticRounding`](crate::StochasticRounding). [`Leaf::part`](crate::Leaf::part) returns the
-    /// elements of this rank.
+    /// The parameters, in the order of paths, are divided into one range for each rank:
+    /// [`many_machines`](crate::many_machines#what-is-divided) has where they are cut, and which rules keep a
+    /// parameter whole on one rank. A small model is divided unevenly, and a rank can have nothing of it.
+    /// [`Leaf::part`](crate::Leaf::part) returns the elements of this rank.
     ///
     /// # Where gradients are collected
     /// With [`AccumGrad`](crate::AccumGrad) in the chain, each rank keeps a part of the sum, and gradients
@@ -175,9 +172,9 @@ impl Setup {
 
     /// Chooses for each parameter the dtype in which its gradients travel between ranks.
     ///
-    /// `None`, the default for all parameters, is the gradient's own dtype, which loses nothing. So does a
-    /// dtype that is not narrower than the gradient's; it says that this is meant, so that no
-    /// [warning](crate::Warning::WireDiffers) follows. Without [`over`](Setup::over) nothing travels.
+    /// `None`, the default for all parameters, is the gradient's own dtype, which loses nothing. A dtype that
+    /// is not narrower than the gradient's does not widen it: it only says that its own dtype is meant, so
+    /// that no [warning](crate::Warning::WireDiffers) follows. Without [`over`](Setup::over) nothing travels.
     ///
     /// Every rank's gradient is rounded once to this dtype, also the gradient of the rank that adds them up.
     /// The sum is still in the dtype of the arithmetic.

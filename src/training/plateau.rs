@@ -97,6 +97,22 @@ enum Threshold {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
+/// # From torch
+/// serde reads and writes this object with its counts. Those of `ReduceLROnPlateau.state_dict()` go in by
+/// name:
+///
+/// ```
+/// use optimisers::ReduceOnPlateau;
+///
+/// let mut plateau = serde_json::to_value(ReduceOnPlateau::new().factor(0.5).patience(2))?;
+/// plateau["best"] = 0.25.into(); // `best`
+/// plateau["bad"] = 1.into(); // `num_bad_epochs`
+/// plateau["cooling"] = 0.into(); // `cooldown_counter`
+/// let plateau: ReduceOnPlateau = serde_json::from_value(plateau)?;
+/// assert_eq!(plateau.best(), Some(0.25));
+/// # Ok::<(), serde_json::Error>(())
+/// ```
+///
 /// # Over ranks
 /// Let every rank observe the same metric, such as the mean of all ranks, because the next
 /// [`update`](crate::update) refuses ranks with different rates.

@@ -26,7 +26,8 @@
 //! # With one group of parameters. With several, the names of the first group, then those of the second.
 //! convert("checkpoint.pt", ".", names=[name for name, _ in model.named_parameters()])
 //! # The parameters, for `Weights::load_into` before `setup`.
-//! safetensors.torch.save_file(torch.load("checkpoint.pt", weights_only=True)["model"], "model.safetensors")
+//! model = torch.load("checkpoint.pt", map_location="cpu", weights_only=True)["model"]
+//! save_file(model, "model.safetensors")   # from safetensors.torch import save_file
 //! ```
 //!
 //! The file may be the `state_dict` of an optimiser, or a dict with the keys `optimizer`, `scheduler` and
@@ -79,15 +80,20 @@
 //!
 //! # With a scheduler
 //!
+//! A restore sets the count of steps of each leaf. The count of the state, by which schedules go, is the
+//! program's: set it by [`set_steps`](crate::StateTree::set_steps) to the number of steps of the run.
+//!
 //! `optimizer.state_dict()` does not contain torch's schedulers. A scheduler only adds to each group the rate
 //! with which the group began, as `initial_lr`. So before the restore give the state the
-//! [schedule](crate::StateTree::schedule) of the run, and [`set_steps`](crate::StateTree::set_steps) torch's
-//! `last_epoch`, the number of steps of its scheduler. (A `ReduceLROnPlateau` counts evaluations instead, and
-//! needs neither: give the state a new [`ReduceOnPlateau`](crate::ReduceOnPlateau).) The restore compares
-//! `lr` with the rate of the schedule in that step, up to the rounding of another program. Under a relative
-//! schedule `initial_lr` is the leaf's own rate. `LambdaLR` is a [relative](crate::Schedule::relative)
-//! schedule, and so is a `CosineAnnealingLR` that ends at 0. If `CosineAnnealingLR` ends above 0, use one
-//! [`Schedule`](crate::Schedule) for each group.
+//! [schedule](crate::StateTree::schedule) of the run and its count: torch's `last_epoch`, if the scheduler
+//! was stepped in every step. The restore compares `lr` with the rate of the schedule in that step, up to the
+//! rounding of another program. Under a relative schedule `initial_lr` is the leaf's own rate. `LambdaLR` is
+//! a [relative](crate::Schedule::relative) schedule, and so is a `CosineAnnealingLR` that ends at 0. If
+//! `CosineAnnealingLR` ends above 0, use one [`Schedule`](crate::Schedule) for each group.
+//!
+//! `ReduceLROnPlateau` has reduced the rates of the file, and its `last_epoch` counts evaluations. Restore by
+//! [`taking_over_fields`](TorchState::taking_over_fields), and give
+//! [`ReduceOnPlateau`](crate::ReduceOnPlateau#from-torch) its counts.
 //!
 //! If the state has no schedule, the leaf's own rate is `lr`, the rate of the moment, and stays at that. If
 //! the file has an `initial_lr`, a [warning](crate::Warning::ScheduleDiffers) reports this.
@@ -138,11 +144,12 @@
 //! exponential average by hand. Save that model as weights, under the names of the parameters:
 //!
 //! ```python
-//! safetensors.torch.save_file(averaged.module.state_dict(), "average.safetensors")   # and note averaged.n_averaged
+//! save_file(averaged.module.state_dict(), "average.safetensors")   # and note averaged.n_averaged
 //! ```
 //!
 //! Here an average is the state of an [`Ema`](crate::Ema) or a [`UniformAverage`](crate::UniformAverage). Set
-//! that state by name after the restore. Its count of steps is the number of models in the average:
+//! that state by name after the restore; without that, the average begins anew. Its count of steps is the
+//! number of models in the average:
 //!
 //! ```
 //! use candle_core::{Device, Tensor, Var};

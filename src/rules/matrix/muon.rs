@@ -57,7 +57,9 @@ orthogonal_parameters! {
     /// of these elements, in addition to the state.
     ///
     /// On the CPU set the environment variable `RAYON_NUM_THREADS` to the number of cores. Otherwise candle
-    /// 0.11 reads `/proc/cpuinfo` before each product, which takes longer than the product of small matrices.
+    /// 0.11 reads `/proc/cpuinfo` before each product, which takes longer than the product of small matrices:
+    /// with the variable, 64 matrices of 32 × 32, each a parameter, take less than a tenth of the time. From
+    /// 256 × 256 on the difference does not show (machine not recorded).
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor, Var};

@@ -30,7 +30,7 @@ use crate::error::Result;
 /// let builder = VarBuilder::from_varmap(&variables, F32, &Device::Cpu);
 /// let autocast = Autocast::new(BF16)?;
 /// let hidden = autocast.layer(builder.pp("hidden"), |builder| linear(4, 8, builder))?; // in BF16
-/// // In F32, and without a bias, because candle's LayerNorm with one has no backward pass.
+/// // In F32. candle's LayerNorm with a bias has no backward pass: the guide's page `cuts` has a way.
 /// let norm = autocast.layer(builder.pp("norm"), |builder| layer_norm_no_bias(8, 1e-5, builder))?;
 /// let output = autocast.layer(builder.pp("output"), |builder| linear(8, 1, builder))?; // in BF16
 ///
