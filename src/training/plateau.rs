@@ -113,6 +113,9 @@ enum Threshold {
 /// # Ok::<(), serde_json::Error>(())
 /// ```
 ///
+/// The settings are those of the program. If torch has observed nothing yet, its `best` is infinite: leave `best` as
+/// it is.
+///
 /// # Over ranks
 /// Let every rank observe the same metric, such as the mean of all ranks, because the next
 /// [`update`](crate::update) refuses ranks with different rates.

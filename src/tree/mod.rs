@@ -429,10 +429,8 @@ impl StateTree {
     /// [`CandleOptimizer`](crate::CandleOptimizer) refuses a loss that reaches one.
     ///
     /// If a gradient lacks a part, because the loss reaches the parameter by another way too, this setting
-    /// does not notice. An example is one matrix `qkv` for queries, keys and values before
-    /// `ops::softmax_last_dim`, which cuts off queries and keys. The rows of the values have a gradient, the
-    /// others have zeros, and attention never learns. [`audit`](crate::audit) finds that, see
-    /// [cuts](crate::guide::cuts).
+    /// does not notice. [`audit`](crate::audit) finds that, see
+    /// [cuts](crate::guide::cuts#what-only-the-audit-finds).
     ///
     /// The setting also holds for clones and for leaves that are added later. A checkpoint does not have it,
     /// because it belongs to the program and its model.

@@ -80,8 +80,8 @@
 //!
 //! # With a scheduler
 //!
-//! A restore sets the count of steps of each leaf. The count of the state, by which schedules go, is the
-//! program's: set it by [`set_steps`](crate::StateTree::set_steps) to the number of steps of the run.
+//! The count of the state, by which schedules go, is the program's: a restore does not set it. Set it by
+//! [`set_steps`](crate::StateTree::set_steps) to the number of steps of the run.
 //!
 //! `optimizer.state_dict()` does not contain torch's schedulers. A scheduler only adds to each group the rate
 //! with which the group began, as `initial_lr`. So before the restore give the state the
@@ -130,13 +130,15 @@
 //! ```
 //!
 //! In the other direction, [`save_torch`](crate::StateTree::save_torch) writes the rate of the next step as
-//! `lr`, and the own rate of leaves under a schedule as `initial_lr`. Make torch's scheduler after loading
-//! the state. The scheduler sets the rates of step `last_epoch + 1`:
+//! `lr`, and the own rate of leaves under a schedule as `initial_lr`. Make torch's `LambdaLR` or
+//! `CosineAnnealingLR` after loading the state. The scheduler sets the rates of step `last_epoch + 1`:
 //!
 //! ```python
 //! load_state(optimizer, model.named_parameters(), "optimizer.safetensors")
 //! scheduler = CosineAnnealingLR(optimizer, 10, last_epoch=steps - 1)   # `steps` is what `StateTree::steps` was
 //! ```
+//!
+//! Make any other scheduler before loading the state, and set its own count.
 //!
 //! # An average
 //!

@@ -37,23 +37,7 @@ impl World {
     /// If the device of a rank is no CUDA device, or two ranks have the same GPU, on all ranks. If NCCL
     /// cannot start, usually on all ranks.
     ///
-    /// ```no_run
-    /// use candle_core::Device;
-    /// use optimisers::{Communicator, nccl, ranks};
-    ///
-    /// // Two GPUs in one process.
-    /// let train = |host: optimisers::LocalRank| -> optimisers::Result<()> {
-    ///     let device = Device::new_cuda(host.rank())?;
-    ///     let world = nccl::World::over(&host, &device)?;
-    ///     // As with any other world.
-    ///     Ok(())
-    /// };
-    /// let threads: Vec<_> = ranks(2).into_iter().map(|rank| std::thread::spawn(move || train(rank))).collect();
-    /// for thread in threads {
-    ///     thread.join().unwrap()?;
-    /// }
-    /// # Ok::<(), optimisers::Error>(())
-    /// ```
+    /// The page on devices has [a program for two GPUs](crate::guide::devices#two-gpus) of one process.
     pub fn over<C: Communicator + Clone + 'static>(host: &C, device: &Device) -> Result<Self, Error> {
         let host: Arc<dyn Communicator> = Arc::new(host.clone());
         let ranks = StateWorld::new(host.clone());

@@ -62,7 +62,7 @@ use crate::error::Result;
 /// # Departures
 /// torch decides by operation, and passes low-precision outputs to the next operation. Here a layer converts
 /// its output back, so operations between layers compute in F32. The list of types is that of DeepSpeed's
-/// `torch_autocast`.
+/// `torch_autocast`, where it decides only in which dtype gradients travel.
 #[must_use]
 #[derive(Clone, Debug)]
 pub struct Autocast {
