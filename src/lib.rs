@@ -1,7 +1,7 @@
 // README's picture is a file that docs.rs does not have. `losses.md` defines the picture's link by the
 // picture's data. It comes first, because the first of two definitions of a link is used.
 #![cfg_attr(doc, doc = include_str!("../examples/digits/losses.md"))]
-// README's links lead to docs.rs. Here they stay within the documentation, which is so complete before the release.
+// README's links lead to docs.rs. Here they stay within the documentation, so that they work before the release.
 //! [checkpoints]: guide::checkpoints
 //! [coming from]: guide::coming_from
 //! [cuts]: guide::cuts

@@ -172,9 +172,10 @@ impl Setup {
 
     /// Chooses for each parameter the dtype in which its gradients travel between ranks.
     ///
-    /// `None`, the default for all parameters, is the gradient's own dtype, which loses nothing. A dtype that
-    /// is not narrower than the gradient's does not widen it: it only says that its own dtype is meant, so
-    /// that no [warning](crate::Warning::WireDiffers) follows. Without [`over`](Setup::over) nothing travels.
+    /// `None`, the default for all parameters, is the gradient's own dtype, which loses nothing. A wider
+    /// dtype changes nothing, because gradients then travel in their own dtype: choosing it only says that
+    /// this is meant, so that no [warning](crate::Warning::WireDiffers) follows. Without
+    /// [`over`](Setup::over) nothing travels.
     ///
     /// Every rank's gradient is rounded once to this dtype, also the gradient of the rank that adds them up.
     /// The sum is still in the dtype of the arithmetic.

@@ -49,15 +49,17 @@ use crate::tree::{Leaf, NormHistories, StateTree};
 /// of the model after another and pushes them.
 ///
 /// ```
-/// use candle_core::{DType, Device, Tensor, Var};
+/// use candle_core::{DType, Device, Var};
 /// use optimisers::{AdamW, Update, setup};
 ///
 /// let variable = || Var::ones(2, DType::F32, &Device::Cpu);
 /// let model = std::collections::BTreeMap::from([("a", variable()?), ("b", variable()?)]);
 /// let mut state = setup(AdamW::new(0.1), &model)?;
 /// let step = Update::new(&mut state).begin(&model)?;
+/// let mut grads = model["a"].mul(&model["b"])?.sum_all()?.backward()?; // or layer by layer, by your code
 /// std::thread::scope(|scope| {
-///     let threads = ["b", "a"].map(|path| scope.spawn(|| step.push(path, Tensor::ones(2, DType::F32, &Device::Cpu)?)));
+///     let gradients = model.iter().filter_map(|(path, x)| Some((*path, grads.remove(x)?)));
+///     let threads: Vec<_> = gradients.map(|(path, gradient)| scope.spawn(|| step.push(path, gradient))).collect();
 ///     threads.into_iter().try_for_each(|thread| thread.join().expect("a thread"))
 /// })?;
 /// assert_eq!(step.finish()?.applied, 2);
@@ -153,9 +155,9 @@ impl std::fmt::Debug for StreamedStep<'_> {
 impl StreamedStep<'_> {
     /// Moves the parameter with this path by its gradient, and frees the gradient.
     ///
-    /// The gradient is a tensor, or [memory](Lend) of another owner, such as a slice. Several threads may push
-    /// at once. A large parameter is updated by all threads of the engine, a small one by the calling thread.
-    /// A gradient for a parameter that is frozen or left out is not used.
+    /// The gradient is a tensor, or [memory](Lend) of another owner, such as a slice. Several threads may
+    /// push at once. A large parameter is updated by all threads of the engine, a small one by the calling
+    /// thread. A gradient for a parameter that is frozen or left out is not used.
     ///
     /// ```
     /// use optimisers::{Descent, ParameterSlices, TensorSlice, Update, setup};

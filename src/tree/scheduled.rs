@@ -109,7 +109,7 @@ impl StateTree {
         self.at("")?.schedule(schedule)
     }
 
-    /// How many steps were applied: the calls that gave a parameter its step, even at a rate of 0.
+    /// How many steps were applied: calls in which at least one parameter had its step, also at a rate of 0.
     ///
     /// Skipped calls, errors, and calls that only collect gradients do not count.
     pub fn steps(&self) -> u64 {

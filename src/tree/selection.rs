@@ -57,6 +57,23 @@ impl Selection<'_> {
     }
 
     /// From now on updates move these leaves again. Each goes on with the state that it was frozen with.
+    ///
+    /// ```
+    /// use candle_core::{Device, Var};
+    /// use optimisers::{Descent, setup, update};
+    ///
+    /// let model = [("encoder", Var::new(&[1f32], &Device::Cpu)?), ("head", Var::new(&[1f32], &Device::Cpu)?)];
+    /// let model = std::collections::BTreeMap::from(model);
+    /// let loss = || model["encoder"].mul(&model["head"])?.sum_all();
+    /// let mut state = setup(Descent::new(0.25), &model)?;
+    /// state.at("encoder")?.freeze();
+    /// update(&mut state, &model, &loss()?.backward()?)?;
+    /// assert_eq!((model["encoder"].to_vec1::<f32>()?, model["head"].to_vec1::<f32>()?), (vec![1.0], vec![0.75]));
+    /// state.at("encoder")?.thaw();
+    /// update(&mut state, &model, &loss()?.backward()?)?;
+    /// assert_eq!(model["encoder"].to_vec1::<f32>()?, [0.8125]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn thaw(self) {
         for leaf in self.leaves.into_iter().filter(|leaf| leaf.frozen) {
             leaf.set(leaf.optimiser.clone(), false, self.steps > 0);

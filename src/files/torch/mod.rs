@@ -9,7 +9,7 @@
 //!
 //! The state is in a safetensors file with a tensor `<parameter>/<key>` for each entry of torch's state. Its
 //! metadata has the groups as JSON, with names instead of the numbers that a `state_dict` has for parameters.
-//! The first of these functions writes such a file, and belongs into a file `save_state.py`:
+//! The first of these functions writes such a file. Put both into `save_state.py`:
 //!
 //! ```python
 #![doc = include_str!("save_state.py")]
@@ -26,8 +26,8 @@
 //! # With one group of parameters. With several, the names of the first group, then those of the second.
 //! convert("checkpoint.pt", ".", names=[name for name, _ in model.named_parameters()])
 //! # The parameters, for `Weights::load_into` before `setup`.
-//! model = torch.load("checkpoint.pt", map_location="cpu", weights_only=True)["model"]
-//! save_file(model, "model.safetensors")   # from safetensors.torch import save_file
+//! weights = torch.load("checkpoint.pt", map_location="cpu", weights_only=True)["model"]
+//! safetensors.torch.save_file(weights, "model.safetensors")   # import safetensors.torch
 //! ```
 //!
 //! The file may be the `state_dict` of an optimiser, or a dict with the keys `optimizer`, `scheduler` and
@@ -138,7 +138,7 @@
 //! scheduler = CosineAnnealingLR(optimizer, 10, last_epoch=steps - 1)   # `steps` is what `StateTree::steps` was
 //! ```
 //!
-//! Make any other scheduler before loading the state, and set its own count.
+//! Make any other scheduler before loading the state, and set its `last_epoch`.
 //!
 //! # An average
 //!
@@ -146,7 +146,7 @@
 //! exponential average by hand. Save that model as weights, under the names of the parameters:
 //!
 //! ```python
-//! save_file(averaged.module.state_dict(), "average.safetensors")   # and note averaged.n_averaged
+//! safetensors.torch.save_file(averaged.module.state_dict(), "average.safetensors")   # and note averaged.n_averaged
 //! ```
 //!
 //! Here an average is the state of an [`Ema`](crate::Ema) or a [`UniformAverage`](crate::UniformAverage). Set

@@ -26,8 +26,8 @@ crate::hyper_parameters! {
     ///   power of their age.
     ///
     /// Inside [`MixedPrecision`](crate::MixedPrecision) it is an average of the masters, in their precision.
-    /// [`StateTree::with_averages`](crate::StateTree::with_averages) evaluates the model with it. With δ = 1
-    /// - τ it is a [target network](crate::guide::recipes#several-networks). If
+    /// [`StateTree::with_averages`](crate::StateTree::with_averages) evaluates the model with it. An
+    /// `Ema` with δ = 1-τ is a [target network](crate::guide::recipes#several-networks). If
     /// [`set_masters`](crate::StateTree::set_masters) or
     /// [`refresh_masters`](crate::StateTree::refresh_masters) gives the model new weights, the average starts
     /// anew.

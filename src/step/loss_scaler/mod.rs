@@ -29,7 +29,7 @@ use crate::rule::out_of_range;
 ///
 /// ```
 /// use candle_core::{DType::{F16, F32}, Device, Var};
-/// use optimisers::{AdamW, ClipGlobalNorm, LossScaler, MixedPrecision, OptimiserChain, Status, Update, setup};
+/// use optimisers::{AdamW, ClipGlobalNorm, LossScaler, MixedPrecision, OptimiserChain, Update, setup};
 ///
 /// let x = Var::ones(3, F16, &Device::Cpu)?;
 /// let rule = OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(1e-3)));
@@ -38,10 +38,7 @@ use crate::rule::out_of_range;
 /// for _ in 0..3 {
 ///     let loss = (x.sqr()? * 1e-6)?.to_dtype(F32)?.mean_all()?;
 ///     let grads = scaler.scale(&loss)?.backward()?;
-///     let outcome = Update::new(&mut state).scaler(&mut scaler).apply(&x, &grads)?;
-///     if outcome.status == Status::Stepped {
-///         // A learning-rate schedule advances here.
-///     }
+///     Update::new(&mut state).scaler(&mut scaler).apply(&x, &grads)?;
 /// }
 /// # assert_eq!(state.leaf("").map(|leaf| leaf.steps()), Some(3));
 /// # Ok::<(), Box<dyn std::error::Error>>(())

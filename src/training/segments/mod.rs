@@ -42,8 +42,8 @@ pub use activations::Activations;
 ///
 /// A backward pass of candle needs the activations of the whole model, and returns all gradients at once.
 /// `Segments` keeps only the inputs of segments. It computes a segment again when the gradients of that
-/// segment are due, gives them to the step, and frees them. The price is a second forward pass: up to a third
-/// more time.
+/// segment are due, gives them to the step, and frees them. The price is a second forward pass, which is
+/// about a third of a step.
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Module, Tensor};
