@@ -195,8 +195,7 @@ impl Setup {
 
     /// Lets gradients travel in the dtype in which the layers of [`Autocast`](crate::Autocast) compute.
     ///
-    /// So the list of `Autocast` decides for both; for what travels it is the list of DeepSpeed's
-    /// `torch_autocast`. The gradient of a
+    /// So the list of `Autocast` decides for both. The gradient of a
     /// variable that one layer in BF16 uses once has values of BF16, so sending it in BF16 loses nothing. If
     /// the layer is used several times in a forward pass, or gradients are [collected](crate::Accumulator)
     /// before they travel, their sum is rounded once. Variables that several layers of `Autocast` use, be it

@@ -113,8 +113,8 @@ enum Threshold {
 /// # Ok::<(), serde_json::Error>(())
 /// ```
 ///
-/// The settings are those of the program. If torch has observed nothing yet, its `best` is infinite: leave `best` as
-/// it is.
+/// The settings are those of the program. If torch has observed nothing yet, its `best` is infinite: leave
+/// `best` as it is.
 ///
 /// # Over ranks
 /// Let every rank observe the same metric, such as the mean of all ranks, because the next
