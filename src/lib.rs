@@ -1,7 +1,8 @@
-// README's picture is a file that docs.rs does not have. `losses.md` defines the picture's link by the
-// picture's data. It comes first, because the first of two definitions of a link is used.
+// README's picture is a file that docs.rs does not have. `losses.md` defines the picture's link with the
+// picture's data. `losses.md` comes first, because the first of two definitions of a link is used.
 #![cfg_attr(doc, doc = include_str!("../examples/digits/losses.md"))]
-// README's links lead to docs.rs. Here they stay within the documentation, so that they work before the release.
+// README's links lead to docs.rs. These links stay within the documentation, so that they work before the
+// release.
 //! [checkpoints]: guide::checkpoints
 //! [coming from]: guide::coming_from
 //! [cuts]: guide::cuts
@@ -19,8 +20,8 @@
 //! # What is where
 //!
 //! - **Pages**: [`guide`] has programs by task, the names of other libraries, and a first run on a GPU.
-//! - **Rules**: [`rules`] has them all in one table. `optimisers::AdamW` and `optimisers::rules::AdamW` are
-//!   the same.
+//! - **Rules**: [`rules`] has all rules in one table. `optimisers::AdamW` and `optimisers::rules::AdamW` are
+//!   one type.
 //! - **Around rules**: [`OptimiserChain`] (rules one after another), [`Fallback`] (another rule for some
 //!   parameters), [`Cautious`], [`DecoupledDecay`], [`Hyperball`].
 //! - **How a parameter or its state is kept**: [`MixedPrecision`], [`SplitMaster`], [`Kahan`],
@@ -35,8 +36,8 @@
 //!   [`Accumulator`], [`Sam`], [`Autocast`], [`PrecisionPolicy`].
 //! - **To save and load**: [`Checkpoint`], [`CheckpointFile`], [`Weights`], and with features the modules
 //!   `config` and `torch`.
-//! - **To look**: [`audit`] before a training; [`Update::with_figures`], [`StateTree::warnings`] and
-//!   [`Warning`] during it.
+//! - **To look for problems**: [`audit`] before a training; [`Update::with_figures`],
+//!   [`StateTree::warnings`] and [`Warning`] during the training.
 //! - **Many machines**: [`many_machines`], [`ranks`], [`Communicator`].
 //! - **Without candle** (`default-features = false`): [`ParameterSlices`], [`GradientSlices`], [`Lend`]. For
 //!   buffers on devices, the module [`printed`](mod@printed).
@@ -49,7 +50,7 @@
 //! - A *window* is the calls (micro-batches) whose gradients accumulation joins in one step.
 //! - A *plan* is a list of steps, to which each rule adds its own before anything is computed. One pass over
 //!   memory then runs all steps.
-// For docs.rs, which then shows the feature that an item needs.
+// With this attribute docs.rs shows the feature that an item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_debug_implementations, unreachable_pub)]
 
@@ -103,7 +104,7 @@ pub use rule::{
     Gradient, HeldStates, IntoOptimiser, Kind, NonFinite, Norm, Numbers, Optimiser, Parameter, Parts, Role,
     Rule, Setting, Sizes, Slot, SlotFormat, SlotFormat::Q8, Slots, State, Sums, range,
 };
-// The documentation has them in `rules`.
+// Hidden here, because the documentation has these types in `rules`.
 #[doc(hidden, no_inline)]
 pub use rules::{adam::*, average::*, descent::*, gradient::*, schedule_free::*};
 pub use step::loss_scaler::{DynamicScale, LossScaler, OnOverflow};
@@ -119,7 +120,7 @@ pub use tree::schedule::Schedule;
 pub use tree::{Leaf, MasterValues, Outlier, Selection, StateChange, StateTree, StateValue};
 pub use wrappers::*;
 
-// Named, because the compiler's error mentions a missing feature only for items that are named.
+// Named one by one, because the compiler's error mentions a missing feature only for items that are named.
 #[cfg(feature = "candle")]
 pub use numbers::OtherDType;
 #[cfg(feature = "candle")]
@@ -142,7 +143,7 @@ pub use training::precision::{Autocast, AutocastLayer, InDtype, PrecisionPolicy}
 #[cfg(feature = "candle")]
 pub use training::segments::{Activations, Segments};
 
-/// What the macros and the tests of this crate use.
+/// Items for the macros and the tests of this crate.
 #[doc(hidden)]
 pub mod __private {
     #[cfg(feature = "cuda")]

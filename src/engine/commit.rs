@@ -7,11 +7,11 @@ use crate::error::Result;
 /// Writes all jobs (a job is the plan for one leaf): parameter and state of the leaf, then its counters.
 ///
 /// # Errors
-/// Only if a device fails, or a function that was left to this stage.
+/// Only if a device, or a function that was left to this stage, fails.
 pub(crate) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
-    let (mut offloaded, here): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.offloaded.is_some());
-    // First, because this can fail for lack of memory, and nothing is written yet.
-    offload::prepare(&mut offloaded)?;
-    functions::commit(engine, here)?;
+    let (mut offloaded, local): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.offloaded.is_some());
+    // First, because these downloads can fail for lack of memory, and nothing is written yet.
+    offload::download_strided(&mut offloaded)?;
+    functions::commit(engine, local)?;
     offload::commit(engine, offloaded)
 }

@@ -8,7 +8,7 @@ use super::kernel::ChunkTotals;
 #[cfg(feature = "cuda")]
 use super::memory::rounded;
 use super::memory::{moved, set_lent_part, set_part};
-use super::plan::{GradientView, Job, ReductionRequest};
+use super::plan::{Job, LeafView, ReductionRequest};
 #[cfg(feature = "candle")]
 use super::reference;
 use super::route::{Engine, Route, warn_once};
@@ -18,9 +18,9 @@ use crate::model::lent::Lend;
 use crate::tensors::{Device, Tensor, in_dtype};
 
 /// Runs a function of the device engine on a device's back-end. If the device has no back-end, the result is
-/// `$without`.
+/// `$fallback`.
 macro_rules! on_backend {
-    ($device:expr, $run:path, $data:expr, $without:expr) => {
+    ($device:expr, $run:path, $data:expr, $fallback:expr) => {
         match $device {
             #[cfg(feature = "emulate")]
             Device::Cpu => $run(super::emulation::EmulatedDevice::new(), $data),
@@ -28,35 +28,34 @@ macro_rules! on_backend {
             Device::Cuda(device) => $run(super::cuda::Cuda::new(device), $data),
             device => {
                 warn_once(&format!("no fused engine for {:?}", device.location()));
-                Ok::<_, Error>($without)
+                Ok::<_, Error>($fallback)
             }
         }
     };
 }
 
-/// Runs a function of the reference engine. Without candle that engine is missing, and no job needs it,
-/// because all memory is on the CPU.
+/// Runs a function of the reference engine. Without candle there is no reference engine, and no job needs
+/// one, because all memory is on the CPU.
 macro_rules! by_tensors {
     ($run:ident, $data:expr, $job:expr) => {{
         #[cfg(feature = "candle")]
-        let done = reference::$run($data);
+        let result = reference::$run($data);
         #[cfg(not(feature = "candle"))]
-        let done = Err($job.broken("it needs tensor operations, which only the feature `candle` brings"));
-        done
+        let result = Err($job.defect("it needs tensor operations, which only the feature `candle` brings"));
+        result
     }};
 }
 
-/// Where the work of a job (the plan for one leaf) is done.
+/// The route of a job (the plan for one leaf).
 fn route_of<'j>(engine: Engine, job: &'j Job<'_>) -> Route<&'j Device> {
     match engine.route(job.x.device()) {
-        // The device engine takes only tensors. Other memory goes to tensor operations, which first copy it
-        // to a tensor.
+        // The device engine takes only tensors. Tensor operations first copy other memory to a tensor.
         Route::Device(_) if !job.is_of_tensors() => Route::Tensors,
         route => route,
     }
 }
 
-/// Sorts items by where their work is done.
+/// Groups items by their route.
 fn by_route<I>(
     items: impl IntoIterator<Item = I>,
     route: impl Fn(&I) -> Route<&Device>,
@@ -64,19 +63,19 @@ fn by_route<I>(
     let items = items.into_iter();
     let (count, mut routed) = (items.size_hint().0, Vec::<(Route<Device>, Vec<I>)>::new());
     for item in items {
-        let own = route(&item);
-        match routed.iter_mut().find(|(known, _)| own.is(known)) {
-            Some((_, items)) => items.push(item),
+        let item_route = route(&item);
+        match routed.iter_mut().find(|(route, _)| item_route.is_same(route)) {
+            Some((_, group)) => group.push(item),
             None => {
-                let own = own.owned();
+                let route = item_route.owned();
                 // Most often all items have one route.
-                let mut items = Vec::with_capacity(if routed.is_empty() { count } else { 1 });
-                items.push(item);
-                routed.push((own, items));
+                let mut group = Vec::with_capacity(if routed.is_empty() { count } else { 1 });
+                group.push(item);
+                routed.push((route, group));
             }
         }
     }
-    // Devices first, because they work while others do; a tensor operation may wait.
+    // Devices come first, because a launch returns while the device works. Tensor operations may wait.
     routed.sort_by_key(|(route, _)| match route {
         Route::Device(_) => 0,
         Route::Tensors => 1,
@@ -85,9 +84,10 @@ fn by_route<I>(
     routed
 }
 
-/// Computes an answer to each question about a leaf: totals for a norm, or elements. The fused engine of the
-/// leaf's device computes it. If that engine is missing or has no kernel for the question, tensor operations
-/// do. All questions to a device are one call.
+/// Computes an answer to each question about a leaf: totals for a norm, or elements.
+///
+/// The fused engine of the leaf's device computes the answer. If that engine is missing or has no kernel for
+/// the question, tensor operations compute the answer. All questions to a device are one call.
 fn answers<Q: Copy, A>(
     questions: &[Q],
     route: impl Fn(&Q) -> Route<&Device>,
@@ -96,15 +96,15 @@ fn answers<Q: Copy, A>(
     on_cpu: impl Fn(Isa, &[Q]) -> Result<Vec<A>>,
 ) -> Result<Vec<A>> {
     let mut answers: Vec<Option<A>> = questions.iter().map(|_| None).collect();
-    for (route, here) in by_route(questions.iter().copied().enumerate(), |(_, question)| route(question)) {
-        let (places, here): (Vec<usize>, Vec<Q>) = here.into_iter().unzip();
-        let of_engine = match route {
-            Route::Cpu(isa) => on_cpu(isa, &here)?.into_iter().map(Some).collect(),
+    for (route, group) in by_route(questions.iter().copied().enumerate(), |(_, question)| route(question)) {
+        let (places, questions): (Vec<usize>, Vec<Q>) = group.into_iter().unzip();
+        let engine_answers = match route {
+            Route::Cpu(isa) => on_cpu(isa, &questions)?.into_iter().map(Some).collect(),
             // Without a kernel for a question, or a back-end for the device, the answer is `None`.
-            Route::Device(device) => on_device(&device, &here)?,
-            Route::Tensors => here.iter().map(|_| None).collect(),
+            Route::Device(device) => on_device(&device, &questions)?,
+            Route::Tensors => questions.iter().map(|_| None).collect(),
         };
-        for ((place, question), answer) in places.into_iter().zip(here).zip(of_engine) {
+        for ((place, question), answer) in places.into_iter().zip(questions).zip(engine_answers) {
             answers[place] = Some(answer.map_or_else(|| by_tensors(question), Ok)?);
         }
     }
@@ -113,31 +113,32 @@ fn answers<Q: Copy, A>(
 
 /// For each request, the totals of its chunks. One transfer for all requests to a device.
 pub(super) fn reduce(engine: Engine, requests: &[ReductionRequest<'_, '_>]) -> Result<Vec<ChunkTotals>> {
-    let on_device =
-        |device: &Device, here: &[_]| on_backend!(device, device::reduce_with, here, vec![None; here.len()]);
+    let on_device = |device: &Device, group: &[_]| {
+        on_backend!(device, device::reduce_with, group, vec![None; group.len()])
+    };
     let by_tensors = |request: ReductionRequest<'_, '_>| by_tensors!(reduce, request, request.view.job);
     answers(requests, |request| route_of(engine, request.view.job), on_device, by_tensors, cpu::reduce)
 }
 
 /// The elements of views as tensors of the compute dtype.
-pub(super) fn materialise(engine: Engine, views: &[GradientView<'_, '_>]) -> Result<Vec<Tensor>> {
-    let open: Vec<_> = views.iter().filter(|view| view.tensor().is_none()).copied().collect();
+pub(super) fn materialise(engine: Engine, views: &[LeafView<'_, '_>]) -> Result<Vec<Tensor>> {
+    let uncomputed: Vec<_> = views.iter().filter(|view| view.tensor().is_none()).copied().collect();
     let on_device =
-        |device: &Device, here: &[_]| on_backend!(device, device::copy_with, here, vec![None; here.len()]);
-    let on_cpu = |isa, here: &[_]| here.iter().map(|view| cpu::materialise(isa, *view)).collect();
-    let by_tensors = |view: GradientView<'_, '_>| by_tensors!(materialise, view, view.job);
-    let mut made =
-        answers(&open, |view| route_of(engine, view.job), on_device, by_tensors, on_cpu)?.into_iter();
-    let tensor = |view: &GradientView<'_, '_>| match view.tensor() {
+        |device: &Device, group: &[_]| on_backend!(device, device::copy_with, group, vec![None; group.len()]);
+    let on_cpu = |isa, group: &[_]| group.iter().map(|view| cpu::materialise(isa, *view)).collect();
+    let by_tensors = |view: LeafView<'_, '_>| by_tensors!(materialise, view, view.job);
+    let mut computed =
+        answers(&uncomputed, |view| route_of(engine, view.job), on_device, by_tensors, on_cpu)?.into_iter();
+    let tensor = |view: &LeafView<'_, '_>| match view.tensor() {
         Some(tensor) => Ok(in_dtype(tensor, view.job.compute)?),
-        None => made.next().ok_or_else(|| view.job.broken("no engine has computed these elements")),
+        None => computed.next().ok_or_else(|| view.job.defect("no engine has computed these elements")),
     };
     views.iter().map(tensor).collect()
 }
 
-/// Writes the elements of a view to `target`: a contiguous tensor of the compute dtype that has the number of
-/// elements of the view.
-pub(super) fn copy_to(engine: Engine, view: GradientView<'_, '_>, target: &Tensor) -> Result<()> {
+/// Writes the elements of a view to `target`: a contiguous tensor of the compute dtype, with as many elements
+/// as the view.
+pub(super) fn copy_to(engine: Engine, view: LeafView<'_, '_>, target: &Tensor) -> Result<()> {
     match engine.route(view.job.x.device()) {
         Route::Cpu(isa) => cpu::copy_to(isa, view, target),
         _ => materialise(engine, &[view])?.iter().try_for_each(|elements| Ok(set_part(target, 0, elements)?)),
@@ -157,20 +158,22 @@ pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
         match route {
             Route::Cpu(isa) => cpu::commit(isa, jobs)?,
             Route::Device(device) => {
-                let here = &mut jobs[..];
-                let done = on_backend!(&device, device::commit_with, &mut *here, vec![false; here.len()])?;
-                for (job, is_done) in jobs.into_iter().zip(done) {
-                    if is_done { job.finish()? } else { by_tensors(job)? }
+                let group = &mut jobs[..];
+                let kernel_flags =
+                    on_backend!(&device, device::commit_with, &mut *group, vec![false; group.len()])?;
+                for (job, has_kernel) in jobs.into_iter().zip(kernel_flags) {
+                    if has_kernel { job.finish()? } else { by_tensors(job)? }
                 }
             }
-            // No loop: without candle `by_tensors` always fails, and lints refuse a loop that never turns.
+            // Not a `for` loop: without candle `by_tensors` always fails, and lints refuse a loop that always
+            // ends in its first turn.
             Route::Tensors => jobs.into_iter().try_for_each(by_tensors)?,
         }
     }
     Ok(())
 }
 
-/// Copies a gradient to the CPU. If the gradient is contiguous, its device needs no memory for the copy.
+/// Copies a gradient to the CPU. If the gradient is contiguous, the copy takes no memory on its device.
 pub(crate) fn download(gradient: &Tensor) -> Result<Tensor> {
     match gradient.device() {
         #[cfg(feature = "cuda")]

@@ -5,8 +5,7 @@ use smallvec::smallvec;
 
 use super::memory::{Buffer, UpdateTargets, WrittenStorages, unshared};
 use super::plan::{
-    FunctionOutput, GradientView, Job, Operand, OwnStorages, Sources, Step, TensorStep, check_gradient,
-    kind_of,
+    FunctionOutput, Job, LeafView, Operand, OwnStorages, Sources, Step, TensorStep, check_gradient, kind_of,
 };
 use super::{Engine, dispatch};
 use crate::error::{Error, ErrorKind, Result};
@@ -18,37 +17,37 @@ use crate::tensors::{Tensor, dtype_of, in_dtype, zeros};
 /// together. A leaf with more elements is a batch of its own.
 const FUNCTION_BATCH: usize = 1 << 20;
 
-/// Runs `functions`: pairs of the index of a job and the index of a step there.
+/// Runs `functions`: pairs of the index of a job and the index of a step of that job.
 ///
 /// # Errors
 /// If a function fails, returns a gradient that does not fit the parameter, or changes the shape of a state
 /// tensor.
 pub(super) fn run(engine: Engine, jobs: &mut [&mut Job<'_>], functions: &[(usize, usize)]) -> Result<()> {
     // The storages that updates of any state write. A result that lies in one of them is copied.
-    let written = UpdateTargets::all();
-    for functions in batches(functions.iter().copied(), |&(job, _)| jobs[job].length, FUNCTION_BATCH) {
-        let mut views = Vec::with_capacity(2 * functions.len());
-        for &(job, step) in functions.iter().filter(|(job, _)| jobs[*job].length > 0) {
-            views.extend([GradientView::parameter(jobs[job]), GradientView::gradient(jobs[job], step)?]);
+    let targets = UpdateTargets::all();
+    for batch in batches(functions.iter().copied(), |&(job, _)| jobs[job].length, FUNCTION_BATCH) {
+        let mut views = Vec::with_capacity(2 * batch.len());
+        for &(job, step) in batch.iter().filter(|(job, _)| jobs[*job].length > 0) {
+            views.extend([LeafView::parameter(jobs[job]), LeafView::gradient(jobs[job], step)?]);
         }
         let mut inputs = dispatch::materialise(engine, &views)?.into_iter();
-        for (job, step) in functions {
+        for (job, step) in batch {
             if jobs[job].length == 0 {
-                pass_over(jobs[job], step)?;
+                skip_function(jobs[job], step)?;
                 continue;
             }
             let (Some(x), Some(dx)) = (inputs.next(), inputs.next()) else {
-                return Err(jobs[job].broken("no inputs for a function"));
+                return Err(jobs[job].defect("no inputs for a function"));
             };
-            run_one(jobs[job], step, [x, dx], &written)?;
+            run_one(jobs[job], step, [x, dx], &targets)?;
         }
     }
     Ok(())
 }
 
 /// Replaces the function at `index` by an empty result, because this rank has no elements. Other ranks have a
-/// result there, and all ranks must see the same steps.
-fn pass_over(job: &mut Job<'_>, index: usize) -> Result<()> {
+/// result at this index, and all ranks must see the same steps.
+fn skip_function(job: &mut Job<'_>, index: usize) -> Result<()> {
     let gradient = Lent::Tensor(zeros(job.x.shape(), job.compute, job.x.device())?);
     if let Step::Tensor(step) = std::mem::replace(&mut job.steps[index], Step::Identity) {
         job.steps[index] =
@@ -57,10 +56,11 @@ fn pass_over(job: &mut Job<'_>, index: usize) -> Result<()> {
     Ok(())
 }
 
-/// Runs the function at `index` on these inputs, and replaces it by its result.
-fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], written: &WrittenStorages) -> Result<()> {
-    let step = std::mem::replace(&mut job.steps[index], Step::Identity);
-    let Step::Tensor(step) = step else { return Err(job.broken("no function to run")) };
+/// Runs the function at `index` on these inputs, and replaces the function by its result.
+fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], targets: &WrittenStorages) -> Result<()> {
+    let Step::Tensor(step) = std::mem::replace(&mut job.steps[index], Step::Identity) else {
+        return Err(job.defect("no function to run"));
+    };
     let TensorStep { function, slots, .. } = *step;
     let value = |slot: &Buffer| {
         if is_supported(slot.dtype()) { in_dtype(&slot.tensor()?, job.compute) } else { slot.tensor() }
@@ -69,7 +69,7 @@ fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], written: &Writ
         .iter()
         .map(|(_, slot)| Ok(value(slot)?.detach()))
         .collect::<crate::tensors::Result<Vec<_>>>()?;
-    // Detached, because a graph that leads back to the parameter would keep everything that is computed.
+    // Detached, because a graph back to the parameter would keep all intermediate tensors alive.
     let result = function(&x.detach(), dx.detach(), &mut values).map_err(|error| error.at(job.path))?;
     if check_gradient(job.path, &x, &result).is_err() {
         return Err(Error::new(ErrorKind::Contract, "the tensor function of the rule returned")
@@ -96,37 +96,43 @@ fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], written: &Writ
     }
     // A function may return the parameter itself. The commit would then lock one storage twice, to read the
     // result and to write the parameter. So a result in memory that an update writes is copied.
-    let own: OwnStorages = job.written().filter_map(|(_, lender)| lender.memory()).collect();
-    let of_function = |tensor: Tensor| {
-        unshared("result of a function", tensor, written, &own).map_err(|error| error.at(job.path))
+    let own_storages: OwnStorages = job.write_targets().filter_map(|(_, lender)| lender.memory()).collect();
+    let unshared_result = |tensor: Tensor| {
+        unshared("result of a function", tensor, targets, &own_storages).map_err(|error| error.at(job.path))
     };
-    let (gradient, next) =
-        (Lent::Tensor(of_function(result)?), values.into_iter().map(of_function).collect::<Result<_>>()?);
+    let (gradient, next) = (
+        Lent::Tensor(unshared_result(result)?),
+        values.into_iter().map(unshared_result).collect::<Result<_>>()?,
+    );
     job.steps[index] = Step::Output(Box::new(FunctionOutput { gradient, slots, next }));
     Ok(())
 }
 
 /// Writes parameters and state of jobs that are not offloaded, and sets their counters.
 ///
-/// Functions by `Gradient::with_tensors_late` whose results the reduce stage did not need have not run yet.
-/// They run here, on a batch of leaves at a time, right before the batch is written, so that only the results
-/// of one batch take memory.
+/// Functions from `Gradient::with_tensors_late` whose results the reduce stage did not need have not run yet.
+/// Such functions run here, on a batch of leaves at a time, right before the batch is written, so that only
+/// the results of one batch take memory.
 ///
 /// # Errors
-/// Only if a device fails, or a function that runs here.
+/// Only if a device, or a function that runs here, fails.
 pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
     // Jobs whose functions have all run need no batches, so they are written at once.
     let (late, ready): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.has_functions());
     dispatch::commit(engine, ready)?;
     for mut jobs in batches(late, |job| job.length, FUNCTION_BATCH) {
         loop {
-            let first = |job: &Job<'_>| job.steps.iter().position(|step| matches!(step, Step::Tensor(_)));
-            let next: Vec<_> =
-                jobs.iter().enumerate().filter_map(|(index, job)| Some((index, first(job)?))).collect();
-            if next.is_empty() {
+            let first_function =
+                |job: &Job<'_>| job.steps.iter().position(|step| matches!(step, Step::Tensor(_)));
+            let functions: Vec<_> = jobs
+                .iter()
+                .enumerate()
+                .filter_map(|(index, job)| Some((index, first_function(job)?)))
+                .collect();
+            if functions.is_empty() {
                 break;
             }
-            run(engine, &mut jobs, &next)?;
+            run(engine, &mut jobs, &functions)?;
         }
         dispatch::commit(engine, jobs)?;
     }
@@ -139,7 +145,7 @@ pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
 /// Only if a device fails.
 pub(crate) fn sum_to<'a>(engine: Engine, x: &'a dyn Lend, sources: Sources<'a>, sum: &Tensor) -> Result<()> {
     let job = Job { compute: dtype_of(sum), ..Job::new("", Operand::Lent(x), sources) };
-    dispatch::copy_to(engine, GradientView::gradient(&job, 0)?, sum)
+    dispatch::copy_to(engine, LeafView::gradient(&job, 0)?, sum)
 }
 
 /// The result of elementwise steps on x and `dx`, in the dtype of the arithmetic. `dx` enters the first step.
@@ -157,22 +163,22 @@ pub(crate) fn elements<'a>(
     if job.length == 0 {
         return Ok(zeros(x.shape(), job.compute, x.device())?);
     }
-    let made = dispatch::materialise(engine, &[GradientView::gradient(&job, job.steps.len())?])?;
-    made.into_iter().next().ok_or_else(|| job.broken("no engine has computed these elements"))
+    let results = dispatch::materialise(engine, &[LeafView::gradient(&job, job.steps.len())?])?;
+    results.into_iter().next().ok_or_else(|| job.defect("no engine has computed these elements"))
 }
 
-/// Batches of neighbours with at most `elements` elements together. A larger item is alone.
+/// Batches of neighbouring items with at most `limit` elements together. A larger item is a batch of its own.
 pub(super) fn batches<I>(
     items: impl IntoIterator<Item = I>,
     length: impl Fn(&I) -> usize,
-    elements: usize,
+    limit: usize,
 ) -> Vec<Vec<I>> {
     let mut batches: Vec<Vec<I>> = Vec::new();
     let mut total = 0;
     for item in items {
         total += length(&item);
         match batches.last_mut() {
-            Some(batch) if total <= elements => batch.push(item),
+            Some(batch) if total <= limit => batch.push(item),
             _ => {
                 total = length(&item);
                 batches.push(vec![item]);
@@ -188,8 +194,8 @@ mod tests {
 
     #[test]
     fn neighbours_are_together_while_they_are_small() {
-        let of = |lengths: &[usize]| batches(lengths.iter().copied(), |length| *length, 10);
-        assert_eq!(of(&[5, 5, 1, 12, 3, 7, 1]), [vec![5, 5], vec![1], vec![12], vec![3, 7], vec![1]]);
-        assert_eq!(of(&[]), Vec::<Vec<usize>>::new());
+        let batched = |lengths: &[usize]| batches(lengths.iter().copied(), |length| *length, 10);
+        assert_eq!(batched(&[5, 5, 1, 12, 3, 7, 1]), [vec![5, 5], vec![1], vec![12], vec![3, 7], vec![1]]);
+        assert_eq!(batched(&[]), Vec::<Vec<usize>>::new());
     }
 }

@@ -1,4 +1,4 @@
-//! How a planned step runs. The engine has arithmetic, tensors and devices, but no rule, model or tree.
+//! How a planned step runs. The engine knows arithmetic, tensors and devices, but no rule, model or tree.
 //!
 //! A step has three stages, and nothing is written before the last:
 //!
@@ -8,22 +8,23 @@
 //! commit  writes parameters, state and counters, in one pass per leaf
 //! ```
 //!
-//! **CPU.** A factor, a limit and a decay go into the loop of the step after them, as its prologue. If
-//! several loops are left, a block of 512 bytes of each array goes through all of them while it is in the
-//! first-level cache. A single loop needs no blocks if all its data is in place. Leaves below 65 536 elements
-//! are taken in rows, a thread for each row; all threads share a larger leaf. If all leaves together are
-//! small, they run on the caller's thread, otherwise on threads of the engine (see [`Engine`]).
+//! **CPU.** A factor, a limit and a decay have no loop of their own: they are the prologue of the loop of the
+//! next step. If a chain still has several loops, a block of 512 bytes of each array goes through all loops
+//! while the block is in the first-level cache. A single loop needs no blocks if all its data is in place.
+//! Neighbouring leaves below 65 536 elements form rows, and a thread takes a row; all threads share a larger
+//! leaf. If all leaves together are small, they run on the caller's thread, otherwise on threads of the
+//! engine (see [`Engine`]).
 //!
-//! **CUDA.** All leaves with the same chain and dtypes are one launch of code that is printed from the same
-//! arithmetic. The bits are those of the CPU, except for norms, which are added up in another order (fixed by
-//! lengths, dtypes and alignment). Multiplications are not contracted with additions there either. That costs
-//! nothing, because memory is the limit.
+//! **CUDA.** All leaves with the same chain and dtypes share a launch of code that is printed from the same
+//! arithmetic as on the CPU. The bits are those of the CPU, except for norms, which are added up in another
+//! order (fixed by lengths, dtypes and alignment). As on the CPU, multiplications are not contracted with
+//! additions. Separate operations cost no time, because memory is the limit.
 //!
 //! **Waiting for a device.** A step waits only if it needs norms, sums or checks from the device: once for
 //! everything that depends on no other answer, and once more for each norm of a gradient that another norm
 //! has scaled. AdamW never waits, AdamW after a global norm waits once, LAMB after a global norm twice. A
-//! norm with a p other than 0, 1, 2 and ∞ counts twice. Before its first step, a parameter with a master is
-//! compared with the master, in a sample.
+//! norm with a p other than 0, 1, 2 and ∞ counts twice. One more wait, before the first step of a parameter
+//! with a master, is for a sample of the parameter, which is compared with the master.
 //!
 //! **Offload.** A parameter may be on another device than its master and state (see
 //! [`Offload`](crate::Offload)). Its gradient is downloaded before the first read, the CPU computes the step,
@@ -51,8 +52,8 @@ mod reference;
 mod route;
 
 pub(crate) use codegen::{
-    ArrayRole, BoundKernel, CUDA_FLAGS, PointerTo, RowField, RowLayout, THREADS, TracedKernel, code, traced,
-    used, waits,
+    ArrayRole, BoundKernel, CUDA_FLAGS, PointerTo, RowField, RowLayout, THREADS, TracedKernel, code,
+    trace_job, used_helpers, waits,
 };
 pub(crate) use commit::commit;
 pub(crate) use cpu::{for_all, prefetch, to_bf16, to_f16};
@@ -64,7 +65,7 @@ pub(crate) use memory::{
     Buffer, UpdateTargets, WrittenStorages, compensated, filled, joined, keep_low_bits, moved, owned_on,
     rounded, rounded_to, set_lent, set_lent_and, set_lent_part, set_part, split, unshared,
 };
-pub(crate) use pieces::{Piece, comes_in_pieces, commit_pieces};
+pub(crate) use pieces::{Piece, commit_pieces, is_splittable};
 pub(crate) use plan::{
     CounterWrites, Epilogue, Group, Job, JobPool, NormLimit, NumberWrites, OffloadTarget, OnNonFinite,
     Operand, OwnStorages, Progress, Reduction, Sources, Step, StepSlots, Steps, Term, TermOf, Then, Windows,

@@ -8,7 +8,7 @@ use super::route::{Engine, Route};
 use super::{cpu, functions};
 use crate::error::Result;
 
-/// A leaf, or a part of a large one.
+/// A leaf, or a part of a large leaf.
 pub(crate) struct Piece<'a> {
     /// The index of its job.
     pub(crate) job: usize,
@@ -21,7 +21,7 @@ pub(crate) struct Piece<'a> {
 
 /// Whether a job can be committed in pieces: the fused CPU engine runs it, and no step needs all elements at
 /// once.
-pub(crate) fn comes_in_pieces(engine: Engine, job: &Job<'_>) -> bool {
+pub(crate) fn is_splittable(engine: Engine, job: &Job<'_>) -> bool {
     let is_elementwise = |step: &Step<'_>| matches!(step, Step::Map { .. } | Step::Identity);
     engine.is_fused_on_cpu(job.x.device()) && job.steps.iter().all(is_elementwise)
 }
@@ -35,7 +35,7 @@ pub(crate) fn commit_pieces<'a>(
     jobs: &mut [Option<&mut Job<'a>>],
     pieces: impl IntoIterator<Item = Piece<'a>>,
 ) -> Result<()> {
-    let mut whole = Vec::new();
+    let mut whole_jobs = Vec::new();
     for Piece { job: index, window, is_last, gradients } in pieces {
         let Some(job) = jobs[index].as_mut() else { continue };
         job.sources = gradients;
@@ -43,8 +43,8 @@ pub(crate) fn commit_pieces<'a>(
             (Some(window), Route::Cpu(isa)) => {
                 cpu::commit_part(isa, job, window, is_last)?;
             }
-            _ => whole.extend(jobs[index].take()),
+            _ => whole_jobs.extend(jobs[index].take()),
         }
     }
-    functions::commit(engine, whole)
+    functions::commit(engine, whole_jobs)
 }

@@ -12,13 +12,11 @@ use super::kernel::{
 };
 use super::memory::values::{on_host, scalar};
 use super::memory::{Buffer, joined, rounded, set_lent, set_lent_and, split};
-use super::plan::{
-    Epilogue, GradientView, Job, Link, Operand, ReductionRequest, Step, slots_mut, sources_after,
-};
+use super::plan::{Epilogue, Job, LeafView, Link, Operand, ReductionRequest, Step, slots_mut, sources_after};
 use crate::error::Result;
 use crate::model::lent::Lent;
 use crate::numbers::value::{Binary, Comparison, Graph, Node, Unary};
-use crate::numbers::{key_at, largest, random_bits, stochastic_bf16, stochastic_f16};
+use crate::numbers::{key_at, largest_number, random_bits, stochastic_bf16, stochastic_f16};
 
 struct StepResult {
     dx: Tensor,
@@ -35,8 +33,7 @@ fn evaluate<'j>(
     let dtype = x.dtype();
     // Reshaped, because a gradient in lent memory may be a vector.
     let mut read = |source: &Lent<'_>| Ok(source.tensor_or_copy()?.to_dtype(dtype)?.reshape(x.shape())?);
-    let sum =
-        pairwise(sources, &mut read, &|sum: Tensor, more: Tensor| -> Result<Tensor> { Ok((sum + more)?) })?;
+    let sum = pairwise(sources, &mut read, &|a: Tensor, b: Tensor| -> Result<Tensor> { Ok((a + b)?) })?;
     let mut dx = sum.map_or_else(|| x.zeros_like(), Ok)?;
     let mut slots = Vec::new();
     for Link { kernel, slots: state } in links {
@@ -67,8 +64,8 @@ fn run_kernel(
     let inputs: Vec<&Tensor> = [x, dx].into_iter().chain(slots).collect();
     let values = evaluate_graph(graph, &inputs)?;
     // If a step ignores its inputs, its result is a scalar, and every element has that value.
-    let whole = |node: usize| values[node].broadcast_as(x.shape())?.contiguous();
-    Ok((whole(out)?, outputs.into_iter().map(whole).collect::<candle_core::Result<_>>()?))
+    let expanded = |node: usize| values[node].broadcast_as(x.shape())?.contiguous();
+    Ok((expanded(out)?, outputs.into_iter().map(expanded).collect::<candle_core::Result<_>>()?))
 }
 
 fn evaluate_graph(graph: Graph, inputs: &[&Tensor]) -> candle_core::Result<Vec<Tensor>> {
@@ -124,27 +121,27 @@ struct NextValues {
 /// while the parameter is lent, so that no later error of the owner separates parameter and state.
 pub(super) fn commit(job: &mut Job<'_>) -> Result<()> {
     let NextValues { slots, x: next, rest } = next_values(job)?;
-    let (parameter, follower) = match (&job.x, &job.epilogue) {
-        // A master in a variable is written as x, and the parameter after it.
+    let (lender, follower) = match (&job.x, &job.epilogue) {
+        // A master in a variable is written as x, and the parameter after the master.
         (Operand::Lent(x), Epilogue::Master(parameter)) => (Some(*x), Some(*parameter)),
         (Operand::Lent(x), _) => (Some(*x), None),
         (Operand::Own(_), Epilogue::Master(parameter)) => (Some(*parameter), None),
         (Operand::Own(_), _) => (None, None),
     };
-    let mut write_own = || {
+    let mut write_state = || {
         slots_mut(&mut job.steps).zip(&slots).try_for_each(|(slot, next)| slot.set(next))?;
         if let (Operand::Own(master), Some(next)) = (&mut job.x, &next) {
             master.set(next)?;
         }
         match (&mut job.epilogue, &mut job.low_bits, &rest) {
-            (Epilogue::Kahan(kept), _, Some(rest)) | (_, Some(kept), Some(rest)) => kept.set(rest)?,
+            (Epilogue::Kahan(buffer), _, Some(rest)) | (_, Some(buffer), Some(rest)) => buffer.set(rest)?,
             _ => {}
         }
         job.finish()
     };
-    match (parameter, &next) {
-        (Some(parameter), Some(next)) => set_lent_and(parameter, next, &mut write_own)?,
-        _ => write_own()?,
+    match (lender, &next) {
+        (Some(lender), Some(next)) => set_lent_and(lender, next, &mut write_state)?,
+        _ => write_state()?,
     }
     follower.zip(next).map_or(Ok(()), |(parameter, x)| set_lent(parameter, &x))
 }
@@ -153,7 +150,7 @@ fn next_values(job: &Job<'_>) -> Result<NextValues> {
     let (low_bits, compute, dtype) = (job.low_bits.as_deref(), DType::from(job.compute), job.x.dtype());
     let mut next = NextValues { slots: Vec::new(), x: None, rest: None };
     for segment in job.segments() {
-        let x = whole(&job.x, low_bits)?.to_dtype(compute)?;
+        let x = joined_x(&job.x, low_bits)?.to_dtype(compute)?;
         let sources = sources_after(&job.steps[..segment.start], &job.sources);
         let links = job.steps[segment.clone()].iter().filter_map(Step::link);
         let StepResult { dx, slots } = evaluate(&x, sources, links)?;
@@ -171,29 +168,33 @@ fn next_values(job: &Job<'_>) -> Result<NextValues> {
             (Epilogue::Kahan(compensation), _) => {
                 let carry = (compensation.tensor()?.to_dtype(compute)? - dx)?;
                 let stored = rounded(&(&x + &carry)?, dtype)?;
-                let seen = stored.to_dtype(compute)?;
-                let lost = (carry - (&seen - x)?)?;
-                // If the sum is infinite, nothing is carried over: the loss would be infinite, and the next
-                // sum NaN.
-                let is_finite =
-                    seen.abs()?.broadcast_le(&scalar(largest(compute), compute, seen.device())?)?;
-                (Some(stored), Some(is_finite.where_cond(&lost, &lost.zeros_like()?)?))
+                let widened = stored.to_dtype(compute)?;
+                let rounding_error = (carry - (&widened - x)?)?;
+                // If the sum is infinite, nothing is carried over: the rounding error would be infinite, and
+                // the next sum NaN.
+                let is_finite = widened.abs()?.broadcast_le(&scalar(
+                    largest_number(compute),
+                    compute,
+                    widened.device(),
+                )?)?;
+                let zeros = rounding_error.zeros_like()?;
+                (Some(stored), Some(is_finite.where_cond(&rounding_error, &zeros)?))
             }
         };
     }
     Ok(next)
 }
 
-/// The parameter, or its master, with one whole number for each element.
-fn whole(place: &Operand<'_>, low_bits: Option<&Buffer>) -> Result<Tensor> {
-    let x = match place {
+/// The parameter, or its master, joined with its low bits if there are any.
+fn joined_x(operand: &Operand<'_>, low_bits: Option<&Buffer>) -> Result<Tensor> {
+    let x = match operand {
         Operand::Lent(lender) => lender.tensor_or_copy()?,
         Operand::Own(buffer) => buffer.tensor()?,
     };
     Ok(low_bits.map_or(Ok(x.clone()), |low_bits| joined(&x, low_bits))?)
 }
 
-/// Rounds up or down at random, on the host: the random bits are a hash of the element's index.
+/// Rounds up or down at random, on the host: the random bits are a hash of `key` and the element's index.
 fn rounded_at_random(dtype: DType, next: &Tensor, key: [u32; 2]) -> candle_core::Result<Tensor> {
     let random = |element: usize| random_bits(key_at(key, element), element as u32);
     let values = on_host::<f32>(&next.to_dtype(DType::F32)?)?.into_iter().enumerate();
@@ -209,9 +210,9 @@ fn rounded_at_random(dtype: DType, next: &Tensor, key: [u32; 2]) -> candle_core:
     rounded.reshape(next.shape())
 }
 
-pub(super) fn materialise(view: GradientView<'_, '_>) -> Result<Tensor> {
+pub(super) fn materialise(view: LeafView<'_, '_>) -> Result<Tensor> {
     let Job { x, low_bits, compute, .. } = view.job;
-    let x = whole(x, low_bits.as_deref())?.to_dtype(DType::from(*compute))?;
+    let x = joined_x(x, low_bits.as_deref())?.to_dtype(DType::from(*compute))?;
     if view.is_parameter() {
         return Ok(x);
     }
@@ -222,10 +223,10 @@ pub(super) fn materialise(view: GradientView<'_, '_>) -> Result<Tensor> {
 pub(super) fn reduce(ReductionRequest { view, reducer }: ReductionRequest<'_, '_>) -> Result<ChunkTotals> {
     let elements = materialise(view)?.to_device(&Device::Cpu)?;
     let values: Vec<f64> = on_host(&elements.to_dtype(DType::F64)?)?;
-    Ok(values.chunks(chunk_length(view.job.whole)).map(|chunk| reduce_chunk(reducer, chunk)).collect())
+    Ok(values.chunks(chunk_length(view.job.leaf_length)).map(|chunk| reduce_chunk(reducer, chunk)).collect())
 }
 
-/// The total of one chunk of host numbers, in the order and with the roundings of the fused engine.
+/// The total of one chunk of host numbers, in the order and with the roundings of the fused CPU engine.
 pub(super) fn reduce_chunk(reducer: Reducer, values: &[f64]) -> f64 {
     let mut sums = [0.0; ACCUMULATORS];
     reduce_block(Isa::best(), reducer, values, &mut sums);

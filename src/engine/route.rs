@@ -1,5 +1,4 @@
-//! The user's choice of an engine, and where that choice does the work of a leaf (a parameter with its
-//! state).
+//! The user's choice of an engine, and the route of a leaf (a parameter with its state) under that choice.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -27,7 +26,7 @@ pub enum Engine {
     Tensors,
     /// The engine of CUDA devices, run for parameters on the CPU, to test it without a GPU.
     ///
-    /// The system's C++ compiler (`c++`) compiles its code, which runs on the CPU, slowly.
+    /// The system's C++ compiler (`c++`) compiles the printed code, which runs slowly on the CPU.
     #[cfg(feature = "emulate")]
     Emulated,
 }
@@ -44,7 +43,8 @@ pub(super) enum Route<D> {
 }
 
 impl Route<&Device> {
-    /// The same route with a device of its own. Not made for each leaf, because a clone counts in several places.
+    /// The same route with a clone of the device. Called once for each route and not for each leaf,
+    /// because a clone changes several reference counts.
     pub(super) fn owned(self) -> Route<Device> {
         match self {
             Route::Cpu(isa) => Route::Cpu(isa),
@@ -53,11 +53,11 @@ impl Route<&Device> {
         }
     }
 
-    /// Whether both are one engine, and one device for the engine of devices.
-    pub(super) fn is(self, other: &Route<Device>) -> bool {
+    /// Whether both routes lead to the same engine and, if printed code runs there, to the same device.
+    pub(super) fn is_same(self, other: &Route<Device>) -> bool {
         match (self, other) {
-            (Route::Cpu(isa), Route::Cpu(others)) => isa == *others,
-            (Route::Device(device), Route::Device(others)) => device.same_device(others),
+            (Route::Cpu(isa), Route::Cpu(other_isa)) => isa == *other_isa,
+            (Route::Device(device), Route::Device(other_device)) => device.same_device(other_device),
             (Route::Tensors, Route::Tensors) => true,
             _ => false,
         }
@@ -70,7 +70,7 @@ impl Engine {
         matches!(self.route(device), Route::Cpu(_))
     }
 
-    /// Where the work of a leaf is done, if its x is on `device`.
+    /// The route of a leaf whose x (parameter or master) is on `device`.
     pub(super) fn route(self, device: &Device) -> Route<&Device> {
         match self {
             #[cfg(feature = "candle")]
@@ -89,6 +89,6 @@ pub(super) fn warn_once(reason: &str) {
     static WARNED: AtomicBool = AtomicBool::new(false);
     // Relaxed, because the flag guards no other memory.
     if !WARNED.swap(true, Ordering::Relaxed) {
-        Warning::SlowEngine { reason: reason.to_string() }.say();
+        Warning::SlowEngine { reason: reason.to_string() }.log();
     }
 }

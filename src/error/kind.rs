@@ -6,31 +6,31 @@
 pub enum ErrorKind {
     /// A tensor (gradient, parameter, master, state, or tensor of a file) has a wrong shape, dtype or device.
     ///
-    /// Also if the tensor is missing, or if one of its numbers is too large for the dtype that stores it.
+    /// The tensor may also be missing, or have a number that is too large for the dtype that stores it.
     Tensor,
     /// A tensor, or the norm of a gradient, has a number that is infinite or NaN.
     NotFinite,
     /// A hyper-parameter, schedule, pattern or configuration is out of range, of a wrong type, or not
-    /// possible here.
+    /// possible for this call.
     Argument,
     /// No parameter, field, state tensor, rule or key has this name.
     /// [`Error::expected`](crate::Error::expected) lists the names that exist.
     UnknownName,
-    /// The model is not the one for which the state was made, or no state can be made for this model.
+    /// The state was made for another model, or no state can be made for this model.
     Model,
     /// A parameter or its copy was changed outside of `update`, and the call would overwrite the change.
     Changed,
-    /// No parameter has a gradient, or one that is required has none.
+    /// No parameter has a gradient, or a required gradient is missing.
     NoGradient,
     /// The loss was not scaled, or its scale is at its floor.
     LossScale,
     /// Memory does not have the dtype, length or layout that its tensor or its owner declares.
     Memory,
-    /// A device or the CPU has no memory left for a tensor. [`Error::got`](crate::Error::got) has its bytes,
-    /// if they are known.
+    /// A device or the CPU has no memory left for a tensor. [`Error::got`](crate::Error::got) has the number
+    /// of bytes, if it is known.
     ///
-    /// What was refused can be called again once there is memory: nothing has changed, or a part [in the
-    /// middle](crate::update#what-is-left-in-the-middle) of a commit.
+    /// The program can repeat the call once there is memory. The failed call has changed nothing, unless it
+    /// failed [in the middle](crate::update#what-is-left-in-the-middle) of a commit.
     OutOfMemory,
     /// A rule, a model or gradients from outside of this crate break the contract of their trait.
     Contract,

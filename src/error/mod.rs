@@ -1,7 +1,7 @@
 //! Errors, made of facts: what is wrong, where, what was found, what was expected, and what to do.
 //!
-//! All texts have the facts in this order, without those that an error lacks. A rank is named by its problem
-//! or its remedy.
+//! All texts have the facts in this order, without the facts that an error lacks. A rank is named in the
+//! problem or in the remedy.
 //!
 //! ```text
 //! checkpoint {file}: configuration, at {place}: parameter {path}: {role}: {problem} {got} at element
@@ -20,11 +20,11 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 pub use kind::ErrorKind;
-pub(crate) use names::{each_once, joined, listed, meant, one_of};
+pub(crate) use names::{comma_separated, distinct, first_names, one_of, suggestion};
 pub(crate) use tensors::FLOATS;
 
-/// The result of this crate's functions. `Result<T, E>` is the standard library's, so that it still works
-/// after `use optimisers::*`.
+/// The result of this crate's functions. `Result<T, E>` is the standard library's type, so that code with its
+/// own error type still compiles after `use optimisers::*`.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The error of this crate: refused input, or a device, file or rank that fails.
@@ -33,9 +33,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// and the state are as they were, unless a device failed
 /// [in the middle](crate::update#what-is-left-in-the-middle).
 ///
-/// A program decides by the [kind](Error::kind). The text has the problem, the place, what was expected, and
-/// what to do. `Debug` prints the same text, because `unwrap`, `expect` and a `main` that returns an error
-/// use `Debug`. `{:#?}` prints the facts by name.
+/// A program decides by the [kind](Error::kind). The text has the problem, the place, the expectation and the
+/// remedy. `Debug` prints the text of `Display`, because `unwrap`, `expect` and a `main` that returns an
+/// error use `Debug`. `{:#?}` prints the facts by name.
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -63,17 +63,17 @@ struct Facts {
     remedy: Option<Cow<'static, str>>,
     /// The path of the parameter.
     path: Option<String>,
-    /// What the tensor is to the program ("gradient"), if the error is about its memory.
+    /// The role of the tensor in the program ("gradient"), if the error is about the tensor's memory.
     role: Option<&'static str>,
     rank: Option<usize>,
-    /// What the file is ("checkpoint"), and its path.
+    /// The kind of file ("checkpoint"), and its path.
     file: Option<(&'static str, PathBuf)>,
     place: Option<String>,
     cause: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
 impl Error {
-    /// Wraps any error. For rules from outside of this crate.
+    /// Wraps any error, for rules from outside of this crate.
     ///
     /// ```
     /// let error = optimisers::Error::other("the matrix is singular");
@@ -93,7 +93,7 @@ impl Error {
         self.0.path.as_deref()
     }
 
-    /// The rank that refused, left or differs, or whose gradient has the number that is not finite.
+    /// The rank that refused, left or differs, or whose gradient is not finite.
     pub fn rank(&self) -> Option<usize> {
         self.0.rank
     }
@@ -146,7 +146,7 @@ impl Error {
         }))
     }
 
-    /// Adds what was found. It follows the problem in the text.
+    /// Adds what was found, which follows the problem in the text.
     pub(crate) fn with_got(mut self, got: impl fmt::Display) -> Self {
         self.0.got = Some(got.to_string());
         self
@@ -162,7 +162,7 @@ impl Error {
         self
     }
 
-    /// Adds what to do. It follows a semicolon at the end of the text.
+    /// Adds what to do, which follows a semicolon at the end of the text.
     pub(crate) fn with_remedy(mut self, remedy: impl Into<Cow<'static, str>>) -> Self {
         self.0.remedy = Some(remedy.into());
         self
@@ -173,7 +173,7 @@ impl Error {
         self
     }
 
-    /// Adds the underlying error. Its text follows the problem.
+    /// Adds the underlying error, whose text follows the problem.
     pub(crate) fn caused_by(mut self, cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         self.0.cause = Some(cause.into());
         self
@@ -190,15 +190,15 @@ impl Error {
         self
     }
 
-    /// Adds the rank whose gradient has the number, and names that rank in the remedy.
-    pub(crate) fn brought_by(mut self, rank: usize) -> Self {
+    /// Adds the rank whose gradient has the offending number, and names the rank in the remedy.
+    pub(crate) fn caused_by_rank(mut self, rank: usize) -> Self {
         let remedy = self.0.remedy.take().map_or_else(String::new, |remedy| format!("; {remedy}"));
         self.of_rank(rank).with_remedy(format!("the cause is the gradient of rank {rank}{remedy}"))
     }
 
-    /// Adds the file, unless the error has one. `what` is what the file is to the program: "checkpoint".
-    pub(crate) fn in_file(mut self, what: &'static str, file: &Path) -> Self {
-        self.0.file.get_or_insert_with(|| (what, file.to_path_buf()));
+    /// Adds the file, unless the error has one. `kind` is the kind of file: "checkpoint".
+    pub(crate) fn in_file(mut self, kind: &'static str, file: &Path) -> Self {
+        self.0.file.get_or_insert_with(|| (kind, file.to_path_buf()));
         self
     }
 
@@ -209,8 +209,8 @@ impl Error {
         self
     }
 
-    /// Adds what the tensor is to the program, if the error is about memory and has no role: the code that
-    /// lends memory does not know the role. An error of another kind is one of what ran on the memory.
+    /// Adds the role of the tensor, if the error is about memory and has no role yet: the code that lends
+    /// memory does not know the role. Errors of other kinds come from the function that ran on the memory.
     pub(crate) fn in_role(mut self, role: &'static str) -> Self {
         if self.0.kind == ErrorKind::Memory {
             self.0.role.get_or_insert(role);
@@ -218,8 +218,8 @@ impl Error {
         self
     }
 
-    /// Turns an element's index in a part of a parameter into the index in the whole parameter. The part
-    /// begins at `first`.
+    /// Turns an element's index in a part of a parameter into the index in the whole parameter. `first` is
+    /// the first element of the part.
     pub(crate) fn counted_from(mut self, first: usize) -> Self {
         if let Some(element) = &mut self.0.element {
             *element += first;
@@ -228,15 +228,15 @@ impl Error {
     }
 
     /// Adds to the remedy the leaves that have moved before the error, if there are any.
-    pub(crate) fn after<'p>(mut self, moved: impl Iterator<Item = &'p str>) -> Self {
-        let moved = listed(moved);
-        if moved.is_empty() {
+    pub(crate) fn after<'p>(mut self, moved_paths: impl Iterator<Item = &'p str>) -> Self {
+        let names = first_names(moved_paths);
+        if names.is_empty() {
             return self;
         }
         let remedy = self.0.remedy.take().map_or_else(String::new, |remedy| format!("{remedy}; "));
         self.with_remedy(format!(
             "{remedy}these parameters had already moved: {}; restore model and state from a checkpoint",
-            joined(&moved)
+            comma_separated(&names)
         ))
     }
 }
@@ -244,8 +244,8 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Facts { problem, got, element, expected, remedy, path, role, file, place, cause, .. } = &*self.0;
-        if let Some((what, file)) = file {
-            write!(f, "{what} {}: ", file.display())?;
+        if let Some((file_kind, file)) = file {
+            write!(f, "{file_kind} {}: ", file.display())?;
         }
         match place.as_deref() {
             Some("") => f.write_str("configuration: ")?,

@@ -6,28 +6,31 @@ use std::fmt::Display;
 use super::{Error, ErrorKind};
 
 impl Error {
-    /// The error for an unknown name. `what` is the kind of thing that is named: "rule". The message suggests
-    /// the nearest available name.
+    /// The error for an unknown name. `what` is the kind of thing with that name: "rule". The message
+    /// suggests the nearest available name.
     pub(crate) fn unknown(what: impl Display, name: &str, available: &[impl AsRef<str>]) -> Self {
-        Error::new(ErrorKind::UnknownName, format!("there is no {what} {name:?}{}", meant(name, available)))
-            .with_expected(one_of(available))
+        Error::new(
+            ErrorKind::UnknownName,
+            format!("there is no {what} {name:?}{}", suggestion(name, available)),
+        )
+        .with_expected(one_of(available))
     }
 
-    /// [`Error::unknown`] among the paths of a model, of which the message has only the first.
+    /// [`Error::unknown`] for a path of a model. The message has only the first of the available paths.
     pub(crate) fn unknown_path<'p>(what: &str, path: &str, paths: impl Iterator<Item = &'p str>) -> Self {
         let paths: Vec<&str> = paths.collect();
-        Error::unknown(what, path, &paths).with_expected(one_of(&listed(paths.into_iter())))
+        Error::unknown(what, path, &paths).with_expected(one_of(&first_names(paths.into_iter())))
     }
 }
 
 /// The available names, as text for [`Error::with_expected`].
 pub(crate) fn one_of(available: &[impl AsRef<str>]) -> String {
-    format!("{}{}", if available.is_empty() { "" } else { "one of: " }, joined(available))
+    format!("{}{}", if available.is_empty() { "" } else { "one of: " }, comma_separated(available))
 }
 
-/// Names with commas, or "none". An empty name, which is the path of a model that is a single variable, is in
-/// quotes.
-pub(crate) fn joined(names: &[impl AsRef<str>]) -> String {
+/// Names with commas, or "none". An empty name, which is the path of a model that is a single variable,
+/// becomes `""`.
+pub(crate) fn comma_separated(names: &[impl AsRef<str>]) -> String {
     if names.is_empty() {
         return "none".to_string();
     }
@@ -39,7 +42,7 @@ pub(crate) fn joined(names: &[impl AsRef<str>]) -> String {
 }
 
 /// The first names and "..." for the rest, because a model may have thousands.
-pub(crate) fn listed(names: impl Iterator<Item = impl Into<String>>) -> Vec<String> {
+pub(crate) fn first_names(names: impl Iterator<Item = impl Into<String>>) -> Vec<String> {
     const LISTED: usize = 20;
     let mut names: Vec<String> = names.take(LISTED + 1).map(Into::into).collect();
     if names.len() > LISTED {
@@ -48,15 +51,15 @@ pub(crate) fn listed(names: impl Iterator<Item = impl Into<String>>) -> Vec<Stri
     names
 }
 
-/// The names without those that stand before, in their order.
-pub(crate) fn each_once<'n>(names: impl Iterator<Item = &'n str>) -> Vec<String> {
-    let mut known = HashSet::new();
-    names.filter(|name| known.insert(*name)).map(str::to_string).collect()
+/// The names without repetitions, in the order of their first occurrence.
+pub(crate) fn distinct<'n>(names: impl Iterator<Item = &'n str>) -> Vec<String> {
+    let mut earlier = HashSet::new();
+    names.filter(|name| earlier.insert(*name)).map(str::to_string).collect()
 }
 
-/// Names in other libraries and of other rules, each with the name of this crate. A name may occur twice: the
-/// first row whose second name is available counts.
-const ELSEWHERE: [(&str, &str); 12] = [
+/// Names in other libraries and of other rules, each with the name in this crate. If a name has several rows,
+/// the first whose second name is available counts.
+const SYNONYMS: [(&str, &str); 12] = [
     ("lr", "eta"),
     ("learning_rate", "eta"),
     ("weight_decay", "lambda"),
@@ -72,30 +75,31 @@ const ELSEWHERE: [(&str, &str); 12] = [
 ];
 
 /// The available name that an unknown one may mean, as text in brackets; empty if no name is near.
-pub(crate) fn meant(name: &str, available: &[impl AsRef<str>]) -> String {
-    /// No name of this crate is nearly as long, and `edits` takes time in proportion to both lengths.
+pub(crate) fn suggestion(name: &str, available: &[impl AsRef<str>]) -> String {
+    /// Names of this crate are much shorter, and the time of `edit_distance` grows with both lengths.
     const LONGEST: usize = 64;
     if name.len() > LONGEST {
         return String::new();
     }
     let available = || available.iter().map(AsRef::as_ref);
-    let is_available = |ours: &str| available().any(|known| known == ours);
-    let elsewhere = ELSEWHERE.iter().find(|(theirs, ours)| *theirs == name && is_available(ours));
-    let is_same = |known: &str| known.eq_ignore_ascii_case(name);
+    let is_available = |ours: &str| available().any(|candidate| candidate == ours);
+    let synonym = SYNONYMS.iter().find(|(theirs, ours)| *theirs == name && is_available(ours));
+    let is_same = |candidate: &str| candidate.eq_ignore_ascii_case(name);
     let nearest = || {
-        let near = available().map(|known| (edits(name, known), known));
-        near.min().filter(|(edits, _)| *edits <= (name.len() / 3).min(2)).map(|(_, known)| known)
+        let distances = available().map(|candidate| (edit_distance(name, candidate), candidate));
+        let (distance, candidate) = distances.min()?;
+        (distance <= (name.len() / 3).min(2)).then_some(candidate)
     };
-    let found = elsewhere
+    let best = synonym
         .map(|(_, ours)| *ours)
-        .or_else(|| available().find(|known| is_same(known)))
+        .or_else(|| available().find(|candidate| is_same(candidate)))
         .or_else(nearest);
-    found.map_or_else(String::new, |found| format!(" (did you mean {found}?)"))
+    best.map_or_else(String::new, |best| format!(" (did you mean {best}?)"))
 }
 
 /// The edit distance of two words: the number of letters to leave out, add, exchange, or swap with their
 /// neighbour (optimal string alignment). `rows[i][j]` is the distance of the first i and j letters.
-fn edits(from: &str, to: &str) -> usize {
+fn edit_distance(from: &str, to: &str) -> usize {
     let (from, to): (Vec<char>, Vec<char>) = (from.chars().collect(), to.chars().collect());
     let mut rows = vec![(0..=to.len()).collect::<Vec<usize>>()];
     for i in 1..=from.len() {
@@ -127,13 +131,13 @@ mod tests {
             ("lamda", "lambda"),
         ];
         for (name, expected) in cases {
-            assert_eq!(meant(name, &rules), format!(" (did you mean {expected}?)"));
+            assert_eq!(suggestion(name, &rules), format!(" (did you mean {expected}?)"));
         }
         let decay = ["decay_lambda", "decay_eta_max"].map(str::to_string);
-        assert_eq!(meant("weight_decay", &decay), " (did you mean decay_lambda?)");
-        assert_eq!(meant("eta_max", &decay), " (did you mean decay_eta_max?)");
+        assert_eq!(suggestion("weight_decay", &decay), " (did you mean decay_lambda?)");
+        assert_eq!(suggestion("eta_max", &decay), " (did you mean decay_eta_max?)");
         for name in ["SGD", "momentum", "x", "", "inf"] {
-            assert_eq!(meant(name, &rules), "", "{name}");
+            assert_eq!(suggestion(name, &rules), "", "{name}");
         }
     }
 }

@@ -22,6 +22,7 @@ impl Error {
             .with_expected(expected)
     }
 
+    /// The error for a tensor on another device.
     pub(crate) fn device(what: impl Display, got: impl Debug, expected: impl Debug) -> Self {
         Error::new(ErrorKind::Tensor, format!("{what} is on"))
             .with_got(format_args!("{got:?}"))
@@ -44,15 +45,17 @@ impl Error {
             .with_expected(format_args!("a number that {dtype:?} can hold"))
     }
 
-    /// The error of a call that has begun to write `begun` of `all` values; itself if it has written nothing.
+    /// The error of a call that has begun to write `begun` of `all` values; `self` if `begun` is 0.
     pub(crate) fn after_values(self, begun: usize, all: usize) -> Self {
         if begun == 0 {
             return self;
         }
         let problem = format!("the call failed after it had begun to write {begun} of {all} values");
-        let halfway =
+        let mut halfway =
             Error::new(self.kind(), problem).with_remedy("set or restore all values again before you go on");
-        let halfway = if let Some(path) = self.path() { halfway.at(path) } else { halfway };
+        if let Some(path) = self.path() {
+            halfway = halfway.at(path);
+        }
         halfway.caused_by(self)
     }
 
@@ -64,7 +67,7 @@ impl Error {
         )
     }
 
-    /// The number of bytes, if the error is that there is no memory left for them.
+    /// Adds the number of bytes of the allocation, if the error is that there is no memory left.
     pub(crate) fn asking_for(self, bytes: usize) -> Self {
         match self.kind() {
             ErrorKind::OutOfMemory => {

@@ -1,12 +1,12 @@
-//! Warnings: what is not an error but hurts a training.
+//! Warnings: problems that are no errors but hurt a training.
 //!
-//! [`Warnings`] keeps those of a state, the first of each kind. They have two sources:
+//! [`Warnings`] stores the warnings of a state, the first of each kind. They have two sources:
 //!
-//! - A call *meets* a warning: it finds something wrong, and the warning is recorded and logged at once.
-//! - Leaves *show* a warning by what they are, such as a dtype that loses steps. `StateTree::warnings` has it
-//!   at once, but it is recorded and logged only in the next update, so that a program can allow it before.
+//! - A call finds something wrong. The warning is recorded and logged at once.
+//! - Leaves *show* a warning by their settings, such as a dtype that loses steps. `StateTree::warnings` has
+//!   the warning at once. The next update records and logs it, so that a program can allow it before.
 //!
-//! What leaves show is cached, because each update would otherwise inspect all leaves.
+//! The warnings that leaves show are cached, because each update would otherwise inspect all leaves.
 
 use std::fmt;
 use std::mem::discriminant;
@@ -14,14 +14,14 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::joined;
+use super::comma_separated;
 
-/// Something that is not an error but hurts a training. The text (`Display`) contains the remedy.
+/// A problem that is no error but hurts a training. The text (`Display`) contains the remedy.
 ///
-/// A state records the first warning of each kind, and ignores later ones of that kind.
-/// [`StateTree::warnings`](crate::StateTree::warnings) lists what is recorded,
-/// [`Outcome::warnings`](crate::Outcome::warnings) what the call has added. Each recorded warning is also a
-/// line of the log. If the program has no logger, the line goes to standard error, unless
+/// A state records the first warning of each kind, and ignores later warnings of that kind.
+/// [`StateTree::warnings`](crate::StateTree::warnings) lists the recorded warnings,
+/// [`Outcome::warnings`](crate::Outcome::warnings) those that the call has added. Each recorded warning is
+/// also a line of the log. If the program has no logger, the line goes to standard error, unless
 /// [`Warning::silence`] was called.
 ///
 /// ```
@@ -54,8 +54,8 @@ pub enum Warning {
     /// Variables that the loss reaches and the state does not have, such as those of a later layer.
     ///
     /// [`CandleOptimizer`](crate::CandleOptimizer) looks for them in the graph of the loss in its first step.
-    /// An update gets gradients alone, and those of a variable look like those of a constant: there
-    /// [`audit`](crate::audit) finds such variables.
+    /// An update gets only gradients, and the gradient of a variable looks like that of a constant. For
+    /// programs that call `update`, [`audit`](crate::audit) finds such variables.
     NotInState {
         /// The number of these variables.
         variables: usize,
@@ -86,7 +86,7 @@ pub enum Warning {
         calls: u64,
     },
     /// A checkpoint that [`CheckpointSaver::newest`](crate::CheckpointSaver::newest) has passed over, because
-    /// it is damaged, of another format or unfinished. No state records this warning.
+    /// the file is damaged, of another format or unfinished. No state records this warning.
     PassedOver {
         /// The file.
         file: PathBuf,
@@ -103,12 +103,13 @@ pub enum Warning {
         reason: String,
     },
 
-    /// Parameters of 16 bits with neither a master nor another way to keep what rounding loses.
+    /// Parameters of 16 bits with neither a master nor another store of the bits that rounding loses.
     ///
     /// A step below 2⁻⁹ of an element in BF16, or below 2⁻¹² of it in F16, does not move the element.
     /// [`StateTree::warnings`](crate::StateTree::warnings) has this warning from `setup` on, and the log from
-    /// the first update on. If [`Selection::allow_low_precision`](crate::Selection::allow_low_precision) is
-    /// called before the first update, neither has it.
+    /// the first update on. A call of
+    /// [`Selection::allow_low_precision`](crate::Selection::allow_low_precision) before the first update
+    /// removes the warning.
     LowPrecision {
         /// The number of these parameters in BF16.
         bf16: usize,
@@ -134,12 +135,12 @@ pub enum Warning {
 
     /// A parameter with a number that is infinite or NaN after an update.
     ///
-    /// Each update checks up to 16 parameters on the CPU, the next update others: all elements of a parameter
-    /// that has up to 64, and a few elements of a longer one. If the loss is NaN, so are all gradients, and
-    /// that update finds it. A single NaN is found once it has spread. Parameters on a device are not
-    /// checked. [`Update::finite_only`](crate::Update::finite_only), [`LossScaler`](crate::LossScaler) and
-    /// clipping rules such as [`ClipGlobalNorm`](crate::ClipGlobalNorm) skip or refuse such a call before
-    /// anything is written.
+    /// Each update checks up to 16 parameters on the CPU, and the next update other parameters. A parameter
+    /// with up to 64 elements is checked as a whole, a longer parameter at a few elements. If the loss is
+    /// NaN, so are all gradients, and the update finds a NaN. A single NaN is found once it has spread.
+    /// Parameters on a device are not checked. [`Update::finite_only`](crate::Update::finite_only),
+    /// [`LossScaler`](crate::LossScaler) and clipping rules such as [`ClipGlobalNorm`](crate::ClipGlobalNorm)
+    /// skip or refuse such a call before anything is written.
     ParameterNotFinite {
         /// The parameter.
         path: String,
@@ -160,13 +161,13 @@ pub enum Warning {
     StepsSkipped {
         /// The number of skipped calls since the last step.
         calls: u64,
-        /// Why the last of them was skipped, and what to do.
+        /// Why the last of these calls was skipped, and what to do.
         reason: String,
     },
 
     /// A [`StreamedStep`](crate::StreamedStep) that was dropped before `finish`.
     ///
-    /// Parameters whose gradients were pushed have moved, the others have not.
+    /// Parameters whose gradients were pushed have moved. The others have not.
     StepDropped {
         /// The number of parameters that have moved.
         moved: usize,
@@ -176,16 +177,16 @@ pub enum Warning {
 
     /// Updates that run as single tensor operations, which is slow.
     ///
-    /// The device has no fused engine, or that engine does not work there. No state records this warning; it
-    /// is logged once in the life of the process.
+    /// The device has no fused engine, or the fused engine does not work on the device. No state records this
+    /// warning, which is logged once in the life of the process.
     SlowEngine {
-        /// Why.
+        /// Why no fused engine runs.
         reason: String,
     },
     /// Ranks of an MPI job on one machine whose threads together outnumber the cores.
     ///
     /// The threads wait for each other, which can make a step ten times as long. No state records this
-    /// warning; one rank of the machine logs it once in the life of the job.
+    /// warning. One rank of the machine logs it once in the life of the job.
     CoresShared {
         /// The number of ranks on the machine.
         ranks: usize,
@@ -196,7 +197,7 @@ pub enum Warning {
     },
     /// A schedule of the program that differs from the schedule in the restored file.
     ///
-    /// The program's schedule counts. A file of torch shows only that there was a scheduler.
+    /// The program's schedule is used. A file of torch shows only that there was a scheduler.
     ScheduleDiffers {
         /// The first parameter.
         path: String,
@@ -209,8 +210,8 @@ pub enum Warning {
     },
     /// A schedule of factors that is taken for one of learning rates, or the other way round.
     ///
-    /// The own rate is at most 0.1, and the schedule reaches exactly 1 or 100 times the own rate, or is
-    /// [relative](crate::Schedule::relative) and always below 1/100.
+    /// The parameter's own rate is at most 0.1, and the schedule reaches exactly 1 or 100 times that rate, or
+    /// the schedule is [relative](crate::Schedule::relative) and always below 1/100.
     /// [`StateTree::warnings`](crate::StateTree::warnings) has this warning from `schedule` on, and the log
     /// from the next update on.
     UnlikelyRate {
@@ -225,10 +226,10 @@ pub enum Warning {
     },
     /// Settings of the program that a restored file has replaced by others.
     ///
-    /// Hyper-parameters, the count of steps and which parameters are frozen are taken from the file. What the
-    /// program has set is compared with what the file has and with what the program of the file had set up,
-    /// so numbers that [`adjust`](crate::StateTree::adjust), a plateau or a schedule has moved during the run
-    /// cause no warning.
+    /// A restore takes from the file the hyper-parameters, the count of steps, and which parameters are
+    /// frozen. The program's settings are compared with those in the file and with the first settings of the
+    /// program that wrote the file. So numbers that [`adjust`](crate::StateTree::adjust), a plateau or a
+    /// schedule has moved during that run cause no warning.
     SettingsDiffer {
         /// Each difference once, with its first parameter. After 20 the rest is `...`.
         differences: Vec<String>,
@@ -237,40 +238,39 @@ pub enum Warning {
     ///
     /// The file has the model, but [`restore`](crate::CheckpointFile::restore) takes over only the state, or
     /// other weights were loaded after [`restore_with_model`](crate::CheckpointFile::restore_with_model). The
-    /// next update compares a few elements of up to 16 parameters. If such a parameter has a master, the
-    /// update refuses it instead.
+    /// next update compares a few elements of up to 16 parameters. A parameter that differs and has a master
+    /// is refused instead.
     ModelNotRestored {
         /// The first such parameter.
         path: String,
     },
-    /// A restored state in which only numbers, the indices of a list, distinguish the parameters.
+    /// A restored state whose parameters are named only by numbers, the indices of a list.
     ///
-    /// Some have one shape and dtype, so the restore could not notice if these have changed places in the
-    /// list. `VarMap::all_vars` has another order in each process. If all differ, the restore refuses another
-    /// order.
+    /// If parameters of one shape and dtype have changed places in the list, the restore cannot notice the
+    /// change. `VarMap::all_vars` has another order in each process. If all parameters differ in shape or
+    /// dtype, the restore refuses another order, and there is no warning.
     OrderUnseen {
         /// The number of the first parameters that have one shape and dtype.
         parameters: usize,
         /// Their shape.
         shape: Vec<usize>,
     },
-    /// Gradients that travel between ranks in another dtype than that of the values that their layers
-    /// compute.
+    /// Gradients that travel between ranks in another dtype than their layers compute in.
     ///
-    /// The layers are those of [`Autocast`](crate::Autocast). If the wire rounds a gradient more than its
-    /// layer did, bits are lost. If it sends a gradient of a layer in BF16 in F32, half of the bytes are
-    /// zeros; that is no reason to warn if the program has chosen this dtype by
-    /// [`Setup::wire`](crate::Setup::wire). Each update over [ranks](crate::Setup::over) looks for this.
+    /// The layers are those of [`Autocast`](crate::Autocast). If the wire rounds a gradient more than the
+    /// layer did, bits are lost. If the gradient of a BF16 layer travels in F32, half of the bytes are zeros.
+    /// There is no warning about such bytes if the program has chosen the dtype by
+    /// [`Setup::wire`](crate::Setup::wire). Each update over [ranks](crate::Setup::over) checks the dtypes.
     WireDiffers {
         /// The number of these parameters.
         parameters: usize,
-        /// The first of them.
+        /// The first of these parameters.
         path: String,
-        /// The dtype of the values of the first gradient.
+        /// The dtype in which the layers compute the first gradient.
         values: String,
         /// The dtype in which the first gradient travels.
         travels: String,
-        /// Whether bits are lost, not only bytes.
+        /// Whether bits are lost. If not, only bytes are wasted.
         loses_bits: bool,
     },
     /// A step at a learning rate of 0 that a schedule gives.
@@ -292,10 +292,15 @@ impl fmt::Display for Warning {
                 "{missing} of {parameters} parameters have no gradient and stay as they are: {}. {remedy}. \
                  `StateTree::require_all` makes this an error; if the gradients are missing on purpose, \
                  call `Selection::allow_missing`",
-                joined(paths)
+                comma_separated(paths)
             ),
             Warning::NotInState { variables, shapes } => {
-                write!(f, "{}: {}. To train them, {TRAIN_OTHERS}", others_reached(*variables), joined(shapes))
+                write!(
+                    f,
+                    "{}: {}. To train them, {TRAIN_OTHERS}",
+                    others_reached(*variables),
+                    comma_separated(shapes)
+                )
             }
             Warning::NotFinite { file, tensors, entry, index, value } => write!(
                 f,
@@ -319,18 +324,19 @@ impl fmt::Display for Warning {
                 )
             }
             Warning::LowPrecision { bf16, f16, paths } => {
-                let lost = [(*bf16, "BF16", "2⁻⁹ (1/512)"), (*f16, "F16", "2⁻¹² (1/4096)")];
-                let lost = lost.into_iter().filter(|(count, ..)| *count > 0).map(|(count, dtype, bound)| {
-                    let lose = if count == 1 { "parameter loses" } else { "parameters lose" };
-                    format!("{count} {dtype} {lose} every step below {bound} of an element")
-                });
+                let dtypes = [(*bf16, "BF16", "2⁻⁹ (1/512)"), (*f16, "F16", "2⁻¹² (1/4096)")];
+                let losses =
+                    dtypes.into_iter().filter(|(count, ..)| *count > 0).map(|(count, dtype, bound)| {
+                        let lose = if count == 1 { "parameter loses" } else { "parameters lose" };
+                        format!("{count} {dtype} {lose} every step below {bound} of an element")
+                    });
                 write!(
                     f,
                     "without a master, {}: {}. To keep such steps, put `MixedPrecision::new(F32, ..)`, \
                      `Kahan` or `StochasticRounding` around the rule; if this is intended, call \
                      `Selection::allow_low_precision`",
-                    lost.collect::<Vec<_>>().join(", and "),
-                    joined(paths)
+                    losses.collect::<Vec<_>>().join(", and "),
+                    comma_separated(paths)
                 )
             }
             Warning::WrongOrder { path, rule, faults } => {
@@ -385,7 +391,7 @@ impl fmt::Display for Warning {
                  the program has set others: {}. To have one of those, set it after the restore; \
                  `CheckpointFile::keeping_settings` keeps all of the program's, also the count of steps, which \
                  is 0 in a new state",
-                joined(differences)
+                comma_separated(differences)
             ),
             Warning::ModelNotRestored { path } => write!(
                 f,
@@ -436,12 +442,12 @@ impl fmt::Display for Warning {
     }
 }
 
-/// The problem of variables that the state does not have.
+/// The problem that the loss reaches variables that the state does not have.
 pub(crate) fn others_reached(variables: usize) -> String {
     format!("the loss reaches {variables} variables that this state does not have and never trains")
 }
 
-/// The remedy for such variables, after "to train them".
+/// The remedy for variables that the state does not have, as a clause after "to train them".
 pub(crate) const TRAIN_OTHERS: &str = "make the optimiser after the last layer, of a model that shows all \
                                        variables; if they are frozen on purpose, or another state trains \
                                        them, as in a GAN, call `StateTree::allow_others`";
@@ -455,7 +461,7 @@ impl Warning {
     }
 
     /// Writes a line to the log, or to standard error if the program has no logger.
-    pub(crate) fn say(&self) {
+    pub(crate) fn log(&self) {
         log::warn!("{self}");
         // `Off` is the level of `log` until a program sets up a logger.
         if log::max_level() == log::LevelFilter::Off && !IS_SILENT.load(Ordering::Relaxed) {
@@ -464,82 +470,83 @@ impl Warning {
     }
 }
 
-/// The warnings of a state, the first of each kind. See the head of the file for *meet* and *show*.
+/// The warnings of a state, the first of each kind. The head of the file explains which leaves *show*.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Warnings {
-    met: Vec<Warning>,
+    recorded: Vec<Warning>,
     /// Whether nothing is recorded. True for a scratch tree, because the training's tree has its warnings.
-    is_deaf: bool,
-    /// A cache of the recorded warnings and of what leaves show. Emptied by `look_again`.
-    with_shown: OnceLock<Vec<Warning>>,
-    /// Whether `meet_shown` has inspected the leaves since the last `look_again`.
-    are_leaves_clean: bool,
+    ignores_all: bool,
+    /// A cache of the recorded warnings and those that leaves show. Emptied by `clear_cache`.
+    all: OnceLock<Vec<Warning>>,
+    /// Whether `record_shown` has inspected the leaves since the last `clear_cache`.
+    are_leaves_inspected: bool,
 }
 
 impl Warnings {
     /// The warnings of a state that records none.
-    pub(crate) fn none() -> Self {
-        Warnings { is_deaf: true, ..Warnings::default() }
+    pub(crate) fn ignoring_all() -> Self {
+        Warnings { ignores_all: true, ..Warnings::default() }
     }
 
     /// The recorded warnings for a state with other leaves, without the caches.
-    pub(crate) fn of_other_leaves(&self) -> Self {
-        Warnings { with_shown: OnceLock::new(), are_leaves_clean: false, ..self.clone() }
+    pub(crate) fn for_other_leaves(&self) -> Self {
+        Warnings { all: OnceLock::new(), are_leaves_inspected: false, ..self.clone() }
     }
 
-    /// The recorded warnings in their order, then what leaves `show` and no call has recorded yet.
-    pub(crate) fn with(&self, show: impl Fn() -> Vec<Warning>) -> &[Warning] {
-        self.with_shown.get_or_init(|| {
+    /// The recorded warnings in their order, then those that leaves `show` and no call has recorded yet.
+    pub(crate) fn all(&self, show: impl Fn() -> Vec<Warning>) -> &[Warning] {
+        self.all.get_or_init(|| {
             let shown = show().into_iter().filter(|shown| self.is_first(shown));
-            self.met.iter().cloned().chain(shown).collect()
+            self.recorded.iter().cloned().chain(shown).collect()
         })
     }
 
-    /// Records and logs what leaves `show`, and returns what is new. A further call does nothing until the
-    /// next `look_again`.
-    pub(crate) fn meet_shown(&mut self, show: impl FnOnce() -> Vec<Warning>) -> Vec<Warning> {
-        if self.are_leaves_clean || self.is_deaf {
+    /// Records and logs the warnings that leaves `show`, and returns the new ones. A further call does
+    /// nothing until the next `clear_cache`.
+    pub(crate) fn record_shown(&mut self, show: impl FnOnce() -> Vec<Warning>) -> Vec<Warning> {
+        if self.are_leaves_inspected || self.ignores_all {
             return Vec::new();
         }
-        let met = show().into_iter().filter_map(|warning| self.meet(warning)).collect();
-        // Set last, because `meet` clears it.
-        self.are_leaves_clean = true;
-        met
+        let new = show().into_iter().filter_map(|warning| self.record(warning)).collect();
+        // Set last, because `record` clears it.
+        self.are_leaves_inspected = true;
+        new
     }
 
-    /// Drops the caches of what leaves show. Must be called wherever leaves may change.
-    pub(crate) fn look_again(&mut self) {
-        self.with_shown.take();
-        self.are_leaves_clean = false;
+    /// Drops the cache of the warnings that leaves show. Must be called wherever leaves may change.
+    pub(crate) fn clear_cache(&mut self) {
+        self.all.take();
+        self.are_leaves_inspected = false;
     }
 
     /// Whether a warning of this kind would be the first. Callers use it to skip the search for a warning.
-    pub(crate) fn would_meet(&self, is_kind: impl Fn(&Warning) -> bool) -> bool {
-        !self.is_deaf && !self.met.iter().any(is_kind)
+    pub(crate) fn would_record(&self, is_kind: impl Fn(&Warning) -> bool) -> bool {
+        !self.ignores_all && !self.recorded.iter().any(is_kind)
     }
 
     fn is_first(&self, warning: &Warning) -> bool {
-        self.would_meet(|met| discriminant(met) == discriminant(warning))
+        self.would_record(|recorded| discriminant(recorded) == discriminant(warning))
     }
 
-    /// [`Warnings::meet`], or, if a warning of this kind is recorded, an update of its count.
-    pub(crate) fn renew(&mut self, warning: Warning) -> Option<Warning> {
-        if let Some(known) = self.met.iter_mut().find(|met| discriminant(*met) == discriminant(&warning)) {
-            *known = warning;
-            self.with_shown.take();
+    /// Replaces a recorded warning of this kind, whose count has grown. Without one, as [`Warnings::record`].
+    pub(crate) fn record_count(&mut self, warning: Warning) -> Option<Warning> {
+        let is_kind = |recorded: &&mut Warning| discriminant(&**recorded) == discriminant(&warning);
+        if let Some(recorded) = self.recorded.iter_mut().find(is_kind) {
+            *recorded = warning;
+            self.all.take();
             return None;
         }
-        self.meet(warning)
+        self.record(warning)
     }
 
     /// If the warning is the first of its kind, records it, logs it and returns it.
-    pub(crate) fn meet(&mut self, warning: Warning) -> Option<Warning> {
+    pub(crate) fn record(&mut self, warning: Warning) -> Option<Warning> {
         if !self.is_first(&warning) {
             return None;
         }
-        warning.say();
-        self.look_again();
-        self.met.push(warning.clone());
+        warning.log();
+        self.clear_cache();
+        self.recorded.push(warning.clone());
         Some(warning)
     }
 }

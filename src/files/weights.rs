@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::tensor_file::{Entry, TensorFile, open_error, read_error};
 use crate::engine::{rounded, set_lent};
-use crate::error::{Error, ErrorKind, Result, listed, one_of};
+use crate::error::{Error, ErrorKind, Result, first_names, one_of};
 use crate::model::lent::Lend;
 use crate::model::{Model, Variable, in_path_order};
 use crate::numbers::{DType, is_supported};
@@ -17,7 +17,7 @@ use crate::tree::{MasterValues, WeightFiles};
 ///
 /// Values are converted, and rounded once if needed.
 ///
-/// A file may come from another library or from `VarMap::save`, or be a checkpoint of this crate. From a
+/// A file may come from another library or from `VarMap::save`, or be a checkpoint of this crate. Of a
 /// checkpoint only the parameters are read. [`CheckpointFile::converting`](crate::CheckpointFile::converting)
 /// also reads masters, which are more precise copies of parameters.
 ///
@@ -43,9 +43,9 @@ use crate::tree::{MasterValues, WeightFiles};
 #[must_use = "reading weights changes nothing: call one of its `load` methods"]
 #[derive(Clone)]
 pub struct Weights {
-    files: Arc<[File]>,
-    /// The index of the file that has a tensor, by the tensor's name.
-    places: Arc<BTreeMap<String, usize>>,
+    files: Arc<[WeightFile]>,
+    /// The index of each tensor's file, by the tensor's name.
+    file_indices: Arc<BTreeMap<String, usize>>,
     accept_non_finite: bool,
 }
 
@@ -55,14 +55,18 @@ const WEIGHTS: &str = "weights";
 /// Variables with their new values.
 type Assignments<'m> = Vec<(Variable<'m>, Tensor)>;
 
-struct File {
+/// An open file of weights.
+struct WeightFile {
     path: PathBuf,
     tensors: TensorFile,
 }
 
 impl std::fmt::Debug for Weights {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Weights").field("files", &self.paths()).field("tensors", &self.places.len()).finish()
+        f.debug_struct("Weights")
+            .field("files", &self.paths())
+            .field("tensors", &self.file_indices.len())
+            .finish()
     }
 }
 
@@ -72,21 +76,21 @@ impl Weights {
     /// # Errors
     /// If a file cannot be read or is not a whole safetensors file. If two files have a tensor of one name.
     pub fn open(files: impl IntoIterator<Item = impl AsRef<Path>>) -> Result<Self> {
-        let files: Arc<[File]> =
-            files.into_iter().map(|path| File::read(path.as_ref())).collect::<Result<_>>()?;
-        let mut places = BTreeMap::new();
+        let files: Arc<[WeightFile]> =
+            files.into_iter().map(|path| WeightFile::open(path.as_ref())).collect::<Result<_>>()?;
+        let mut file_indices = BTreeMap::new();
         for (i, file) in files.iter().enumerate() {
             for name in file.tensors.names() {
-                if let Some(other) = places.insert(name.clone(), i) {
+                if let Some(other) = file_indices.insert(name.clone(), i) {
                     let problem =
                         format!("it has the tensor {name:?}, which {} has too", files[other].path.display());
-                    let twice =
+                    let error =
                         Error::new(ErrorKind::File, problem).with_remedy("pass the parts of one model only");
-                    return Err(twice.in_file(WEIGHTS, &file.path));
+                    return Err(error.in_file(WEIGHTS, &file.path));
                 }
             }
         }
-        Ok(Weights { files, places: Arc::new(places), accept_non_finite: false })
+        Ok(Weights { files, file_indices: Arc::new(file_indices), accept_non_finite: false })
     }
 
     /// Accepts infinities and NaN, which are refused by default.
@@ -99,7 +103,7 @@ impl Weights {
 
     /// The names of the tensors, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.places.keys().map(String::as_str)
+        self.file_indices.keys().map(String::as_str)
     }
 
     /// Sets every variable of a model to the tensor whose name is the variable's path.
@@ -119,10 +123,10 @@ impl Weights {
     pub fn load_into<M: Model + ?Sized>(&self, model: &M) -> Result<Vec<String>> {
         let (values, unused) =
             self.values(model, |name, x| Ok(rounded(&self.read(name, x.shape(), x.dtype())?, x.dtype())?))?;
-        let all = values.len();
-        for (set, (variable, values)) in values.into_iter().enumerate() {
-            let written = set_lent(&*variable.x, &values).map_err(|error| error.at(variable.path()));
-            written.map_err(|error| error.after_values(set, all))?;
+        let count = values.len();
+        for (i, (variable, value)) in values.into_iter().enumerate() {
+            set_lent(&*variable.x, &value)
+                .map_err(|error| error.at(variable.path()).after_values(i, count))?;
         }
         Ok(unused)
     }
@@ -140,7 +144,7 @@ impl Weights {
             let name = variable
                 .paths
                 .iter()
-                .find(|path| self.places.contains_key(*path))
+                .find(|path| self.file_indices.contains_key(*path))
                 .map_or(variable.path(), String::as_str);
             let value = read(name, &*variable.x)?;
             variable.paths.iter().for_each(|path| {
@@ -154,52 +158,54 @@ impl Weights {
     /// The tensor for a parameter of this shape and dtype, in the dtype of the file.
     fn read(&self, path: &str, shape: &[usize], dtype: DType) -> Result<Tensor> {
         let (file, entry) = self.entry(path)?;
-        let read = self.check(&entry, shape, dtype).and_then(|()| entry.tensor().map_err(read_error));
-        read.map_err(|error| error.at(path).in_file(WEIGHTS, &file.path))
+        let tensor = self.check(&entry, shape, dtype).and_then(|()| entry.tensor().map_err(read_error));
+        tensor.map_err(|error| error.at(path).in_file(WEIGHTS, &file.path))
     }
 
-    /// Refuses a tensor that does not fit a parameter of this shape and dtype. Reads all numbers, to find one
-    /// that is infinite or NaN, or becomes infinite in `dtype`.
+    /// Refuses a tensor that does not fit a parameter of this shape and dtype. Reads all numbers, to find a
+    /// number that is infinite or NaN, or becomes infinite in `dtype`.
     fn check(&self, entry: &Entry<'_>, shape: &[usize], dtype: DType) -> Result<()> {
-        const WHAT: &str = "the file's tensor";
+        const SUBJECT: &str = "the file's tensor";
         if entry.shape != shape {
-            return Err(Error::shape(WHAT, entry.shape, shape).with_remedy("pass the weights of this model"));
+            return Err(
+                Error::shape(SUBJECT, entry.shape, shape).with_remedy("pass the weights of this model")
+            );
         }
-        let found = entry.known_dtype();
-        if found != Some(dtype) && !(is_supported(dtype) && found.is_some_and(is_supported)) {
+        let file_dtype = entry.known_dtype();
+        if file_dtype != Some(dtype) && !(is_supported(dtype) && file_dtype.is_some_and(is_supported)) {
             let remedy = "save the tensor in this dtype, because only F16, BF16, F32 and F64 are converted \
                           into each other";
-            return Err(Error::dtype(WHAT, entry.dtype, format_args!("{dtype:?}")).with_remedy(remedy));
+            return Err(Error::dtype(SUBJECT, entry.dtype, format_args!("{dtype:?}")).with_remedy(remedy));
         }
         match entry
-            .non_finite(0..entry.elements(), dtype)
+            .first_non_finite(0..entry.elements(), dtype)
             .map_err(read_error)?
             .filter(|_| !self.accept_non_finite)
         {
-            Some((index, value)) if value.is_finite() => Err(Error::too_large(WHAT, value, index, dtype)
+            Some((index, value)) if value.is_finite() => Err(Error::too_large(SUBJECT, value, index, dtype)
                 .with_remedy(
                     "give the parameter another dtype; to round the number to infinity, call \
                      `Weights::accepting_non_finite` first",
                 )),
-            Some((index, value)) => Err(Error::not_finite(WHAT, value, index)
+            Some((index, value)) => Err(Error::not_finite(SUBJECT, value, index)
                 .with_remedy("to load infinities and NaN, call `Weights::accepting_non_finite` first")),
             None => Ok(()),
         }
     }
 
     /// The tensor with this name, and its file.
-    fn entry(&self, name: &str) -> Result<(&File, Entry<'_>)> {
-        let file = self.places.get(name).map(|&place| &self.files[place]);
+    fn entry(&self, name: &str) -> Result<(&WeightFile, Entry<'_>)> {
+        let file = self.file_indices.get(name).map(|&index| &self.files[index]);
         file.and_then(|file| Some((file, file.tensors.entry(name)?))).ok_or_else(|| {
             let paths: Vec<String> = self.paths().iter().map(|path| path.display().to_string()).collect();
-            let (problem, names) = ("there is no tensor for it", listed(self.names()));
-            let missing = match &*self.files {
+            let (problem, names) = ("there is no tensor for it", first_names(self.names()));
+            let error = match &*self.files {
                 [] => Error::missing(format!("{problem}, because there are no files")),
                 [only] => Error::missing(problem).in_file(WEIGHTS, &only.path),
                 _ => Error::missing(format!("{problem} in {}", paths.join(", "))),
             };
-            let missing = if names.is_empty() { missing } else { missing.with_expected(one_of(&names)) };
-            missing
+            let with_names = if names.is_empty() { error } else { error.with_expected(one_of(&names)) };
+            with_names
                 .at(name)
                 .with_remedy("pass a file of this model, or a model with the parameters that the file has")
         })
@@ -230,10 +236,10 @@ impl<'v> From<&'v Weights> for MasterValues<'v> {
     }
 }
 
-impl File {
-    fn read(path: &Path) -> Result<Self> {
+impl WeightFile {
+    fn open(path: &Path) -> Result<Self> {
         let (tensors, _) =
             TensorFile::open(path).map_err(|source| open_error(source).in_file(WEIGHTS, path))?;
-        Ok(File { path: path.to_path_buf(), tensors })
+        Ok(WeightFile { path: path.to_path_buf(), tensors })
     }
 }

@@ -9,7 +9,7 @@ use candle_nn::{
 };
 
 use super::gradients::Gradients;
-use super::lent::{Lend, Lent, MemoryMut, View, copied};
+use super::lent::{Lend, Lent, MemoryMut, View, copy_of};
 use super::{Model, Variable, Visitor, in_path_order};
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::DType;
@@ -58,7 +58,7 @@ impl Model for Embedding {
     }
 }
 
-/// Shows the weight and the bias, not the running statistics, because the forward pass moves these.
+/// Shows the weight and the bias. Leaves out the running statistics, because the forward pass moves them.
 impl Model for BatchNorm {
     fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         if let Some((weight, bias)) = self.weight_and_bias() {
@@ -101,7 +101,7 @@ impl Lend for Var {
 }
 
 impl dyn Lend + '_ {
-    /// Copies what is lent into a tensor of candle's, on the device of the memory.
+    /// Copies the lent memory into a tensor of candle's, on the device of the memory.
     ///
     /// # Errors
     /// If the owner does not lend the memory, or the device fails.
@@ -114,7 +114,7 @@ impl dyn Lend + '_ {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn to_tensor(&self) -> Result<Tensor> {
-        Ok(copied("tensor", self)?.detach())
+        Ok(copy_of("tensor", self)?.detach())
     }
 }
 
@@ -147,23 +147,23 @@ impl CandleVariable {
     }
 }
 
-/// The wanted tensors of a model as by [`in_path_order`], for functions that need candle's tensors.
+/// The tensors that [`in_path_order`] returns, for functions that need candle's tensors.
 ///
 /// # Errors
-/// Those of [`in_path_order`], and if the model lends other memory.
-pub(crate) fn of_candle<M: Model + ?Sized>(
+/// Those of [`in_path_order`], and if the model lends memory that is no tensor of candle's.
+pub(crate) fn candle_variables<M: Model + ?Sized>(
     model: &M,
-    wanted: impl Fn(&Tensor) -> bool,
+    is_selected: impl Fn(&Tensor) -> bool,
 ) -> Result<Vec<CandleVariable>> {
-    let tensor = |Variable { paths, x }: Variable<'_>| match x {
+    let to_candle = |Variable { paths, x }: Variable<'_>| match x {
         Lent::Tensor(tensor) => Ok(CandleVariable { paths, tensor }),
-        x => Err(not_of_candle(Variable { paths, x }.path())),
+        x => Err(not_candle_variable(Variable { paths, x }.path())),
     };
-    in_path_order(model, wanted)?.into_iter().map(tensor).collect()
+    in_path_order(model, is_selected)?.into_iter().map(to_candle).collect()
 }
 
 /// The error for a parameter that is not a variable of candle's.
-pub(crate) fn not_of_candle(path: &str) -> Error {
+pub(crate) fn not_candle_variable(path: &str) -> Error {
     let problem = "this call needs candle variables, but the parameter is memory of another kind";
     Error::new(ErrorKind::Unsupported, problem).with_remedy("make a model of `Var`s for this call").at(path)
 }

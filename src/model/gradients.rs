@@ -11,18 +11,19 @@ use crate::tensors::Tensor;
 /// Gradients of a model's parameters.
 ///
 /// Implemented for
-/// - candle's `GradStore`, in which a gradient is found by its variable. Other tensors are ignored: most are
-///   constants, such as the targets of a loss, and the store does not tell them from variables that the state
-///   lacks ([`audit`](crate::audit) does);
+/// - candle's `GradStore`, in which a gradient is found by its variable. Gradients of other tensors are
+///   ignored. Most are of constants, such as the targets of a loss. The store does not tell constants from
+///   variables that the state lacks, but [`audit`](crate::audit) does;
 /// - maps from paths to tensors, and slices, arrays and vectors of pairs of path and tensor.
 ///
 /// Paths and tensors may be owned or borrowed: `HashMap<String, Tensor>`, `BTreeMap<&str, &Tensor>`,
 /// `Vec<(String, Tensor)>`, `[(&str, Tensor); 2]`. A path that the state does not have is an error, and so is
 /// a path that a list has twice.
 ///
-/// A variable with several paths (a tied weight) may have a part of its gradient under each path. These parts
-/// are added up. If the same tensor is under several paths, it is the whole gradient and counts once. So a
-/// program can fill a map while it visits all paths of a model: `grads.insert(path, store.get(x))`.
+/// A variable with several paths (a tied weight) may have a part of its gradient under each path, and an
+/// update adds up these parts. If one tensor is under several paths, the tensor is the whole gradient and
+/// counts once. So a program can fill a map while it visits all paths of a model:
+/// `grads.insert(path, store.get(x))`.
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -42,21 +43,21 @@ use crate::tensors::Tensor;
             of your own, such as a `Vec<f32>`, write `GradientSlices`"
 )]
 pub trait Gradients: Sync {
-    /// The gradient of the parameter `x` at `path`, if it has one.
+    /// The gradient of the parameter `x` at `path`, if the parameter has one.
     ///
-    /// The gradient has the parameter's shape. If it is no tensor of candle's, it may also be a vector that
-    /// has the parameter's number of elements.
+    /// The gradient has the parameter's shape. A gradient that is no tensor of candle's may also be a vector
+    /// with the parameter's number of elements.
     fn gradient(&self, path: &str, x: &dyn Lend) -> Option<&dyn Lend>;
 
     /// The paths of all gradients, if gradients have paths.
     fn paths(&self) -> impl Iterator<Item = &str>;
 
-    /// Whether a variable with several paths can have a gradient under each.
+    /// Whether a variable with several paths can have a gradient under each path.
     fn by_path(&self) -> bool;
 
-    /// The same gradients as a map. If there is one, an update uses it instead.
+    /// The same gradients as a map. If there is a map, an update searches the map instead of the collection.
     ///
-    /// For collections that are slow to search, such as lists. The default is `None`.
+    /// Implement this for collections that are slow to search, such as lists. The default is `None`.
     ///
     /// # Errors
     /// If two gradients have the same path.
@@ -64,11 +65,11 @@ pub trait Gradients: Sync {
         Ok(None)
     }
 
-    /// The factor by which the loss of these gradients was scaled, if they record one.
+    /// The factor by which the loss of these gradients was scaled, if the collection records that factor.
     ///
-    /// If the update has the [`LossScaler`](crate::LossScaler) that scaled the loss, it divides the gradients
-    /// by this factor. An update without that scaler refuses such gradients. The default is `None`: no scale
-    /// is recorded.
+    /// An update with the [`LossScaler`](crate::LossScaler) that scaled the loss divides the gradients by
+    /// this factor. An update without that scaler refuses such gradients. The default is `None`: no scale is
+    /// recorded.
     fn loss_scale(&self) -> Option<f64> {
         None
     }
@@ -77,8 +78,8 @@ pub trait Gradients: Sync {
 /// Gradients by path.
 pub type GradientMap<'g> = HashMap<&'g str, &'g dyn Lend>;
 
-/// What an update needs of [`Gradients`], as a trait object: otherwise the whole update would be compiled
-/// again for each collection.
+/// The part of [`Gradients`] that an update needs. An update uses it as a trait object, because otherwise the
+/// whole update would be compiled again for each collection.
 pub(crate) trait GradientLookUp: Sync {
     fn find(&self, path: &str, x: &dyn Lend) -> Option<&dyn Lend>;
 
@@ -123,7 +124,8 @@ pub(crate) fn duplicate_gradient(path: &str) -> Error {
         .at(path)
 }
 
-/// The collection in which an update looks gradients up: `grads`, or its map, which is then kept in `map`.
+/// The collection in which an update looks gradients up. If `grads` has a map, it is stored in `map` and
+/// returned, otherwise `grads`.
 pub(crate) fn look_up<'m, 'g, G: Gradients + ?Sized>(
     grads: &'m &'g G,
     map: &'m mut Option<GradientMap<'g>>,
@@ -133,7 +135,7 @@ pub(crate) fn look_up<'m, 'g, G: Gradients + ?Sized>(
 }
 
 /// Runs a function on the collection that [`look_up`] returns.
-pub(crate) fn looked_up<G: Gradients + ?Sized, T>(
+pub(crate) fn with_look_up<G: Gradients + ?Sized, T>(
     grads: &G,
     run: impl FnOnce(&dyn GradientLookUp) -> Result<T>,
 ) -> Result<T> {
@@ -167,7 +169,7 @@ macro_rules! lists {
     ($([$($generics:tt)*] $List:ty;)*) => {$(
         impl<P: Borrow<str> + Sync, T: Borrow<Tensor> + Sync, $($generics)*> Gradients for $List {
             fn gradient(&self, path: &str, _x: &dyn Lend) -> Option<&dyn Lend> {
-                self.iter().find_map(|(known, gradient)| (known.borrow() == path).then(|| gradient.borrow() as &dyn Lend))
+                self.iter().find_map(|(own_path, gradient)| (own_path.borrow() == path).then(|| gradient.borrow() as &dyn Lend))
             }
 
             fn paths(&self) -> impl Iterator<Item = &str> {

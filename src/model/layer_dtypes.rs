@@ -13,16 +13,16 @@ use crate::tensors::TensorId;
 pub(crate) struct LayerDtype {
     variables: Vec<TensorId>,
     pub(crate) intended: DType,
-    /// Set by the first forward pass.
-    pub(crate) decided: OnceLock<DType>,
+    /// Set by a forward pass, which finds out whether the intended dtype works.
+    pub(crate) decision: OnceLock<DType>,
 }
 
 static LAYERS: Mutex<Vec<Weak<LayerDtype>>> = Mutex::new(Vec::new());
 
 impl LayerDtype {
-    /// Registers a layer. The registration ends with the last handle.
+    /// Registers a layer. The registration ends when the last `Arc` is dropped.
     pub(crate) fn register(variables: Vec<TensorId>, intended: DType) -> Arc<Self> {
-        let layer = Arc::new(LayerDtype { variables, intended, decided: OnceLock::new() });
+        let layer = Arc::new(LayerDtype { variables, intended, decision: OnceLock::new() });
         let mut layers = LAYERS.lock().unwrap_or_else(PoisonError::into_inner);
         layers.retain(|layer| layer.strong_count() > 0);
         layers.push(Arc::downgrade(&layer));
@@ -30,11 +30,11 @@ impl LayerDtype {
     }
 
     pub(crate) fn dtype(&self) -> DType {
-        *self.decided.get().unwrap_or(&self.intended)
+        *self.decision.get().unwrap_or(&self.intended)
     }
 }
 
-/// For each variable of a layer, the dtype of the values that the variable's gradient has.
+/// For each variable of a registered layer, the dtype in which its gradient was computed.
 pub(crate) fn layer_dtypes() -> HashMap<TensorId, DType> {
     let layers = LAYERS.lock().unwrap_or_else(PoisonError::into_inner);
     let mut dtypes = HashMap::new();

@@ -1,8 +1,9 @@
 //! The model that is trained: whatever implements [`Model`] and shows its tensors under their paths.
 //!
 //! `Model::visit` calls [`Visitor::child`] for parts, which builds the path, and [`Visitor::tensor`] or
-//! [`Visitor::lend`] for tensors. These pass path and tensor on to a [`See`]: [`in_path_order`] has one that
-//! collects a model's parameters, and `tree/found.rs` one that finds those of a state again in each update.
+//! [`Visitor::lend`] for tensors. The visitor passes path and tensor on to a [`TensorReceiver`]. The receiver
+//! of [`in_path_order`] collects a model's parameters. The receiver in `tree/parameters.rs` finds the
+//! parameters of a state again in each update.
 
 #[cfg(feature = "candle")]
 pub(crate) mod candle;
@@ -17,7 +18,7 @@ pub(crate) mod slices;
 mod variables;
 
 pub(crate) use variables::{
-    Identity, Variable, duplicate_path, empty_model, identity, in_path_order, selected,
+    Identity, Variable, duplicate_path, empty_model, identity, in_path_order, select_variables,
 };
 
 use lent::Lend;
@@ -29,7 +30,7 @@ use crate::tensors::Tensor;
 /// A model shows each tensor under its path, such as `encoder.0.weight`. A model may show all its tensors:
 /// those that are not variables, and variables of integer dtype, are ignored.
 ///
-/// Implemented for `VarMap`, `Var`, a `Tensor` (trained if it is a variable), the candle-nn layers that
+/// Implemented for `VarMap`, `Var`, `Tensor` (trained if the tensor is a variable), the candle-nn layers that
 /// expose their tensors (`Linear`, `Embedding`, `LayerNorm`, `RmsNorm`, `Conv1d`, `Conv2d` and their
 /// transposes, `BatchNorm`'s weight and bias, `PReLU`), references and boxes, slices, `Vec`, arrays, tuples,
 /// `Option`, and maps by name. Layers that keep their tensors to themselves (`GroupNorm`, `LSTM`, `GRU`,
@@ -38,7 +39,7 @@ use crate::tensors::Tensor;
 /// A struct needs one line, [`model!`](crate::model).
 ///
 /// In a list the paths are the indices: `0`, `1`, and so on. A checkpoint finds parameters by path, so the
-/// list must have the same order in each run. `VarMap::all_vars` returns another order each time: pass the
+/// list must have the same order in each run. `VarMap::all_vars` returns another order each time, so pass the
 /// `VarMap` itself, which has names.
 ///
 /// # Two candles
@@ -50,13 +51,14 @@ use crate::tensors::Tensor;
 /// ```
 ///
 /// The program and this crate have two versions of candle, whose types differ: `cargo tree -d` lists both.
-/// This crate takes candle 0.10.2 to 0.11, and Cargo gives it the newest, whichever the program has.
+/// This crate takes candle 0.10.2 to 0.11, and Cargo chooses the newest for this crate, whichever the program
+/// has.
 ///
-/// | the program has | this makes it one |
+/// | the program has | to make both use one candle |
 /// | --- | --- |
 /// | candle 0.10.2 | `cargo update candle-nn@0.11 --precise 0.10.2`, again after each `cargo update` |
 /// | candle 0.11, and this crate still 0.10.2 | `cargo update candle-nn@0.10` |
-/// | candle from git | its two lines also under `[patch.crates-io]` |
+/// | candle from git | the program's two lines for candle also under `[patch.crates-io]` |
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not show its tensors",
     label = "not a model: for a struct write `optimisers::model!(Net {{ hidden, output }});`, with `..` for \
@@ -72,16 +74,16 @@ pub trait Model {
     fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>);
 }
 
-/// Receives a model's tensors, and has the path of the part that is being visited.
+/// Receives a model's tensors, and knows the path of the part that is being visited.
 ///
 /// `'m` is the borrow of the model, and of the memory that the model [lends](Visitor::lend).
 pub struct Visitor<'m, 'v> {
     path: String,
-    see: &'v mut dyn See<'m>,
+    receiver: &'v mut dyn TensorReceiver<'m>,
 }
 
-/// The receiver of what a model shows to a [`Visitor`].
-pub(crate) trait See<'m> {
+/// Receives the tensors and the memory that a model shows to a [`Visitor`].
+pub(crate) trait TensorReceiver<'m> {
     /// Takes a tensor of candle's and its path.
     fn tensor(&mut self, path: &str, tensor: &Tensor);
 
@@ -89,8 +91,8 @@ pub(crate) trait See<'m> {
     fn lent(&mut self, path: &str, lender: &'m dyn Lend);
 }
 
-/// A function receives only candle's tensors, because [`Visitor::new`] is public with this signature.
-impl<'m, F: FnMut(&str, &Tensor)> See<'m> for F {
+/// A function receives only candle's tensors, because [`Visitor::new`] is public with such a function.
+impl<'m, F: FnMut(&str, &Tensor)> TensorReceiver<'m> for F {
     fn tensor(&mut self, path: &str, tensor: &Tensor) {
         self(path, tensor);
     }
@@ -118,11 +120,11 @@ impl<'m, 'v> Visitor<'m, 'v> {
     /// # Ok::<(), candle_core::Error>(())
     /// ```
     pub fn new<F: FnMut(&str, &Tensor)>(see: &'v mut F) -> Self {
-        Self::seeing(see)
+        Self::with_receiver(see)
     }
 
-    pub(crate) fn seeing(see: &'v mut dyn See<'m>) -> Self {
-        Visitor { path: String::new(), see }
+    pub(crate) fn with_receiver(receiver: &'v mut dyn TensorReceiver<'m>) -> Self {
+        Visitor { path: String::new(), receiver }
     }
 
     /// Shows a part of the model under its name.
@@ -132,7 +134,7 @@ impl<'m, 'v> Visitor<'m, 'v> {
 
     /// Runs a function with `name` appended to the visitor's path.
     ///
-    /// For tensors that can be borrowed only for a moment, such as those in a `Mutex`.
+    /// Use this for tensors that can be borrowed only for a moment, such as those in a `Mutex`.
     ///
     /// ```
     /// use std::sync::Mutex;
@@ -164,15 +166,15 @@ impl<'m, 'v> Visitor<'m, 'v> {
 
     /// Shows a tensor at the visitor's path.
     pub fn tensor(&mut self, tensor: &Tensor) {
-        self.see.tensor(&self.path, tensor);
+        self.receiver.tensor(&self.path, tensor);
     }
 
     /// Shows memory that the model lends, at the visitor's path. Such memory is trained, unless it is a
     /// tensor of candle's that is not a variable.
     pub fn lend(&mut self, lender: &'m dyn Lend) {
         match lender.tensor() {
-            Some(tensor) => self.see.tensor(&self.path, tensor),
-            None => self.see.lent(&self.path, lender),
+            Some(tensor) => self.receiver.tensor(&self.path, tensor),
+            None => self.receiver.lent(&self.path, lender),
         }
     }
 }
@@ -192,8 +194,8 @@ pub fn field_name(identifier: &'static str) -> &'static str {
 /// Implements [`Model`](crate::Model) for a struct by the names of its fields.
 ///
 /// A raw identifier `r#type` is `type` in paths. Only the listed fields are trained. A list that lacks a
-/// field does not compile, so that no field is forgotten. To leave fields out on purpose, because they have
-/// no variables or none that are to be trained, end the list with `..`.
+/// field does not compile, so that no field is forgotten. If fields are left out on purpose, because they
+/// have no variables or none that are to be trained, end the list with `..`.
 ///
 /// ```
 /// use candle_nn::{Embedding, Linear};
@@ -219,11 +221,11 @@ pub fn field_name(identifier: &'static str) -> &'static str {
 macro_rules! model {
     // `let` with the pattern `$all` makes the compiler check that no field is forgotten. The pattern consists
     // of the caller's own tokens, so that the error points at the call.
-    (@visits [$($generics:tt)*] [$Model:ty] [$($field:ident)*] $made:expr, $all:pat) => {
+    (@visits [$($generics:tt)*] [$Model:ty] [$($field:ident)*] $construction:expr, $all:pat) => {
         impl<$($generics)*> $crate::Model for $Model {
             fn visit<'m>(&'m self, visitor: &mut $crate::Visitor<'m, '_>) {
                 #[allow(unused_variables, unreachable_code, clippy::diverging_sub_expression)]
-                let (_, $all) = ($made, self);
+                let (_, $all) = ($construction, self);
                 $(visitor.child($crate::__private::field_name(stringify!($field)), &self.$field);)*
             }
         }

@@ -17,8 +17,8 @@ use crate::numbers::{DType, Shape, UNCOUNTED};
 /// [`setup`](crate::setup), [`update`](crate::update), [`Update`](crate::Update) and
 /// [`LossScaler`](crate::LossScaler) take slices like any model, with every rule and optimiser. An update
 /// writes the slices in place, with the engine, the speed and the bits of an update of candle variables. A
-/// `ParameterSlices` borrows its slices mutably, so nothing can alias them. A program makes a new one for
-/// each step, after it has computed its gradients.
+/// `ParameterSlices` borrows its slices mutably, so nothing can alias them. A program makes a new
+/// `ParameterSlices` for each step, after it has computed its gradients.
 ///
 /// ```
 /// use half::bf16;
@@ -43,17 +43,17 @@ use crate::numbers::{DType, Shape, UNCOUNTED};
 /// ```
 ///
 /// # What is different
-/// - The state finds its parameters by path, so a step may pass other slices than the step before. Shape and
-///   dtype must be those that `setup` found.
-/// - If a parameter is missing, the call returns an error, as with every model. If a gradient is missing, its
-///   parameter stays as it is.
+/// - The state finds its parameters by path, so each step may pass other slices. Shape and dtype must be
+///   those that `setup` found.
+/// - If a parameter is missing, the call returns an error, as with every model. A parameter without a
+///   gradient stays as it is.
 /// - If a rule keeps a copy of the parameter, `setup`, `add`, `replace` and `resize_rows` copy one parameter
 ///   at a time. Rules of whole tensors work on copies of one gradient and one parameter at a time.
 /// - `ParameterSlices` can be a part of another model (a tuple, a `Vec`, a struct).
 ///
 /// # Cost
-/// About a microsecond for each parameter and step, most of it to make `ParameterSlices` and
-/// [`GradientSlices`]. A candle variable takes half of that. There is no cost for each element.
+/// A step takes about a microsecond for each parameter, mostly to make `ParameterSlices` and
+/// [`GradientSlices`]. A candle variable takes half of that time. There is no cost for each element.
 #[must_use]
 #[derive(Debug, Default)]
 pub struct ParameterSlices<'a> {
@@ -124,19 +124,19 @@ impl Lend for ParameterSlice<'_> {
     }
 
     fn read(&self, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {
-        run(View::new(self.memory.lock().unwrap_or_else(PoisonError::into_inner).to_read()))
+        run(View::new(self.memory.lock().unwrap_or_else(PoisonError::into_inner).as_memory_ref()))
     }
 
     fn write(&self, run: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {
-        run(self.memory.lock().unwrap_or_else(PoisonError::into_inner).lent())
+        run(self.memory.lock().unwrap_or_else(PoisonError::into_inner).reborrow())
     }
 }
 
 /// Gradients in memory that the caller owns, of any float dtype, by path.
 ///
-/// For [`ParameterSlices`] or any other model. An update reads the slices in place. Each has the elements of
-/// its parameter in row-major order, without a shape. If one slice is given under several paths of a tied
-/// parameter, it is one gradient and counts once.
+/// These gradients go with [`ParameterSlices`] or any other model. An update reads the slices in place. Each
+/// slice has the elements of its parameter in row-major order, without a shape. If a program gives one slice
+/// under several paths of a tied parameter, the slice counts once.
 #[must_use]
 #[derive(Debug, Default)]
 pub struct GradientSlices<'a> {
@@ -147,7 +147,7 @@ pub struct GradientSlices<'a> {
 type GradientSlice<'a> = TensorSlice<'a, [usize; 1]>;
 
 impl<'a> GradientSlice<'a> {
-    pub(crate) fn of(values: MemoryRef<'a>) -> Self {
+    pub(crate) fn vector(values: MemoryRef<'a>) -> Self {
         TensorSlice { shape: [values.len()], values }
     }
 }
@@ -163,15 +163,15 @@ impl<'a> GradientSlices<'a> {
     /// # Errors
     /// If the path already has a gradient.
     pub fn with(mut self, path: &'a str, values: impl Into<MemoryRef<'a>>) -> Result<Self> {
-        if self.by_path.insert(path, GradientSlice::of(values.into())).is_some() {
+        if self.by_path.insert(path, GradientSlice::vector(values.into())).is_some() {
             return Err(duplicate_gradient(path));
         }
         Ok(self)
     }
 }
 
-/// A tensor in a slice that is only read, such as the value of an entry that
-/// [`StateTree::set_entries`](crate::StateTree::set_entries) sets.
+/// A tensor in a slice that is only read, such as a value for
+/// [`StateTree::set_entries`](crate::StateTree::set_entries).
 ///
 /// ```
 /// use optimisers::{DType, Lend, TensorSlice};

@@ -2,7 +2,8 @@
 
 use super::{DType, OtherDType, Shape};
 
-/// Implements the conversions of dtypes. The list has the dtypes that both crates name; others are wrapped.
+/// Implements the conversions of dtypes. The list has the dtypes that both crates name. Others are wrapped in
+/// [`OtherDType`].
 macro_rules! dtypes {
     ($($Variant:ident)*) => {
         impl From<candle_core::DType> for DType {

@@ -1,7 +1,7 @@
 //! Numbers in 8 bits, for state tensors in [`Q8`](crate::Q8): blocks of small floats with a common scale.
 //!
 //! A block of [`BLOCK`] numbers is stored as a record of [`RECORD`] bytes: the scale, a little-endian f32,
-//! and a code for each number. The scale is the largest size (absolute value) of the block. A code is a part
+//! and a code for each number. The scale is the largest size (absolute value) in the block. A code is a part
 //! of the bits of the f32 `y = number / scale`, so no table is needed:
 //!
 //! ```text
@@ -19,21 +19,21 @@
 //!
 //! 1. The bits of the largest size give the scale and its reciprocal ([`BlockScale`]).
 //! 2. y = size · reciprocal.
-//! 3. Something is added to the bits of y, so that cutting the lowest bits off rounds y. For numbers with a
-//!    sign it is half a unit, which rounds to nearest. For numbers without a sign it is a hash of y, which
-//!    rounds up or down: rounded to nearest, a decayed mean that moves by a thousandth in a step would stand
-//!    still.
+//! 3. A summand is added to the bits of y, so that cutting the lowest bits off rounds y. For numbers with a
+//!    sign the summand is half a unit, which rounds to nearest. For numbers without a sign the summand is a
+//!    hash of y, which rounds up or down. Otherwise a decayed mean that moves by a thousandth in a step would
+//!    always be rounded back to its old value.
 //! 4. The sum is limited to the range of codes and shifted. Among numbers without a sign only 0 gets the code
 //!    0, because rules divide by the roots of such numbers.
 //!
 //! Infinity and NaN have the largest and the second largest code, which no finite number has. The scale is
-//! that of the finite numbers, so one number that is not finite changes no other in its block.
+//! that of the finite numbers, so a number that is not finite changes no other number in its block.
 
 /// How many numbers share a scale.
 pub(crate) const BLOCK: usize = 128;
 
-/// How many blocks are encoded together, see `encode_all`.
-pub(crate) const TOGETHER: usize = 4;
+/// How many blocks are encoded together. The doc comment of `encode_all` has the reason.
+pub(crate) const BLOCKS_TOGETHER: usize = 4;
 
 /// The bytes of a block.
 pub(crate) const RECORD: usize = SCALE + BLOCK;
@@ -42,31 +42,31 @@ pub(crate) const RECORD: usize = SCALE + BLOCK;
 const SCALE: usize = size_of::<f32>();
 
 /// How many of the lowest bits of an f32 a code lacks.
-pub(crate) const CUT: u32 = 20;
+pub(crate) const CUT_BITS: u32 = 20;
 
-/// The bits of 1.0 without the lowest [`CUT`]. The lowest eight of `ONE` are the code of 1.0 without a sign,
-/// the lowest seven with a sign.
+/// The bits of 1.0 without the lowest [`CUT_BITS`]. The lowest eight of `ONE` are the code of 1.0 without a
+/// sign, the lowest seven with a sign.
 pub(crate) const ONE: u32 = 0x3f8;
 
 /// The bits of the smallest y above 0 that has a code without a sign: code 1.
-pub(crate) const SMALLEST: u32 = ((ONE & !0xff) + 1) << CUT;
+pub(crate) const SMALLEST: u32 = ((ONE & !0xff) + 1) << CUT_BITS;
 
-/// The factor of the hash: the upper bits of `HASH * y` depend on all bits of y. Odd, so that different y
-/// have different products.
+/// The factor of the hash: the upper bits of `HASH * y` depend on all bits of y. The factor is odd, so that
+/// different y have different products.
 pub(crate) const HASH: u32 = 0x9e37_79b1;
 
-/// The bits of an f32 without the sign.
-pub(crate) const SIZE: u32 = 0x7fff_ffff;
+/// The mask for the bits of an f32 without the sign.
+pub(crate) const SIZE_MASK: u32 = 0x7fff_ffff;
 const INFINITY: u32 = 0x7f80_0000;
 
-/// How far the code of NaN is below that of infinity, which has all bits of a size.
+/// How far the code of NaN is below the code of infinity, which has all bits of the size set.
 pub(crate) const NAN: u32 = 1;
 
-/// The place of the highest fraction bit of an f32. Set in an infinity, this bit makes a NaN.
-const QUIET: u32 = 22;
+/// The place of the highest fraction bit of an f32. This bit, set in an infinity, makes a NaN.
+const QUIET_BIT: u32 = 22;
 
-/// The bits of a signed code without the sign.
-pub(crate) const SIGNED_SIZE: u32 = 0x7f;
+/// The mask for the bits of a signed code without the sign.
+pub(crate) const SIGNED_SIZE_MASK: u32 = 0x7f;
 
 /// The format of a code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -145,19 +145,19 @@ impl Code {
         if !scale.is_finite() {
             return Some((0, scale));
         }
-        let (sizes, codes) = (self.sizes(), &record[SCALE..]);
-        if !has_non_finite(codes, sizes) {
+        let (size_mask, codes) = (self.size_mask(), &record[SCALE..]);
+        if !has_non_finite(codes, size_mask) {
             return None;
         }
-        let place = codes.iter().position(|code| has_non_finite(&[*code], sizes))?;
+        let place = codes.iter().position(|code| has_non_finite(&[*code], size_mask))?;
         let mut number = [0.0];
         self.decode(record, place, &mut number, |number| number);
         Some((place, number[0]))
     }
 
-    /// The bits of a code without the sign.
-    fn sizes(self) -> u8 {
-        if self == Code::Signed { SIGNED_SIZE as u8 } else { u8::MAX }
+    /// The mask for the bits of a code without the sign.
+    fn size_mask(self) -> u8 {
+        if self == Code::Signed { SIGNED_SIZE_MASK as u8 } else { u8::MAX }
     }
 }
 
@@ -166,8 +166,8 @@ fn scale_of(record: &[u8; RECORD]) -> f32 {
     record.first_chunk().map_or(0.0, |bytes| f32::from_le_bytes(*bytes))
 }
 
-/// Encodes values, [`TOGETHER`] blocks at a time: the division of a block has to wait for its maximum, and
-/// the processor can work on the maxima of the other blocks meanwhile.
+/// Encodes values, [`BLOCKS_TOGETHER`] blocks at a time: the division of a block has to wait for the block's
+/// maximum, and the processor can work on the maxima of the other blocks meanwhile.
 #[inline(always)]
 fn encode_all<const SIGNED: bool, T>(
     values: &[T],
@@ -175,30 +175,30 @@ fn encode_all<const SIGNED: bool, T>(
     records: &mut [[u8; RECORD]],
 ) {
     let (blocks, rest) = values.as_chunks::<BLOCK>();
-    let (full, last) = records.split_at_mut(blocks.len().min(records.len()));
-    for (blocks, records) in blocks.chunks(TOGETHER).zip(full.chunks_mut(TOGETHER)) {
-        let mut scales = [None; TOGETHER];
+    let (whole_records, last_record) = records.split_at_mut(blocks.len().min(records.len()));
+    for (blocks, records) in blocks.chunks(BLOCKS_TOGETHER).zip(whole_records.chunks_mut(BLOCKS_TOGETHER)) {
+        let mut scales = [None; BLOCKS_TOGETHER];
         for (scale, block) in scales.iter_mut().zip(blocks) {
-            *scale = BlockScale::of(largest(block, read));
+            *scale = BlockScale::from_largest(largest_size(block, read));
         }
         for ((scale, block), record) in scales.into_iter().zip(blocks).zip(records) {
-            // `block` is an array, so that this is a loop of known length.
+            // `block` is an array, so that the loop in `encode` has a known length.
             encode::<SIGNED, T>(block, scale, read, record);
         }
     }
-    if let [record, ..] = last {
-        encode::<SIGNED, T>(rest, BlockScale::of(largest(rest, read)), read, record);
+    if let [record, ..] = last_record {
+        encode::<SIGNED, T>(rest, BlockScale::from_largest(largest_size(rest, read)), read, record);
     }
 }
 
 /// The bits of the largest size. Bits without the sign have the order of the sizes, with infinity and NaN
 /// above all others.
 #[inline(always)]
-fn largest<T>(values: &[T], read: impl Fn(&T) -> f32) -> u32 {
-    values.iter().fold(0, |largest, value| u32::max(largest, read(value).to_bits() & SIZE))
+fn largest_size<T>(values: &[T], read: impl Fn(&T) -> f32) -> u32 {
+    values.iter().fold(0, |largest, value| u32::max(largest, read(value).to_bits() & SIZE_MASK))
 }
 
-/// Encodes at most a block with this scale. `None` means that a value is not finite.
+/// Encodes at most a block with this scale, which is `None` if a value is not finite.
 #[inline(always)]
 fn encode<const SIGNED: bool, T>(
     values: &[T],
@@ -222,28 +222,29 @@ fn encode<const SIGNED: bool, T>(
 pub(crate) struct BlockScale {
     /// The scale as it is stored.
     pub(crate) unit: f32,
-    /// The factor that numbers are multiplied by. It is slightly above the reciprocal of `unit`, because
-    /// otherwise the largest y could be below 1, and the largest number would not come back exactly.
+    /// The factor that numbers are multiplied by. The factor is slightly above the reciprocal of `unit`,
+    /// because otherwise the largest y could be below 1, and the largest number would not come back exactly.
     pub(crate) inverse: f32,
 }
 
 impl BlockScale {
-    /// The scale of numbers whose largest size has these bits. `None` if it is infinite or NaN.
+    /// The scale of numbers whose largest size has these bits. `None` if that size is infinite or NaN.
     #[inline(always)]
-    pub(crate) fn of(largest: u32) -> Option<Self> {
+    pub(crate) fn from_largest(largest: u32) -> Option<Self> {
         if largest >= INFINITY {
             return None;
         }
         if largest == 0 {
             return Some(BlockScale { unit: 0.0, inverse: 0.0 });
         }
-        // Not below the smallest normal number, because the reciprocal of a subnormal one could be infinite.
+        // At least the smallest normal number, because the reciprocal of a subnormal number could be
+        // infinite.
         let unit = f32::from_bits(largest).max(f32::MIN_POSITIVE);
         Some(BlockScale { unit, inverse: f32::from_bits((1.0 / unit).to_bits() + 2) })
     }
 }
 
-/// Encodes values among which one is infinite or NaN.
+/// Encodes values of which at least one is infinite or NaN.
 #[cold]
 fn encode_non_finite<const SIGNED: bool, T>(
     values: &[T],
@@ -256,13 +257,18 @@ fn encode_non_finite<const SIGNED: bool, T>(
     let mut numbers = [f32::from_bits(1); BLOCK];
     numbers.iter_mut().zip(values).for_each(|(number, value)| *number = finite_or(*number, read(value)));
     let numbers = &numbers[..values.len()];
-    encode::<SIGNED, f32>(numbers, BlockScale::of(largest(numbers, f32::clone)), f32::clone, record);
-    let sizes = if SIGNED { SIGNED_SIZE } else { 0xff };
+    encode::<SIGNED, f32>(
+        numbers,
+        BlockScale::from_largest(largest_size(numbers, f32::clone)),
+        f32::clone,
+        record,
+    );
+    let size_mask = if SIGNED { SIGNED_SIZE_MASK } else { 0xff };
     for (code, number) in record[SCALE..].iter_mut().zip(values.iter().map(read)) {
         if number.is_nan() {
-            *code = (sizes - NAN) as u8;
+            *code = (size_mask - NAN) as u8;
         } else if number.is_infinite() {
-            *code = (sizes | number.to_bits() >> 24 & !sizes) as u8;
+            *code = (size_mask | number.to_bits() >> 24 & !size_mask) as u8;
         }
     }
 }
@@ -270,18 +276,18 @@ fn encode_non_finite<const SIGNED: bool, T>(
 /// Steps 2 to 4 of the head of the file.
 #[inline(always)]
 fn code_of<const SIGNED: bool>(number: f32, inverse: f32) -> u8 {
-    let abs = f32::from_bits(number.to_bits() & SIZE);
+    let abs = f32::from_bits(number.to_bits() & SIZE_MASK);
     let y = abs * inverse;
     if SIGNED {
-        let near = (y.to_bits() + (1 << (CUT - 1))).max((ONE & !SIGNED_SIZE) << CUT);
-        return (near >> CUT & SIGNED_SIZE | number.to_bits() >> 24 & !SIGNED_SIZE) as u8;
+        let near = (y.to_bits() + (1 << (CUT_BITS - 1))).max((ONE & !SIGNED_SIZE_MASK) << CUT_BITS);
+        return (near >> CUT_BITS & SIGNED_SIZE_MASK | number.to_bits() >> 24 & !SIGNED_SIZE_MASK) as u8;
     }
-    // 0 is selected before the hash, which leaves it 0: a selection among bytes at the end takes longer.
+    // 0 is selected before the hash, because the hash of 0 is 0, and a selection among bytes takes longer.
     let size = if abs.to_bits() == 0 { 0 } else { y.to_bits().max(SMALLEST) };
-    // 20 bits of hash, below the cut: the code goes up if they carry into it.
-    let up = size.wrapping_mul(HASH) >> (32 - CUT);
-    // The largest y is slightly above 1, and must not be rounded up beyond the code of 1.
-    ((size + up).min(((ONE + 1) << CUT) - 1) >> CUT) as u8
+    // 20 bits of hash, below the cut. If they carry into the code, the code is rounded up.
+    let up = size.wrapping_mul(HASH) >> (32 - CUT_BITS);
+    // Limited, because the largest y is slightly above 1 and must not be rounded up beyond the code of 1.
+    ((size + up).min(((ONE + 1) << CUT_BITS) - 1) >> CUT_BITS) as u8
 }
 
 #[inline(always)]
@@ -292,35 +298,35 @@ fn decode<const SIGNED: bool, T>(
     make: impl Fn(f32) -> T,
 ) {
     let (scale, codes) = (scale_of(record), &record[SCALE + first..][..values.len()]);
-    let sizes = if SIGNED { SIGNED_SIZE } else { 0xff };
-    if has_non_finite(codes, sizes as u8) {
-        return decode_non_finite(codes, scale, sizes, values, make);
+    let size_mask = if SIGNED { SIGNED_SIZE_MASK } else { 0xff };
+    if has_non_finite(codes, size_mask as u8) {
+        return decode_non_finite(codes, scale, size_mask, values, make);
     }
     for (value, code) in values.iter_mut().zip(codes) {
         let code = u32::from(*code);
-        let sign = (code & !sizes) << 24;
-        let number = f32::from_bits((code & sizes | ONE & !sizes) << CUT | sign) * scale;
-        *value = make(if code & sizes == 0 { 0.0 } else { number });
+        let sign = (code & !size_mask) << 24;
+        let number = f32::from_bits((code & size_mask | ONE & !size_mask) << CUT_BITS | sign) * scale;
+        *value = make(if code & size_mask == 0 { 0.0 } else { number });
     }
 }
 
 /// Whether one of these codes is that of infinity or NaN. A maximum and one comparison take far less time
 /// than a comparison for each code.
 #[inline(always)]
-fn has_non_finite(codes: &[u8], sizes: u8) -> bool {
-    codes.iter().fold(0, |largest, code| u8::max(largest, code & sizes)) >= sizes - NAN as u8
+fn has_non_finite(codes: &[u8], size_mask: u8) -> bool {
+    codes.iter().fold(0, |largest, code| u8::max(largest, code & size_mask)) >= size_mask - NAN as u8
 }
 
-/// Decodes codes among which one is of infinity or NaN.
+/// Decodes codes of which at least one is that of infinity or NaN.
 #[cold]
-fn decode_non_finite<T>(codes: &[u8], scale: f32, sizes: u32, values: &mut [T], make: impl Fn(f32) -> T) {
+fn decode_non_finite<T>(codes: &[u8], scale: f32, size_mask: u32, values: &mut [T], make: impl Fn(f32) -> T) {
     for (value, code) in values.iter_mut().zip(codes) {
         let code = u32::from(*code);
-        let (sign, size) = ((code & !sizes) << 24, code & sizes);
-        let bits = if size >= sizes - NAN {
-            INFINITY | (sizes - size) << QUIET
+        let (sign, size) = ((code & !size_mask) << 24, code & size_mask);
+        let bits = if size >= size_mask - NAN {
+            INFINITY | (size_mask - size) << QUIET_BIT
         } else {
-            (size | ONE & !sizes) << CUT
+            (size | ONE & !size_mask) << CUT_BITS
         };
         let number = f32::from_bits(bits | sign) * scale;
         *value = make(if size == 0 { 0.0 } else { number });

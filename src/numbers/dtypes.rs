@@ -40,7 +40,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// The name in lower case, the size in bytes, and whether it is a floating-point type.
+    /// The name in lower case, the size in bytes, and whether the dtype is a floating-point type.
     fn facts(self) -> (&'static str, usize, bool) {
         match self {
             DType::U8 => ("u8", 1, false),
@@ -57,12 +57,12 @@ impl DType {
         }
     }
 
-    /// The name in lower case, as candle and files have it: `bf16`.
+    /// The name in lower case, as in candle and in files: `bf16`.
     pub fn as_str(self) -> &'static str {
         self.facts().0
     }
 
-    /// How many bytes an element takes; 0 if an element takes less than one.
+    /// How many bytes an element takes; 0 if an element takes less than one byte.
     pub fn size_in_bytes(self) -> usize {
         self.facts().1
     }
@@ -98,11 +98,11 @@ pub(crate) fn compute_dtype(dtype: impl Into<DType>) -> DType {
 }
 
 /// The largest number of [`compute_dtype`].
-pub(crate) fn largest(dtype: impl Into<DType>) -> f64 {
+pub(crate) fn largest_number(dtype: impl Into<DType>) -> f64 {
     if dtype.into() == DType::F64 { f64::MAX } else { f32::MAX.into() }
 }
 
-/// The smallest number of [`compute_dtype`] that has all digits.
+/// The smallest number of [`compute_dtype`] that has all significant bits.
 pub(crate) fn smallest_normal(dtype: impl Into<DType>) -> f64 {
     if dtype.into() == DType::F64 { f64::MIN_POSITIVE } else { f32::MIN_POSITIVE.into() }
 }

@@ -15,12 +15,12 @@ impl Fingerprint {
     /// equal.
     #[must_use]
     pub(crate) fn bytes(self, bytes: &[u8]) -> Self {
-        self.number(bytes.len() as u64).each(bytes)
+        self.number(bytes.len() as u64).hash_bytes(bytes)
     }
 
     #[must_use]
     pub(crate) fn number(self, number: u64) -> Self {
-        self.each(&number.to_le_bytes())
+        self.hash_bytes(&number.to_le_bytes())
     }
 
     /// Adds the bits of a number, which may be NaN.
@@ -33,7 +33,7 @@ impl Fingerprint {
         self.0
     }
 
-    fn each(self, bytes: &[u8]) -> Self {
+    fn hash_bytes(self, bytes: &[u8]) -> Self {
         Fingerprint(
             bytes.iter().fold(self.0, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)),
         )
@@ -43,7 +43,7 @@ impl Fingerprint {
 /// Adds formatted text without allocating it.
 impl fmt::Write for Fingerprint {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        *self = self.each(text.as_bytes());
+        *self = self.hash_bytes(text.as_bytes());
         Ok(())
     }
 }
@@ -55,7 +55,7 @@ mod tests {
     /// The published values for no byte, "a" and "foobar".
     #[test]
     fn is_fnv_1a() {
-        let of = |text: &str| Fingerprint::new().each(text.as_bytes()).finish();
+        let of = |text: &str| Fingerprint::new().hash_bytes(text.as_bytes()).finish();
         assert_eq!(
             [of(""), of("a"), of("foobar")],
             [0xcbf2_9ce4_8422_2325, 0xaf63_dc4c_8601_ec8c, 0x8594_4171_f739_67e8]

@@ -7,9 +7,9 @@ use half::{bf16, f16};
 
 use super::DType;
 
-/// Cuts elements into ranges of at most 1 MiB, so that a reader needs memory for one range at a time.
+/// Cuts elements into ranges of at most 1 MiB of f64, so that a reader needs memory for one range at a time.
 pub(crate) fn ranges(elements: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-    /// In elements. 1 MiB of f64 stays in the cache.
+    /// In elements. 1 MiB stays in the cache.
     const LENGTH: usize = 1 << 17;
     let end = elements.end;
     elements.step_by(LENGTH).map(move |start| start..end.min(start + LENGTH))
@@ -17,29 +17,30 @@ pub(crate) fn ranges(elements: Range<usize>) -> impl Iterator<Item = Range<usize
 
 /// The first number that is infinite or NaN, or that `dtype` rounds to infinity, with its index.
 pub(crate) fn first_non_finite(numbers: impl IntoIterator<Item = f64>, dtype: DType) -> Option<(usize, f64)> {
-    let limit = infinity(dtype);
-    // Not by `>=`, which is false for NaN.
-    let is_bad = |number: f64| number.abs().partial_cmp(&limit) != Some(Ordering::Less);
-    numbers.into_iter().enumerate().find(|(_, number)| is_bad(*number))
+    let limit = overflow_limit(dtype);
+    // `>=` would be false for NaN.
+    let is_beyond = |number: f64| number.abs().partial_cmp(&limit) != Some(Ordering::Less);
+    numbers.into_iter().enumerate().find(|(_, number)| is_beyond(*number))
 }
 
-/// [`first_non_finite`] of little-endian numbers of the dtype `stored`. Integers are always finite.
-pub(crate) fn first_non_finite_in(bytes: &[u8], stored: DType, dtype: DType) -> Option<(usize, f64)> {
+/// [`first_non_finite`] of little-endian numbers of the dtype `from`, which are to be rounded to the dtype
+/// `to`. Integers are always finite.
+pub(crate) fn first_non_finite_in(bytes: &[u8], from: DType, to: DType) -> Option<(usize, f64)> {
     fn first<const N: usize>(
         bytes: &[u8],
-        [stored, dtype]: [DType; 2],
+        [from, to]: [DType; 2],
         is_finite: impl Fn([u8; N]) -> bool,
         number: impl Fn([u8; N]) -> f64,
     ) -> Option<(usize, f64)> {
         let numbers = bytes.as_chunks().0;
         // A fold without an early exit, so that the compiler vectorises it.
-        if stored == dtype && numbers.iter().fold(true, |all, bytes| all & is_finite(*bytes)) {
+        if from == to && numbers.iter().fold(true, |all, bytes| all & is_finite(*bytes)) {
             return None;
         }
-        first_non_finite(numbers.iter().map(|bytes| number(*bytes)), dtype)
+        first_non_finite(numbers.iter().map(|bytes| number(*bytes)), to)
     }
-    let dtypes = [stored, dtype];
-    match stored {
+    let dtypes = [from, to];
+    match from {
         DType::F16 => {
             first(bytes, dtypes, |n| f16::from_le_bytes(n).is_finite(), |n| f16::from_le_bytes(n).into())
         }
@@ -54,17 +55,17 @@ pub(crate) fn first_non_finite_in(bytes: &[u8], stored: DType, dtype: DType) -> 
     }
 }
 
-/// The first of these little-endian numbers of the dtype `stored` that is below 0, with its index.
-pub(crate) fn first_negative_in(bytes: &[u8], stored: DType) -> Option<(usize, f64)> {
+/// The first of these little-endian numbers of this dtype that is below 0, with its index.
+pub(crate) fn first_negative_in(bytes: &[u8], dtype: DType) -> Option<(usize, f64)> {
     fn first<const N: usize>(bytes: &[u8], number: impl Fn([u8; N]) -> f64) -> Option<(usize, f64)> {
         let numbers = bytes.as_chunks().0;
-        // As above.
+        // A fold without an early exit, so that the compiler vectorises it.
         if !numbers.iter().fold(false, |any, bytes| any | (number(*bytes) < 0.0)) {
             return None;
         }
         numbers.iter().map(|bytes| number(*bytes)).enumerate().find(|(_, number)| *number < 0.0)
     }
-    match stored {
+    match dtype {
         DType::F16 => first(bytes, |n| f16::from_le_bytes(n).into()),
         DType::BF16 => first(bytes, |n| bf16::from_le_bytes(n).into()),
         DType::F32 => first(bytes, |n| f32::from_le_bytes(n).into()),
@@ -74,7 +75,7 @@ pub(crate) fn first_negative_in(bytes: &[u8], stored: DType) -> Option<(usize, f
 }
 
 /// The smallest number that the dtype rounds to infinity: half a unit above the largest finite one.
-fn infinity(dtype: DType) -> f64 {
+fn overflow_limit(dtype: DType) -> f64 {
     let above = |exponent: i32, digits: i32| (2.0 - 2f64.powi(-digits)) * 2f64.powi(exponent);
     match dtype {
         DType::F16 => above(15, 11),

@@ -6,21 +6,21 @@
 //! ```text
 //! distance = bits of the f32 - bits of the bf16 << 16        -0x8000 ..= 0x8000, which needs 17 bits
 //! half     = lower 16 bits of the f32                        the distance as an i16, except 0x8000
-//! further  = 1 if the distance is 0x8000                     as an i16 it would be -0x8000
+//! further  = 1 if the distance is 0x8000                     which would be -0x8000 as an i16
 //! ```
 //!
 //! Bits of floats are ordered by size, so for a negative number a positive distance goes away from 0.
 //!
-//! A block of [`BLOCK`] numbers is stored as a record of [`LOW_RECORD`] bytes: the halves, little-endian,
-//! then the further bits, the first in the lowest bit of the first byte. Only ties have a further bit, and
-//! ties are rare. Loops over a block therefore ignore the further bits, and a second loop corrects the block
-//! if one is set.
+//! A block of [`BLOCK`] numbers is stored as a record of [`LOW_RECORD`] bytes: first the halves,
+//! little-endian, then the further bits, from the lowest bit of the first byte on. Only ties have a further
+//! bit, and ties are rare. Loops over a block therefore ignore the further bits, and a second loop corrects
+//! the block if one is set.
 
 use half::bf16;
 
 use super::codes::BLOCK;
 
-/// How many low bits are kept in addition to the bf16.
+/// How many low bits are stored in addition to the bf16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum LowBits {
     /// All, in records: the f32 comes back exactly.
@@ -35,7 +35,7 @@ pub(crate) const LOW_RECORD: usize = LOW_HALVES + BLOCK / 8;
 /// The bytes of the halves of a block.
 const LOW_HALVES: usize = BLOCK * size_of::<u16>();
 
-/// Half a unit of the bf16, the distance that does not fit an i16.
+/// Half a unit of the bf16: the only distance that does not fit an i16.
 const HALF_UNIT: i32 = 0x8000;
 
 /// How many bytes the records of this many numbers take. The last record is whole.
@@ -56,7 +56,7 @@ fn nearest(bits: u32) -> bf16 {
     bf16::from_bits((bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16)
 }
 
-/// Whether a number is half a unit above its bf16: a tie whose upper half is even and is kept.
+/// Whether a number is half a unit above its bf16: a tie whose upper half is even, and so is the bf16.
 #[inline(always)]
 fn is_tie_above(bits: u32) -> bool {
     bits & 0x1_ffff == 0x8000
@@ -75,9 +75,9 @@ pub(crate) fn joined(high: bf16, low: i32) -> f32 {
     f32::from_bits((u32::from(high.to_bits()) << 16).wrapping_add_signed(low))
 }
 
-/// The distance of a number from a bf16 that need not be the nearest, limited to half a unit of the bf16. If
-/// the number is more than a unit away, 0.
-pub(crate) fn beside(high: bf16, value: f32) -> i32 {
+/// The distance of a number from a bf16 that need not be the nearest, limited to half a unit of the bf16. 0
+/// if the number is more than a unit away.
+pub(crate) fn distance_from(high: bf16, value: f32) -> i32 {
     let distance = i64::from(bits_of(value)) - (i64::from(high.to_bits()) << 16);
     let is_near = distance.abs() <= 2 * i64::from(HALF_UNIT);
     if is_near { (distance as i32).clamp(-HALF_UNIT, HALF_UNIT) } else { 0 }
@@ -92,16 +92,17 @@ pub(crate) fn split_block<T>(
     record: &mut [u8; LOW_RECORD],
 ) {
     let Some((halves, further)) = record.split_first_chunk_mut::<LOW_HALVES>() else { return };
-    let mut any = 0;
+    let mut has_tie = 0;
     for ((value, high), half) in values.iter().zip(high).zip(halves.as_chunks_mut().0) {
         let bits = bits_of(read(value));
         *high = nearest(bits);
         *half = (bits as u16).to_le_bytes();
-        // Without a branch, so that the loop can become vectors. Ties are found again after it.
-        any |= u32::from(is_tie_above(bits));
+        // Without a branch, so that the compiler can vectorise the loop. If there are ties, they are found
+        // again after the loop.
+        has_tie |= u32::from(is_tie_above(bits));
     }
     further.fill(0);
-    if any != 0 {
+    if has_tie != 0 {
         let ties = values.iter().map(|value| is_tie_above(bits_of(read(value))));
         set_further(further, ties);
     }
@@ -129,7 +130,7 @@ pub(crate) fn join_block<T>(
     for ((value, high), half) in values.iter_mut().zip(high).zip(halves) {
         *value = make(joined(*high, i16::from_le_bytes(*half).into()));
     }
-    // The loop has read the distance of a number half a unit above its bf16 as -0x8000.
+    // The loop has taken the distance of a number half a unit above its bf16 for -0x8000.
     if further.iter().fold(0, |any, byte| any | byte) != 0 {
         join_ties_above(high, further, first, values, make);
     }
@@ -170,7 +171,7 @@ pub(crate) fn records_of(lows: &[f32]) -> Vec<u8> {
 }
 
 /// The first `length` distances of records.
-pub(crate) fn lows_of(records: &[u8], length: usize) -> Vec<f32> {
+pub(crate) fn distances_of(records: &[u8], length: usize) -> Vec<f32> {
     let mut lows = vec![0.0; length];
     for (lows, record) in lows.chunks_mut(BLOCK).zip(records.as_chunks::<LOW_RECORD>().0) {
         let (halves, further) = record.split_at(LOW_HALVES);
@@ -184,21 +185,21 @@ pub(crate) fn lows_of(records: &[u8], length: usize) -> Vec<f32> {
 
 /// [`split`] for a number that is rounded to 24 bits first, ties to even.
 ///
-/// The byte is the distance in units of the number of 24 bits, an i8. The bf16 is rounded with ties away from
-/// zero, because a tie then always has the distance -0x80. With ties to even there would also be 0x80, which
-/// an i8 lacks.
+/// The byte is the distance in units of the number of 24 bits, as an i8. The bf16 is rounded with ties away
+/// from zero, because a tie then always has the distance -0x80. With ties to even the distance could also be
+/// 0x80, which an i8 lacks.
 #[inline(always)]
 pub(crate) fn split_24(value: f32) -> (bf16, u8) {
-    let bits = bits_of(value);
-    let bits = bits.wrapping_add(0x7f + (bits >> 8 & 1)) & !0xff;
+    let exact = bits_of(value);
+    let bits = exact.wrapping_add(0x7f + (exact >> 8 & 1)) & !0xff;
     (bf16::from_bits((bits.wrapping_add(0x8000) >> 16) as u16), (bits >> 8) as u8)
 }
 
-/// [`beside`] for a number that is rounded to 24 bits first, ties to even.
-pub(crate) fn beside_24(high: bf16, value: f32) -> u8 {
-    let low = beside(high, value);
-    let bytes = (low + 0x7f + (low >> 8 & 1)) >> 8;
-    bytes.clamp(i8::MIN.into(), i8::MAX.into()) as u8
+/// [`distance_from`] for a number that is rounded to 24 bits first, ties to even.
+pub(crate) fn byte_distance_from(high: bf16, value: f32) -> u8 {
+    let low = distance_from(high, value);
+    let rounded = (low + 0x7f + (low >> 8 & 1)) >> 8;
+    rounded.clamp(i8::MIN.into(), i8::MAX.into()) as u8
 }
 
 /// The number of 24 bits with these parts.
@@ -245,7 +246,7 @@ mod tests {
             );
             let lows: Vec<f32> = lows.into_iter().map(|low| low as f32).collect();
             assert_eq!(records_of(&lows), record);
-            assert_eq!(lows_of(&record, values.len()), lows);
+            assert_eq!(distances_of(&record, values.len()), lows);
             for first in [0, 1, 77] {
                 let mut back = vec![0.0; values.len() - first.min(values.len())];
                 join_block(
@@ -269,10 +270,10 @@ mod tests {
     fn low_bits_beside_a_given_number_reach_half_a_unit() {
         for value in samples().into_iter().filter(|value| value.is_finite()) {
             let (high, low) = split(value);
-            assert_eq!(beside(high, value), low, "{value:e}");
+            assert_eq!(distance_from(high, value), low, "{value:e}");
             let (high_24, low_24) = split_24(value);
             assert_eq!(
-                joined_24(high_24, beside_24(high_24, value)).to_bits(),
+                joined_24(high_24, byte_distance_from(high_24, value)).to_bits(),
                 joined_24(high_24, low_24).to_bits(),
                 "{value:e}"
             );
@@ -280,11 +281,11 @@ mod tests {
                 let (high, unit) = (bf16::from_bits(bits), 1 << 16);
                 let distance = i64::from(value.to_bits()) - (i64::from(bits) << 16);
                 if distance.abs() > unit {
-                    assert_eq!(beside(high, value), 0, "{value:e} beside {high}");
+                    assert_eq!(distance_from(high, value), 0, "{value:e} beside {high}");
                     continue;
                 }
                 assert_eq!(
-                    i64::from(beside(high, value)),
+                    i64::from(distance_from(high, value)),
                     distance.clamp(-unit / 2, unit / 2),
                     "{value:e} beside {high}"
                 );

@@ -1,5 +1,5 @@
-//! Numbers without tensors: dtypes, shapes, rounding, 8-bit codes, random bits and decompositions. [`value`]
-//! has the types of a rule's arithmetic.
+//! Numbers without tensors: dtypes, shapes, rounding, 8-bit codes, random bits and decompositions. The types
+//! of a rule's arithmetic are in [`value`].
 
 #[cfg(feature = "candle")]
 mod candle;
@@ -25,7 +25,7 @@ pub mod value;
 
 pub(crate) use codes::Code;
 pub use dtypes::DType;
-pub(crate) use dtypes::{compute_dtype, is_supported, is_wider, largest, smallest_normal};
+pub(crate) use dtypes::{compute_dtype, is_supported, is_wider, largest_number, smallest_normal};
 pub(crate) use fingerprint::Fingerprint;
 pub(crate) use finite::{first_negative_in, first_non_finite, first_non_finite_in, ranges};
 #[cfg(feature = "candle")]
@@ -34,4 +34,4 @@ pub(crate) use random::{key_at, random_bits, random_key};
 pub(crate) use records::Records;
 pub(crate) use rounding::{round_to_odd, stochastic_bf16, stochastic_f16};
 pub use shape::Shape;
-pub(crate) use shape::{UNCOUNTED, elem_count, place_of};
+pub(crate) use shape::{UNCOUNTED, elem_count, element_offset};

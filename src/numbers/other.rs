@@ -7,7 +7,7 @@ use std::fmt;
 pub struct OtherDType(pub(super) candle_core::DType);
 
 impl OtherDType {
-    /// The name in lower case, the size in bytes, and whether it is a floating-point type.
+    /// The name in lower case, the size in bytes, and whether the dtype is a floating-point type.
     pub(super) fn facts(self) -> (&'static str, usize, bool) {
         (self.0.as_str(), self.0.size_in_bytes(), self.0.is_float())
     }

@@ -1,15 +1,15 @@
-//! Random bits for an element. They depend only on seed, step, path and element, so they are the same with
-//! any number of threads or ranks, and after a restart.
+//! Random bits for an element. The bits depend only on seed, step, path and element, so they are the same
+//! with any number of threads or ranks, and after a restart.
 
 /// The key of random bits: two words made of a seed, a step and a path. Key and index give an element's bits.
 ///
 /// The path is hashed by FNV-1a (Fowler, Noll, Vo), and all parts are mixed by SplitMix64 (Steele, Lea, Flood
 /// 2014).
 pub(crate) fn random_key(seed: u64, step: u64, path: &str) -> [u32; 2] {
-    let named = path.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+    let path_hash = path.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
-    let mixed = [step, named].into_iter().fold(mix(seed), |hash, part| mix(hash ^ part));
+    let mixed = [step, path_hash].into_iter().fold(mix(seed), |hash, part| mix(hash ^ part));
     [mixed as u32, (mixed >> 32) as u32]
 }
 
@@ -21,8 +21,8 @@ pub(super) fn mix(value: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// 32 random bits for an element: the integer hash `lowbias32` (Wellons 2018), with a word of the key before
-/// and after.
+/// 32 random bits for an element: the integer hash `lowbias32` (Wellons 2018). One word of the key enters
+/// before the hash, the other after it.
 #[inline(always)]
 pub(crate) fn random_bits([before, after]: [u32; 2], element: u32) -> u32 {
     let mut x = element ^ before;
@@ -34,8 +34,8 @@ pub(crate) fn random_bits([before, after]: [u32; 2], element: u32) -> u32 {
     x.wrapping_add(after)
 }
 
-/// The key for elements from `start` on. It has the upper half of `start`, because [`random_bits`] takes an
-/// element's index modulo 2³².
+/// The key for elements from `start` on. The upper half of `start` goes into the key, because [`random_bits`]
+/// takes an element's index modulo 2³².
 #[inline(always)]
 pub(crate) fn key_at([before, after]: [u32; 2], start: usize) -> [u32; 2] {
     [before, after ^ ((start as u64) >> 32) as u32]

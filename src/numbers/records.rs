@@ -1,14 +1,14 @@
 //! State tensors that are stored as records of bytes instead of numbers of a dtype.
 
 use super::codes::{Code, RECORD};
-use super::low_bits::{LOW_RECORD, lows_of, records_of};
+use super::low_bits::{LOW_RECORD, distances_of, records_of};
 
-/// The format of a state tensor's records. Each [block](super::codes::BLOCK) of elements has one.
+/// The format of a state tensor's records. Each [block](super::codes::BLOCK) of elements has one record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Records {
     /// Numbers in 8 bits.
     Codes(Code),
-    /// The low bits of f32s that are split into a bf16 and a rest, as whole numbers.
+    /// The low bits of f32s that are split into a bf16 and low bits, as whole numbers.
     LowBits,
 }
 
@@ -22,7 +22,7 @@ impl Records {
     }
 
     /// The records of numbers.
-    pub(crate) fn of(self, numbers: &[f32]) -> Vec<u8> {
+    pub(crate) fn encode(self, numbers: &[f32]) -> Vec<u8> {
         match self {
             Records::Codes(code) => code.records_of(numbers),
             Records::LowBits => records_of(numbers),
@@ -30,10 +30,10 @@ impl Records {
     }
 
     /// The first `length` numbers of records.
-    pub(crate) fn numbers(self, records: &[u8], length: usize) -> Vec<f32> {
+    pub(crate) fn decode(self, records: &[u8], length: usize) -> Vec<f32> {
         match self {
             Records::Codes(code) => code.numbers_of(records, length),
-            Records::LowBits => lows_of(records, length),
+            Records::LowBits => distances_of(records, length),
         }
     }
 }

@@ -1,10 +1,10 @@
 //! Householder reflections, and orthonormal bases made of them.
 //!
-//! Matrices are square, in row-major order and in f64. The bits are the same on all processors: there are no
-//! fused operations, and inner loops go along rows, so that the compiler can use vectors without changing the
-//! order of additions.
+//! Matrices are square, in row-major order and in f64. The bits are the same on all processors, because there
+//! are no fused operations, and inner loops go along rows, so that the compiler can vectorise them without
+//! changing the order of additions.
 
-/// A reflection I - β·u·uᵀ of the last elements of a vector. Their number is the length of u.
+/// A reflection I - β·u·uᵀ of the last elements of a vector: as many as u has.
 pub(super) struct Reflector {
     u: Vec<f64>,
     beta: f64,
@@ -12,14 +12,14 @@ pub(super) struct Reflector {
 
 impl Reflector {
     /// The reflection that turns this vector into (α, 0, 0, ...), and α.
-    pub(super) fn of(mut x: Vec<f64>) -> (Self, f64) {
+    pub(super) fn onto_first_axis(mut x: Vec<f64>) -> (Self, f64) {
         let largest = x.iter().fold(0.0f64, |largest, x| largest.max(x.abs()));
         if largest == 0.0 {
             return (Reflector { u: x, beta: 0.0 }, 0.0);
         }
-        // So that squares neither overflow nor vanish.
+        // Divided by the largest, so that squares neither overflow nor vanish.
         x.iter_mut().for_each(|x| *x /= largest);
-        // With the opposite sign, so that no digits are lost in `x[0] - alpha`.
+        // α has the opposite sign of `x[0]`, so that no digits are lost in `x[0] - alpha`.
         let alpha = -x.iter().map(|x| x * x).sum::<f64>().sqrt().copysign(x[0]);
         x[0] -= alpha;
         let beta = 2.0 / x.iter().map(|x| x * x).sum::<f64>();
@@ -29,12 +29,12 @@ impl Reflector {
     /// Reflects the columns of a matrix from `from` on.
     fn apply(&self, matrix: &mut [f64], n: usize, from: usize) {
         let first = n - self.u.len();
-        let mut along = vec![0.0; n - from];
+        let mut products = vec![0.0; n - from];
         for (row, u) in matrix.chunks_exact(n).skip(first).zip(&self.u) {
-            add_multiple(&mut along, &row[from..], *u);
+            add_multiple(&mut products, &row[from..], *u);
         }
         for (row, u) in matrix.chunks_exact_mut(n).skip(first).zip(&self.u) {
-            add_multiple(&mut row[from..], &along, -self.beta * u);
+            add_multiple(&mut row[from..], &products, -self.beta * u);
         }
     }
 
@@ -56,17 +56,17 @@ impl Reflector {
     }
 }
 
-/// x + factor·y
+/// x = x + factor·y
 fn add_multiple(x: &mut [f64], y: &[f64], factor: f64) {
     x.iter_mut().zip(y).for_each(|(x, y)| *x += factor * y);
 }
 
-/// The product of reflections, with the first at the left. Each must be shorter than the one before.
+/// The product of reflections, with the first at the left. Each must be shorter than its predecessor.
 pub(super) fn product(reflectors: &[Reflector], n: usize) -> Vec<f64> {
     let mut q = vec![0.0; n * n];
-    q.iter_mut().step_by(n + 1).for_each(|one| *one = 1.0);
-    // From the shortest on, so that each leaves out the columns before its own: they are still those of the
-    // unit matrix.
+    q.iter_mut().step_by(n + 1).for_each(|element| *element = 1.0);
+    // The shortest first, so that each reflection leaves out the columns before its own, which are still
+    // those of the unit matrix.
     reflectors.iter().rev().for_each(|reflector| reflector.apply(&mut q, n, n - reflector.u.len()));
     q
 }
@@ -76,7 +76,8 @@ pub(super) fn product(reflectors: &[Reflector], n: usize) -> Vec<f64> {
 pub(crate) fn orthonormal(mut matrix: Vec<f64>, n: usize) -> Vec<f64> {
     let mut reflectors = Vec::with_capacity(n);
     for k in 0..n {
-        let (reflector, _) = Reflector::of(matrix.chunks_exact(n).skip(k).map(|row| row[k]).collect());
+        let (reflector, _) =
+            Reflector::onto_first_axis(matrix.chunks_exact(n).skip(k).map(|row| row[k]).collect());
         reflector.apply(&mut matrix, n, k);
         reflectors.push(reflector);
     }

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 /// The value of `random` that rounds to nearest: half a unit.
 const HALF: u32 = 1 << 31;
 
-/// One of the two bf16 next to a number, the nearer with the greater probability, so that the mean over all
+/// One of the two bf16 next to a number. The nearer has the greater probability, so that the mean over all
 /// random bits is the number. Numbers beyond the largest bf16 are rounded to nearest, because no mean with
 /// infinity is a number.
 #[inline(always)]
@@ -13,12 +13,12 @@ pub(crate) fn stochastic_bf16(value: f32, random: u32) -> bf16 {
     const LARGEST: f32 = f32::from_bits(0x7f7f_0000);
     let bits = value.to_bits();
     let random = if value.abs() > LARGEST { HALF } else { random };
-    // Random bits are added to the bits that are cut off, so that these carry into the bf16 with the right
-    // probability. Infinity and NaN get no random bits, because a carry could make a number of a NaN. NaN
-    // gets its quiet bit, because its other bits may all be cut off.
-    let more = if value.is_finite() { random >> 16 } else { 0 };
+    // Random bits are added to the bits that are cut off, so that the sum carries into the bf16 with the
+    // right probability. Infinity and NaN get no random bits, because a carry could make a number of a NaN. A
+    // NaN gets the quiet bit, because its other bits may all be cut off.
+    let added = if value.is_finite() { random >> 16 } else { 0 };
     let quiet = u32::from(value.is_nan()) << 22;
-    bf16::from_bits(((bits | quiet).wrapping_add(more) >> 16) as u16)
+    bf16::from_bits(((bits | quiet).wrapping_add(added) >> 16) as u16)
 }
 
 /// [`stochastic_bf16`] for f16.
@@ -38,7 +38,7 @@ pub(crate) fn stochastic_f16(value: f32, random: u32) -> f16 {
     f16::from_f32_const(if value.is_finite() { rounded } else { value })
 }
 
-/// Rounds f64 to f32 so that a second rounding, to 16 bits, has the result of one rounding from f64.
+/// Rounds f64 to f32 so that a second rounding, to 16 bits, gives the result of one rounding from f64.
 ///
 /// An inexact result gets an odd last bit (Boldo and Melquiond, "Emulation of FMA and correctly rounded
 /// sums", 2008). No number halfway between two of a narrower type has an odd last bit, so the second rounding
@@ -54,7 +54,7 @@ pub(crate) fn round_to_odd(value: f64) -> f32 {
     if nearest.is_infinite() {
         return f32::MAX.copysign(nearest);
     }
-    // The nearest is even and inexact: the odd neighbour lies on the other side of the value.
+    // The nearest f32 is even and inexact, so the odd neighbour lies on the other side of the value.
     let bits = nearest.to_bits();
     let outwards = value.abs() > back.abs();
     f32::from_bits(if outwards { bits + 1 } else { bits - 1 })

@@ -4,8 +4,8 @@ use std::fmt;
 
 /// The sizes of all dimensions of a tensor.
 ///
-/// A function that takes a shape takes whatever converts to one: a number for a vector, a tuple, an array, a
-/// slice, a `Vec`, or candle's shape.
+/// A function that takes a shape accepts any type that converts to a shape: a number for a vector, a tuple,
+/// an array, a slice, a `Vec`, or candle's shape.
 ///
 /// ```
 /// use optimisers::Shape;
@@ -23,7 +23,7 @@ impl Shape {
         &self.0
     }
 
-    /// The same as a vector.
+    /// The size of each dimension, as a vector.
     pub(crate) fn into_dims(self) -> Vec<usize> {
         self.0
     }
@@ -34,26 +34,26 @@ impl Shape {
     }
 }
 
-/// How many elements a tensor with these dimensions has. [`UNCOUNTED`] if their number overflows, or if a
-/// stride of a tensor without elements does, because other code computes strides without a check.
+/// How many elements a tensor with these dimensions has. [`UNCOUNTED`] if this number overflows, or if the
+/// tensor has no elements but a stride would overflow, because other code computes strides without a check.
 pub(crate) fn elem_count(dims: &[usize]) -> usize {
-    let others = dims.iter().fold(1usize, |count, dim| count.saturating_mul((*dim).max(1)));
-    if others < UNCOUNTED && dims.contains(&0) { 0 } else { others }
+    let nonzero_product = dims.iter().fold(1usize, |count, dim| count.saturating_mul((*dim).max(1)));
+    if nonzero_product < UNCOUNTED && dims.contains(&0) { 0 } else { nonzero_product }
 }
 
-/// The count of a shape with too many elements. No memory has that many, so length checks refuse it.
+/// The count of a shape with too many elements. No memory has that many, so length checks refuse the shape.
 pub(crate) const UNCOUNTED: usize = usize::MAX;
 
-/// The offset in memory of an element, whose index is in row-major order, from the first element.
-pub(crate) fn place_of(element: usize, dims: &[usize], strides: &[usize]) -> usize {
-    // From the last dimension on, whose index changes fastest.
+/// The offset in memory, from the first element, of the element with this index in row-major order.
+pub(crate) fn element_offset(element: usize, dims: &[usize], strides: &[usize]) -> usize {
+    // The last dimension first, because its index changes fastest.
     let mut rest = element;
-    let of_dim = |(dim, stride): (&usize, &usize)| {
-        let place = rest % dim * stride;
+    let dim_offset = |(dim, stride): (&usize, &usize)| {
+        let offset = rest % dim * stride;
         rest /= dim;
-        place
+        offset
     };
-    dims.iter().zip(strides).rev().map(of_dim).sum()
+    dims.iter().zip(strides).rev().map(dim_offset).sum()
 }
 
 impl AsRef<[usize]> for Shape {

@@ -5,15 +5,15 @@
 //! 3. For each row l: implicit QL steps with Wilkinson's shift, until the off-diagonal at l is zero.
 //! 4. Sort the eigenvalues, which are then on the diagonal.
 //!
-//! An off-diagonal counts as zero up to 2⁻⁵² of the largest element. Usually it is compared with its
-//! neighbours on the diagonal. But in a matrix of lower rank these neighbours can be rounding errors
-//! themselves, and the steps might never end. The eigenvectors are orthogonal to the last digits, however far
-//! apart the eigenvalues are.
+//! An off-diagonal counts as zero up to 2⁻⁵² of the matrix's largest element. Other implementations compare
+//! an off-diagonal with its neighbours on the diagonal. But in a matrix of lower rank these neighbours can be
+//! rounding errors themselves, and the steps might never end. The eigenvectors are orthogonal to the last
+//! digits, however far apart the eigenvalues are.
 
 use super::reflectors::{Reflector, product};
 
-/// The most steps for one eigenvalue; two are usual. After that many, the eigenvalue is taken as it is. The
-/// vectors are orthogonal in any case, because steps only rotate them.
+/// The most steps for one eigenvalue; two are usual. After the last of these steps, the eigenvalue is taken
+/// as it is. The vectors are orthogonal in any case, because steps only rotate them.
 const MOST_STEPS: usize = 100;
 
 /// The eigenvalues of a symmetric matrix and its eigenvectors.
@@ -30,8 +30,8 @@ pub(crate) fn eigen(mut matrix: Vec<f64>, n: usize) -> Option<Eigen> {
         return None;
     }
     let largest = matrix.iter().fold(0.0f64, |largest, x| largest.max(x.abs()));
-    // The largest element becomes 1, so that squares of elements neither overflow nor vanish, and one bound
-    // for zero fits all matrices.
+    // Divided by `unit`, so that squares of elements neither overflow nor vanish, and one bound for zero fits
+    // all matrices.
     let unit = if largest == 0.0 { 1.0 } else { largest };
     matrix.iter_mut().for_each(|x| *x /= unit);
     let (mut diagonal, mut off, mut rows) = tridiagonal(matrix, n);
@@ -49,13 +49,13 @@ fn tridiagonal(mut matrix: Vec<f64>, n: usize) -> (Vec<f64>, Vec<f64>, Vec<f64>)
     let mut reflectors = Vec::with_capacity(n);
     for k in 0..n.saturating_sub(1) {
         let (reflector, alpha) =
-            Reflector::of(matrix.chunks_exact(n).skip(k + 1).map(|row| row[k]).collect());
+            Reflector::onto_first_axis(matrix.chunks_exact(n).skip(k + 1).map(|row| row[k]).collect());
         reflector.apply_to_both_sides(&mut matrix, n);
         off[k] = alpha;
         reflectors.push(reflector);
     }
     let columns = product(&reflectors, n);
-    let rows = (0..n * n).map(|at| columns[at % n * n + at / n]).collect();
+    let rows = (0..n * n).map(|index| columns[index % n * n + index / n]).collect();
     (matrix.into_iter().step_by(n + 1).collect(), off, rows)
 }
 
@@ -84,7 +84,7 @@ fn step(l: usize, end: usize, diagonal: &mut [f64], off: &mut [f64], rows: &mut 
         let r = length(f, g);
         off[i + 1] = r;
         if r == 0.0 {
-            // Otherwise `f / r` would be 0 / 0. The matrix splits in two here, and the next step begins anew.
+            // The matrix splits in two here, and the next step begins anew. To go on would divide 0 by 0.
             diagonal[i + 1] -= shift;
             off[end] = 0.0;
             return;
@@ -103,6 +103,7 @@ fn step(l: usize, end: usize, diagonal: &mut [f64], off: &mut [f64], rows: &mut 
     off[end] = 0.0;
 }
 
+/// The length of the vector (x, y).
 fn length(x: f64, y: f64) -> f64 {
     (x * x + y * y).sqrt()
 }
@@ -190,10 +191,10 @@ mod tests {
     }
 
     #[test]
-    fn a_matrix_that_is_not_finite_has_none() {
+    fn a_matrix_that_is_not_finite_has_no_eigenvectors() {
         assert!(eigen(vec![1.0, f64::NAN, f64::NAN, 1.0], 2).is_none());
         assert!(eigen(vec![f64::INFINITY], 1).is_none());
-        // And this ends.
+        // The decomposition ends, too.
         assert!(orthonormal(vec![f64::NAN; 9], 3).iter().any(|x| x.is_nan()));
     }
 }

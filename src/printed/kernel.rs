@@ -2,7 +2,7 @@
 
 use crate::engine::{CUDA_FLAGS, filled, rounded};
 use crate::error::{Error, Result};
-use crate::model::lent::{MemoryRef, owned, storage_of};
+use crate::model::lent::{MemoryRef, storage_of, vector_of};
 use crate::numbers::{DType, codes, low_bits};
 use crate::rule::SlotFormat;
 use crate::tensors::{Device, bytes_of};
@@ -23,8 +23,8 @@ pub struct PrintedKernel {
     /// scalar depends on.
     ///
     /// A scalar depends on real hyper-parameters, and on counters and numbers of the state. `k4_eta_beta1_t`
-    /// depends on the learning rate, on β₁ and on the number of the step, so it differs in each step.
-    /// `k6_epsilon` stays the same.
+    /// depends on the learning rate, on β₁ and on the number of the step, so this scalar differs in each
+    /// step. `k6_epsilon` stays the same.
     pub scalars: Vec<String>,
     /// The dtype of the arithmetic and of the scalars: F64 if parameter, master or gradient is F64, else F32.
     pub arithmetic: DType,
@@ -74,22 +74,22 @@ pub struct KernelArray {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum BufferRole {
-    /// The parameter that the model is evaluated with. If there are low bits, it is the upper part of the
-    /// master.
+    /// The parameter that the model is evaluated with. If there are low bits, the parameter is the upper part
+    /// of the master.
     Parameter,
     /// The parameter's gradient, which no kernel writes.
     Gradient,
-    /// The precise copy of [`MixedPrecision`](crate::MixedPrecision). The parameter is this copy, rounded.
+    /// The precise copy of [`MixedPrecision`](crate::MixedPrecision). The parameter is the rounded master.
     Master,
-    /// The low bits of [`SplitMaster`](crate::SplitMaster), which a bf16 lacks of an f32.
+    /// The low bits of [`SplitMaster`](crate::SplitMaster): those of an f32 that a bf16 lacks.
     ///
-    /// The low bits are I16 in records of 272 bytes: the I16 of 128 elements, then one bit of each, which is
-    /// set for a low part of 32768. The first element has the lowest bit of the first byte. With 24 bits they
-    /// are U8, one for each element.
+    /// The low bits are I16 in records of 272 bytes: the I16 of 128 elements, then one bit for each of these
+    /// elements, which is set for a low part of 32768. The first element has the lowest bit of the first
+    /// byte. If the master has 24 bits, the low bits are U8, one for each element.
     LowBits,
     /// The compensation of [`Kahan`](crate::Kahan): what the last rounding lost.
     Compensation,
-    /// A state tensor of a rule, by its name in checkpoints: `m`, or `1.m` of the second member of a chain.
+    /// A state tensor of a rule, by its name in checkpoints: `m`, or `1.m` in the second member of a chain.
     Slot(String),
 }
 
@@ -110,7 +110,7 @@ pub struct StateBuffer {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum BufferStart {
-    /// This number in each element. In every format 0 is all bytes 0.
+    /// This number in each element. In every format a 0 has all bytes 0.
     Number(f64),
     /// The parameter's elements, converted.
     Parameter,
@@ -129,14 +129,15 @@ impl PrintedKernel {
 
     /// The source for a C++17 compiler of the host, to test without a device.
     ///
-    /// Its one function takes the number of blocks and a pointer to the value of each argument, like
-    /// `cuLaunchKernel`, and runs all threads one after another:
+    /// The source has one function. Like `cuLaunchKernel`, it takes the number of blocks and a pointer to the
+    /// value of each argument. It runs all threads one after another:
     ///
     /// ```text
     /// extern "C" void launch(unsigned int blocks, void** values);
     /// ```
     ///
-    /// Compile it with `-ffp-contract=off` (no contraction of products into sums), and without `-ffast-math`.
+    /// Compile the source with `-ffp-contract=off` (no contraction of products into sums), and without
+    /// `-ffast-math`.
     /// State [in 8 bits](SlotFormat::Q8) needs POSIX contexts.
     pub fn host_source(&self) -> &str {
         &self.host_source
@@ -194,8 +195,8 @@ impl StateBuffer {
             (BufferStart::Number(number), SlotFormat::Dtype(dtype)) if number != 0.0 => {
                 filled(number, parameter.len(), dtype, &Device::Cpu)?
             }
-            (BufferStart::Parameter, SlotFormat::Dtype(dtype)) => rounded(&owned(parameter), dtype)?,
-            // In every format 0 is all bytes 0, and buffers in 8 bits start with 0.
+            (BufferStart::Parameter, SlotFormat::Dtype(dtype)) => rounded(&vector_of(parameter), dtype)?,
+            // In every format a 0 has all bytes 0, and buffers in 8 bits start with 0.
             _ => return Ok(vec![0; self.bytes(parameter.len())]),
         };
         let (storage, layout) = storage_of(&start)?;

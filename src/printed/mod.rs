@@ -11,13 +11,13 @@ use std::sync::Arc;
 
 use smallvec::smallvec;
 
-use buffers::{buffers, probe, slot_places};
+use buffers::{buffers, probe, slot_names};
 pub use kernel::{BufferRole, BufferStart, KernelArgument, KernelArray, PrintedKernel, StateBuffer};
 use names::dependencies;
 use refusal::{check_arithmetic, check_dtypes, check_elementwise};
 pub use step::{PrintedProgress, PrintedStep};
 
-use crate::engine::{BoundKernel, Epilogue, Job, Operand, Progress, Step, TracedKernel, traced};
+use crate::engine::{BoundKernel, Epilogue, Job, Operand, Progress, Step, TracedKernel, trace_job};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lent;
 use crate::numbers::{DType, counts};
@@ -29,7 +29,7 @@ use crate::tensors::{Tensor, dtype_of};
 ///
 /// Each dtype is one of F16, BF16, F32 and F64.
 ///
-/// The [module](mod@crate::printed) shows how to use them.
+/// The [module](mod@crate::printed) shows how to use the kernels.
 ///
 /// # Errors
 /// - A step of an element depends on other elements ([`ErrorKind::Unsupported`]).
@@ -47,7 +47,7 @@ pub fn printed<O: IntoOptimiser>(
     let state = optimiser.make_state(&x)?;
     let buffers = buffers(&optimiser, &state, &x)?;
     let parameter = ProbedParameter { path: String::new(), x, gradient };
-    let mut printed = Printed { optimiser, parameter, state, buffers, calls: 0, known: Vec::new() };
+    let mut printed = Printed { optimiser, parameter, state, buffers, calls: 0, kernels: Vec::new() };
     // The first kernel is printed here, so that an optimiser that cannot be printed is refused at once.
     printed.plan(false)?;
     Ok(printed)
@@ -65,8 +65,8 @@ pub struct Printed {
     buffers: Vec<StateBuffer>,
     /// The calls that open windows have counted.
     calls: u64,
-    /// Every kernel so far. The first step's is at index 0.
-    known: Vec<KnownKernel>,
+    /// Every kernel so far. The kernel of the first step is at index 0.
+    kernels: Vec<CachedKernel>,
 }
 
 /// A parameter of two elements, which is never written.
@@ -79,11 +79,12 @@ struct ProbedParameter {
 
 /// A kernel, and the trace from which it was printed.
 #[derive(Debug)]
-struct KnownKernel {
+struct CachedKernel {
     traced: TracedKernel,
-    /// Full names. They tell apart equal traces, because a trace has names without the place in a chain.
+    /// The full names of slots. They tell apart equal traces, because a trace has names without the place in
+    /// a chain.
     slots: Vec<String>,
-    /// The indices of the traced scalars that it takes.
+    /// The indices of the traced scalars that the kernel takes.
     scalars: Vec<usize>,
     kernel: Arc<PrintedKernel>,
 }
@@ -91,7 +92,7 @@ struct KnownKernel {
 impl Printed {
     /// Sets the path of the parameter in the model, on which random bits depend.
     ///
-    /// Make one for each parameter under [`StochasticRounding`](crate::StochasticRounding).
+    /// Make one `Printed` for each parameter under [`StochasticRounding`](crate::StochasticRounding).
     pub fn at_path(mut self, path: impl Into<String>) -> Self {
         self.parameter.path = path.into();
         self
@@ -99,16 +100,16 @@ impl Printed {
 
     /// The kernel of the first step.
     pub fn kernel(&self) -> &PrintedKernel {
-        &self.known[0].kernel
+        &self.kernels[0].kernel
     }
 
-    /// The buffers that a parameter needs besides itself and its gradient. A kernel may take only some of
-    /// them.
+    /// The buffers that a parameter needs in addition to itself and its gradient. A kernel may take only some
+    /// of these buffers.
     pub fn state(&self) -> &[StateBuffer] {
         &self.buffers
     }
 
-    /// Advances by one step, and returns its kernel and numbers.
+    /// Advances by one step, and returns the kernel and the numbers of the step.
     ///
     /// # Errors
     /// If this step, unlike earlier ones, cannot be printed. Counters and numbers then stay as they are.
@@ -126,8 +127,8 @@ impl Printed {
 
     /// Sets a hyper-parameter by [its name](crate::Adjust), from the next step on.
     ///
-    /// A name such as `eta` sets it in all rules that have it; with a place in front, such as `1.eta`, in
-    /// one.
+    /// A name such as `eta` sets the hyper-parameter in all rules that have it. A name with a place in front,
+    /// such as `1.eta`, sets the hyper-parameter of one rule.
     ///
     /// # Errors
     /// As [`Adjust::adjust_field`].
@@ -165,8 +166,8 @@ impl Printed {
             progress.counters.iter().map(|(name, _)| name).chain(numbers).cloned().collect()
         };
         let (expected, got) = (names(&self.progress()), names(progress));
-        let (counted, own) = (progress.counters.len(), self.state.counters().len());
-        if expected != got || counted != own {
+        let has_same_counters = progress.counters.len() == self.state.counters().len();
+        if expected != got || !has_same_counters {
             let problem = format!(
                 "the progress to resume is from another optimiser than {}: the progress has",
                 self.optimiser.name()
@@ -185,41 +186,42 @@ impl Printed {
                 return Err(out_of_range("the progress to resume", name, *number, expected));
             }
         }
-        progress.give_to(&mut self.state);
+        progress.write_to(&mut self.state);
         self.calls = progress.calls;
         Ok(())
     }
 
-    /// Plans the next step, and prints its kernel if that is a new one. If `is_taken`, counters and numbers
+    /// Plans the next step, and prints its kernel if the kernel is new. If `advances`, counters and numbers
     /// move.
-    fn plan(&mut self, is_taken: bool) -> Result<PrintedStep> {
-        // Before the plan, which borrows the state.
-        let (places, before) = (slot_places(&self.state), self.progress());
-        let Printed { optimiser, parameter, state, calls, known, .. } = self;
+    fn plan(&mut self, advances: bool) -> Result<PrintedStep> {
+        // Taken before the plan, which borrows the state.
+        let (names, progress_before) = (slot_names(&self.state), self.progress());
+        let Printed { optimiser, parameter, state, calls, kernels, .. } = self;
         let mut job = parameter.job(optimiser, state, *calls)?;
         let (progress, windows) = (job.progress, job.windows);
-        let on = if matches!(job.x, Operand::Own(_)) { BufferRole::Master } else { BufferRole::Parameter };
+        let x_role =
+            if matches!(job.x, Operand::Own(_)) { BufferRole::Master } else { BufferRole::Parameter };
         let key = if let Epilogue::Stochastic([low, high]) = job.epilogue {
             u64::from(high) << 32 | u64::from(low)
         } else {
             0
         };
-        let slots = slots(&job, &places);
-        let bound = traced(&job).ok_or_else(nothing)?;
+        let slots = job_slots(&job, &names);
+        let bound = trace_job(&job).ok_or_else(writes_nothing)?;
         // Most steps have the same kernel, which is printed once.
-        let index = known
+        let index = kernels
             .iter()
-            .position(|known| known.traced == bound.kernel && known.slots == slots)
+            .position(|cached| cached.traced == bound.kernel && cached.slots == slots)
             .unwrap_or_else(|| {
-                known.push(parameter.kernel(optimiser, &before, &bound, &on, slots));
-                known.len() - 1
+                kernels.push(parameter.kernel(optimiser, &progress_before, &bound, &x_role, slots));
+                kernels.len() - 1
             });
-        if is_taken {
+        if advances {
             job.finish()?;
-            *calls = if windows.open { counts::after(*calls, 1) } else { 0 };
+            *calls = if windows.open { counts::add(*calls, 1) } else { 0 };
         }
-        let KnownKernel { kernel, scalars: taken, .. } = &known[index];
-        let scalars = taken.iter().map(|&scalar| bound.scalars[scalar]).collect();
+        let CachedKernel { kernel, scalars: indices, .. } = &kernels[index];
+        let scalars = indices.iter().map(|&index| bound.scalars[index]).collect();
         Ok(PrintedStep { kernel: kernel.clone(), scalars, key, moves: progress == Progress::Applied })
     }
 }
@@ -228,7 +230,7 @@ impl ProbedParameter {
     /// Plans a step of the probe. Counters move once the job has finished.
     fn job<'s>(&'s self, optimiser: &'s Optimiser, state: &'s mut State, calls: u64) -> Result<Job<'s>> {
         let sources = smallvec![Lent::Tensor(self.gradient.clone())];
-        let dx = Gradient::new(sources, 1, &self.path).after(calls, false);
+        let dx = Gradient::new(sources, 1, &self.path).after_calls(calls, false);
         let job = optimiser.job(state, &self.x, dx)?;
         job.check(&self.x, &|| optimiser.name())?;
         check_arithmetic(optimiser, &job)?;
@@ -243,29 +245,30 @@ impl ProbedParameter {
         bound: &BoundKernel,
         x: &BufferRole,
         slots: Vec<String>,
-    ) -> KnownKernel {
+    ) -> CachedKernel {
         let trace = |optimiser: &Optimiser, progress: &PrintedProgress| {
             let mut state = optimiser.make_state(&self.x)?;
-            progress.give_to(&mut state);
-            traced(&self.job(optimiser, &mut state, progress.calls)?).ok_or_else(nothing)
+            progress.write_to(&mut state);
+            trace_job(&self.job(optimiser, &mut state, progress.calls)?).ok_or_else(writes_nothing)
         };
         let dependencies = dependencies(bound, optimiser, progress, trace);
         let comment = text::comment(optimiser, dtype_of(&self.x), dtype_of(&self.gradient));
         let (kernel, scalars) = text::kernel(&bound.kernel, x, &slots, &dependencies, comment);
-        KnownKernel { traced: bound.kernel.clone(), slots, scalars, kernel: Arc::new(kernel) }
+        CachedKernel { traced: bound.kernel.clone(), slots, scalars, kernel: Arc::new(kernel) }
     }
 }
 
 /// The full names of the slots that a job works on, in the order of its arrays.
-fn slots(job: &Job<'_>, places: &[(usize, String)]) -> Vec<String> {
-    let of_step = |step: &Step<'_>| -> Vec<usize> {
+fn job_slots(job: &Job<'_>, slot_names: &[(usize, String)]) -> Vec<String> {
+    let addresses = |step: &Step<'_>| -> Vec<usize> {
         let Step::Map { slots, .. } = step else { return Vec::new() };
         slots.iter().map(|(_, buffer)| std::ptr::from_ref(buffer).addr()).collect()
     };
-    let name = |address| places.iter().find(|(place, _)| *place == address).map(|(_, name)| name.clone());
-    job.steps.iter().flat_map(of_step).filter_map(name).collect()
+    let name = |address| slot_names.iter().find(|(slot, _)| *slot == address).map(|(_, name)| name.clone());
+    job.steps.iter().flat_map(addresses).filter_map(name).collect()
 }
 
-fn nothing() -> Error {
+/// The error for a step that writes nothing.
+fn writes_nothing() -> Error {
     Error::new(ErrorKind::Unsupported, "a step that writes nothing cannot be printed")
 }

@@ -1,15 +1,15 @@
 //! The names of a kernel's scalars, such as `k5_eta_beta1_t`: what each scalar depends on.
 //!
-//! Recorded arithmetic has numbers without their origin, so dependences are found by trials:
+//! Recorded arithmetic has numbers without their origin, so trials find the dependences:
 //!
 //! 1. Choose a usual step. A rate of 0, or a bias correction that has settled at 1, would hide a dependence.
-//!    The present counters would give other names after a restart.
+//!    The present counters are not used, because they would give other names after a restart.
 //! 2. Change one cause (a real hyper-parameter, a counter or a number of the state), and trace the step
 //!    again.
 //! 3. Scalars that differ depend on this cause.
 //!
-//! This is done for a step late in a training and for an early one, as far as their values are in range and
-//! give the same kernel.
+//! The trials are made for a late and for an early step of a training, as far as the values of these steps
+//! are in range and give the same kernel.
 
 use std::iter::once;
 
@@ -21,7 +21,7 @@ use crate::rule::field::FieldValue;
 use crate::rule::{Adjust, Optimiser};
 use crate::tree::{NumberPlace, fields_with};
 
-/// All that the scalars of a step follow from.
+/// Everything that the scalars of a step depend on.
 type Causes = (Optimiser, PrintedProgress);
 
 /// Candidates for the counters and numbers of a usual step, the best first. Early, bias corrections have not
@@ -38,7 +38,7 @@ enum Cause {
     Number(usize),
 }
 
-/// For each scalar of a kernel the names that it depends on, each after a `_`, such as `_eta_beta1_t`.
+/// For each scalar of a kernel the names of its causes, each after a `_`, such as `_eta_beta1_t`.
 ///
 /// `trace` traces the step of an optimiser that follows this progress.
 pub(super) fn dependencies(
@@ -52,39 +52,39 @@ pub(super) fn dependencies(
         let traced = trace(optimiser, progress).ok().filter(|traced| traced.kernel == kernel.kernel)?;
         (!traced.scalars.iter().any(|scalar| scalar.is_nan())).then_some(traced.scalars)
     };
-    let all = causes(optimiser, progress);
-    let mut changes = vec![vec![false; kernel.scalars.len()]; all.len()];
-    for kept in [LATE, EARLY] {
+    let causes = all_causes(optimiser, progress);
+    let mut changes = vec![vec![false; kernel.scalars.len()]; causes.len()];
+    for candidates in [LATE, EARLY] {
         let mut usual = (optimiser.clone(), progress.clone());
-        // The usual step: each cause gets the first candidate that keeps the kernel. Zeros of
+        // The usual step: each cause gets the first candidate with which the kernel stays the same. Zeros of
         // hyper-parameters are replaced, because they would hide a dependence.
-        for (_, cause) in &all {
-            let next =
-                with(&usual, *cause, kept, |x| if x.is_normal() { [x; 4] } else { [0.5, 2.0, -0.5, x] });
-            usual = next.into_iter().find(|next| scalars(next).is_some()).unwrap_or(usual);
+        for (_, cause) in &causes {
+            let field = |x: f64| if x.is_normal() { [x; 4] } else { [0.5, 2.0, -0.5, x] };
+            let trials = variants(&usual, *cause, candidates, field);
+            usual = trials.into_iter().find(|trial| scalars(trial).is_some()).unwrap_or(usual);
         }
         let before = scalars(&usual).unwrap_or_else(|| kernel.scalars.clone());
-        for ((_, cause), changes) in all.iter().zip(&mut changes) {
+        for ((_, cause), changes) in causes.iter().zip(&mut changes) {
             // Several values, because some are out of range or change the kernel.
-            let others = with(&usual, *cause, kept, |x| [0.75 * x, 1.25 * x, 0.99 * x, 1.01 * x]);
-            for after in others.iter().filter_map(scalars) {
+            let trials = variants(&usual, *cause, candidates, |x| [0.75 * x, 1.25 * x, 0.99 * x, 1.01 * x]);
+            for after in trials.iter().filter_map(scalars) {
                 for ((change, before), after) in changes.iter_mut().zip(&before).zip(&after) {
                     *change |= before.to_bits() != after.to_bits();
                 }
             }
         }
     }
-    let changing = || all.iter().zip(&changes).filter(|(_, changes)| changes.contains(&true));
-    let of_scalar = |index: usize| {
+    let changing = || causes.iter().zip(&changes).filter(|(_, changes)| changes.contains(&true));
+    let suffixes = |index: usize| {
         let names = || changing().map(|((name, _), _)| &**name);
-        let on = changing().filter(|(_, changes)| changes[index]);
-        on.map(|((name, _), _)| format!("_{}", in_code(name, names()))).collect()
+        let scalar_causes = changing().filter(|(_, changes)| changes[index]);
+        scalar_causes.map(|((name, _), _)| format!("_{}", identifier(name, names()))).collect()
     };
-    (0..kernel.scalars.len()).map(of_scalar).collect()
+    (0..kernel.scalars.len()).map(suffixes).collect()
 }
 
 /// All causes by name. The numbers of hyper-parameters are named as in schedules: β₁ is `beta1`.
-fn causes(optimiser: &Optimiser, progress: &PrintedProgress) -> Vec<(String, Cause)> {
+fn all_causes(optimiser: &Optimiser, progress: &PrintedProgress) -> Vec<(String, Cause)> {
     let mut all = Vec::new();
     for (index, ((_, value), name)) in optimiser.fields().into_iter().zip(optimiser.places()).enumerate() {
         let part = |part| (format!("{name}{}", part + 1), Cause::Field((index, Some(part))));
@@ -100,12 +100,12 @@ fn causes(optimiser: &Optimiser, progress: &PrintedProgress) -> Vec<(String, Cau
     all
 }
 
-/// Copies of the causes with other values of one of them: of a hyper-parameter those that `field` makes of
-/// its value and that are in range, of a counter or number those of `kept`.
-fn with(
+/// Copies of the causes with other values of one cause. A hyper-parameter gets the values that `field` makes
+/// of its value and that are in range, a counter or number gets the `candidates`.
+fn variants(
     (optimiser, progress): &Causes,
     cause: Cause,
-    kept: [f64; 7],
+    candidates: [f64; 7],
     field: impl Fn(f64) -> [f64; 4],
 ) -> Vec<Causes> {
     let with_number = |number| {
@@ -118,26 +118,26 @@ fn with(
         (optimiser.clone(), progress)
     };
     let Cause::Field(place @ (index, part)) = cause else {
-        return kept.map(with_number).into();
+        return candidates.map(with_number).into();
     };
-    let own = match (optimiser.fields()[index].1, part) {
+    let value = match (optimiser.fields()[index].1, part) {
         (FieldValue::Real(number), _) => number,
-        (value, part) => value.numbers()[part.unwrap_or_default()],
+        (list, part) => list.numbers()[part.unwrap_or_default()],
     };
     let changed = |number| {
         let mut changed = optimiser.clone();
-        let written = changed.write(&fields_with(optimiser, once((place, number))));
-        written.and_then(|()| changed.check()).is_ok().then(|| (changed, progress.clone()))
+        let write = changed.write(&fields_with(optimiser, once((place, number))));
+        write.and_then(|()| changed.check()).is_ok().then(|| (changed, progress.clone()))
     };
-    field(own).into_iter().filter_map(changed).collect()
+    field(value).into_iter().filter_map(changed).collect()
 }
 
 /// A name such as `1.eta` as an identifier: `eta` if no other name of `all` ends in `eta`, else `1_eta`.
-fn in_code<'n>(name: &str, all: impl Iterator<Item = &'n str>) -> String {
+fn identifier<'n>(name: &str, all: impl Iterator<Item = &'n str>) -> String {
     fn last(name: &str) -> &str {
         name.rsplit('.').next().unwrap_or(name)
     }
-    let is_one = all.filter(|other| last(other) == last(name)).count() == 1;
-    let name = if is_one { last(name).to_string() } else { name.replace('.', "_") };
+    let is_unique = all.filter(|other| last(other) == last(name)).count() == 1;
+    let name = if is_unique { last(name).to_string() } else { name.replace('.', "_") };
     name.chars().filter(|letter| letter.is_ascii_alphanumeric() || *letter == '_').collect()
 }

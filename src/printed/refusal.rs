@@ -28,21 +28,21 @@ pub(super) fn check_dtypes(parameter: DType, gradient: DType) -> Result<()> {
 
 /// Refuses an optimiser whose step of an element depends on other elements.
 pub(super) fn check_elementwise(optimiser: &Optimiser) -> Result<()> {
-    let refused = |needs, limit, remedy| Err(not_elementwise(optimiser, needs, limit, remedy));
+    let refuse = |need, limit, remedy| Err(not_elementwise(optimiser, need, limit, remedy));
     match optimiser.rule().kind() {
-        Kind::WholeModel => return refused("a number computed over the whole model", ONE_ELEMENT, FACTOR),
-        Kind::WholeTensor => return refused("the whole parameter", ONE_ELEMENT, FACTOR),
+        Kind::WholeModel => return refuse("a number computed over the whole model", ONE_ELEMENT, FACTOR),
+        Kind::WholeTensor => return refuse("the whole parameter", ONE_ELEMENT, FACTOR),
         Kind::Elementwise => {}
     }
     if optimiser.is_offloaded() {
-        return refused(
+        return refuse(
             "two devices",
             "runs on one",
             "print the optimiser inside of `Offload`, and move the buffers yourself",
         );
     }
     if optimiser.description().has_choice() {
-        return refused(
+        return refuse(
             "a choice by the parameter's path and shape",
             "gets neither of them",
             "print each of the rules to choose from",
@@ -51,31 +51,31 @@ pub(super) fn check_elementwise(optimiser: &Optimiser) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a plan with more than arithmetic in it.
+/// Refuses a plan in which a step is more than arithmetic.
 pub(super) fn check_arithmetic(optimiser: &Optimiser, job: &Job<'_>) -> Result<()> {
-    let needs = job.steps.iter().find_map(|step| match step {
+    let need = job.steps.iter().find_map(|step| match step {
         Step::Map { .. } | Step::Identity => None,
         Step::Reduce(_) => Some("a norm or a sum"),
         Step::Check => Some("a check of the whole gradient"),
         Step::Tensor(_) | Step::Output(_) => Some("a function of the whole parameter"),
     });
-    needs.map_or(Ok(()), |needs| Err(not_elementwise(optimiser, needs, ONE_ELEMENT, FACTOR)))
+    need.map_or(Ok(()), |need| Err(not_elementwise(optimiser, need, ONE_ELEMENT, FACTOR)))
 }
 
-/// The error that an optimiser `needs` more than a printed kernel has. `limit` is what the kernel does.
-fn not_elementwise(optimiser: &Optimiser, needs: &str, limit: &str, remedy: &'static str) -> Error {
-    let rule = at_fault(optimiser);
-    let problem = format!("{rule} needs {needs}, but a printed kernel {limit}");
+/// The error for an optimiser with a `need` that no printed kernel meets. `limit` says what a kernel does.
+fn not_elementwise(optimiser: &Optimiser, need: &str, limit: &str, remedy: &'static str) -> Error {
+    let rules = rules_at_fault(optimiser);
+    let problem = format!("{rules} needs {need}, but a printed kernel {limit}");
     Error::new(ErrorKind::Unsupported, problem).with_remedy(remedy)
 }
 
-/// The rules that are not elementwise, if they can be told apart; else the whole optimiser.
-fn at_fault(optimiser: &Optimiser) -> String {
-    let listed = catalogue();
-    let is_other = |name: &&str| {
-        listed.iter().any(|listing| listing.name == *name && listing.rule.kind() != Kind::Elementwise)
+/// The names of the rules that are not elementwise, or that of the optimiser if no such rule is in the list.
+fn rules_at_fault(optimiser: &Optimiser) -> String {
+    let listings = catalogue();
+    let is_not_elementwise = |name: &&str| {
+        listings.iter().any(|listing| listing.name == *name && listing.rule.kind() != Kind::Elementwise)
     };
     let kinds = optimiser.description().all().into_iter().map(|member| member.rule.kind);
-    let names: Vec<&str> = kinds.filter(is_other).collect();
+    let names: Vec<&str> = kinds.filter(is_not_elementwise).collect();
     if names.is_empty() { optimiser.name() } else { names.join(", ") }
 }

@@ -12,22 +12,22 @@ use crate::rule::State;
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct PrintedStep {
-    /// The kernel. It is the same in most steps, and another if the rule computes something else, as at the
-    /// end of a window of [`AccumGrad`](crate::AccumGrad).
+    /// The kernel. Most steps have the same kernel. A step in which the rule computes something else has
+    /// another, as at the end of a window of [`AccumGrad`](crate::AccumGrad).
     pub kernel: Arc<PrintedKernel>,
     /// The scalars that the code takes by value, such as hyper-parameters and bias corrections.
     ///
-    /// They are computed as in an update, and rounded to the kernel's [arithmetic](PrintedKernel::arithmetic)
-    /// when they are passed.
+    /// The scalars are computed as in an update, and rounded to the kernel's
+    /// [arithmetic](PrintedKernel::arithmetic) when they are passed.
     pub scalars: Vec<f64>,
     /// The key of the random bits of [`StochasticRounding`](crate::StochasticRounding); 0 for other
     /// optimisers.
     pub key: u64,
-    /// Whether the parameter moves; `false` if a gradient is only collected.
+    /// Whether the parameter moves; `false` if the step only collects a gradient.
     pub moves: bool,
 }
 
-/// The progress of a [`Printed`](super::Printed), which a program keeps with the buffers to resume.
+/// The progress of a [`Printed`](super::Printed), which a program saves with the buffers to resume.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PrintedProgress {
     /// The counters by their names in checkpoints, such as `t`, the number of steps taken.
@@ -41,10 +41,10 @@ pub struct PrintedProgress {
 
 impl PrintedProgress {
     /// Sets the counters and numbers of a state of the same optimiser.
-    pub(super) fn give_to(&self, state: &mut State) {
+    pub(super) fn write_to(&self, state: &mut State) {
         let parts = state.parts_mut();
-        parts.counters.into_iter().zip(&self.counters).for_each(|(own, (_, count))| *own = *count);
-        parts.numbers.into_iter().zip(&self.numbers).for_each(|(own, (_, number))| *own = *number);
+        parts.counters.into_iter().zip(&self.counters).for_each(|(counter, (_, next))| *counter = *next);
+        parts.numbers.into_iter().zip(&self.numbers).for_each(|(number, (_, next))| *number = *next);
     }
 }
 
@@ -58,7 +58,7 @@ impl PrintedStep {
         let scalar = |value: f64| match self.kernel.arithmetic {
             DType::F64 => value.to_bits(),
             _ => {
-                // At the front, because a launch reads the first 4 bytes.
+                // The F32 is at the front, because a launch reads the first 4 bytes.
                 let [a, b, c, d] = (value as f32).to_ne_bytes();
                 u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0])
             }

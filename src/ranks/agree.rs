@@ -6,16 +6,16 @@
 //! 1. An [`Opening`] of fixed length: the call, the state, the state's count of agreements, whether the rank
 //!    refuses, and the length of the second message. If the openings do not fit together, all ranks return
 //!    the same error, and nobody sends the second message.
-//! 2. The rank's bytes, or if it refuses, the text of the error.
+//! 2. The rank's bytes, or if the rank refuses, the text of its error.
 //!
 //! The count guards against ranks that have made different calls before. After an error all ranks must have
-//! equal counts again, otherwise every later call would fail: see `Pace::catch_up`.
+//! equal counts again, otherwise every later call would fail: see `AgreementCount::catch_up`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::opening::{Call, Opening, in_step};
-use super::{Communicator, not_empty};
+use super::opening::{Call, Opening, check_openings};
+use super::{Communicator, without_empty};
 use crate::error::{Error, ErrorKind, Result};
 use crate::tensors::Device;
 
@@ -23,15 +23,15 @@ use crate::tensors::Device;
 #[derive(Debug, Clone)]
 pub(crate) struct StateWorld {
     communicator: Arc<dyn Communicator>,
-    pace: Arc<Mutex<Pace>>,
+    count: Arc<Mutex<AgreementCount>>,
 }
 
 /// The name of a state, and the count of its agreements. After the first agreement both are the same on all
 /// ranks.
 #[derive(Debug)]
-struct Pace {
-    /// The name of the state in the job. Before the first agreement each rank has its own number here; all
-    /// take over that of rank 0.
+struct AgreementCount {
+    /// The name of the state in the job. Before the first agreement each rank has a number of its own here.
+    /// In the first agreement all ranks take over that of rank 0.
     state: u64,
     agreements: u64,
 }
@@ -40,8 +40,8 @@ impl StateWorld {
     /// The world of a new state, without agreements.
     pub(crate) fn new(communicator: Arc<dyn Communicator>) -> Self {
         static STATES: AtomicU64 = AtomicU64::new(0);
-        let pace = Pace { state: STATES.fetch_add(1, Ordering::Relaxed), agreements: 0 };
-        StateWorld { communicator, pace: Arc::new(Mutex::new(pace)) }
+        let count = AgreementCount { state: STATES.fetch_add(1, Ordering::Relaxed), agreements: 0 };
+        StateWorld { communicator, count: Arc::new(Mutex::new(count)) }
     }
 
     pub(crate) fn rank(&self) -> usize {
@@ -74,13 +74,13 @@ impl StateWorld {
         }
     }
 
-    /// Agrees on a call or a stage of it. `own` is what this rank sends to the others, or why it refuses.
-    /// Returns the bytes of all ranks, in rank order.
+    /// Agrees on a call or a stage of it. `own` has the bytes that this rank sends to the others, or the
+    /// error with which it refuses. Returns the bytes of all ranks, in rank order.
     ///
     /// # Errors
     /// If a rank refuses or makes another call, on every rank. A rank that refuses gets its own error, the
-    /// others get an error of the kind [`Ranks`](ErrorKind::Ranks) with the text of that error. The next call
-    /// finds all ranks with the same count.
+    /// others get an error of the kind [`Ranks`](ErrorKind::Ranks) with the text of that error. In the next
+    /// call all ranks have the same count.
     pub(crate) fn agree(&self, call: Call, own: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
         if self.size() == 1 {
             return Ok(vec![own?]);
@@ -90,23 +90,25 @@ impl StateWorld {
             Err(error) => (error.to_string().into_bytes(), Some(error)),
         };
         // Locked until both messages are through, because agreements of two clones must not interleave.
-        let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
-        let Pace { state, agreements } = *pace;
-        let openings =
-            self.open(Opening::new(call, [state, agreements, refusal.is_some().into(), bytes.len() as u64]))?;
-        in_step(&openings).inspect_err(|_| pace.catch_up(&openings))?;
+        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        let AgreementCount { state, agreements } = *count;
+        let openings = self.gather_openings(Opening::new(
+            call,
+            [state, agreements, refusal.is_some().into(), bytes.len() as u64],
+        ))?;
+        check_openings(&openings).inspect_err(|_| count.catch_up(&openings))?;
         // Refusals are counted as well, because all ranks have taken part.
-        *pace = Pace { state: openings[0].state, agreements: agreements + 1 };
-        let said = self.tell(bytes, |rank| openings[rank].length as usize)?;
+        *count = AgreementCount { state: openings[0].state, agreements: agreements + 1 };
+        let messages = self.gather_bytes(bytes, |rank| openings[rank].length as usize)?;
         if let Some(error) = refusal {
             return Err(error);
         }
         match openings.iter().position(|opening| opening.refuses != 0) {
             Some(rank) => {
                 let error = Error::new(ErrorKind::Ranks, format!("rank {rank} refused")).of_rank(rank);
-                Err(error.caused_by(String::from_utf8_lossy(&said[rank])))
+                Err(error.caused_by(String::from_utf8_lossy(&messages[rank])))
             }
-            None => Ok(said),
+            None => Ok(messages),
         }
     }
 
@@ -136,18 +138,20 @@ impl StateWorld {
     }
 
     /// The openings of all ranks.
-    fn open(&self, own: Opening) -> Result<Vec<Opening>> {
-        let all = self.tell(own.to_bytes(), |_| size_of::<Opening>())?;
+    fn gather_openings(&self, own: Opening) -> Result<Vec<Opening>> {
+        let all = self.gather_bytes(own.to_bytes(), |_| size_of::<Opening>())?;
         Ok(all.iter().map(|bytes| Opening::from_bytes(bytes)).collect())
     }
 
-    /// Sends the own bytes to all ranks, and returns the bytes of all. `length` is that of each rank's bytes.
-    fn tell(&self, own: Vec<u8>, length: impl Fn(usize) -> usize) -> Result<Vec<Vec<u8>>> {
+    /// Sends the own bytes to all ranks, and returns the bytes of all ranks. `length` returns the number of a
+    /// rank's bytes.
+    fn gather_bytes(&self, own: Vec<u8>, length: impl Fn(usize) -> usize) -> Result<Vec<Vec<u8>>> {
         let rank = self.rank();
         let mut all: Vec<Vec<u8>> =
             (0..self.size()).map(|other| vec![0; if other == rank { 0 } else { length(other) }]).collect();
-        let mut from: Vec<Vec<&mut [u8]>> = all.iter_mut().map(|bytes| not_empty([&mut bytes[..]])).collect();
-        let to = not_empty([&own[..]]);
+        let mut from: Vec<Vec<&mut [u8]>> =
+            all.iter_mut().map(|bytes| without_empty([&mut bytes[..]])).collect();
+        let to = without_empty([&own[..]]);
         // If nobody has bytes, no rank calls the transport: all ranks have the same lengths.
         if !to.is_empty() || from.iter().any(|slices| !slices.is_empty()) {
             self.communicator.gather(&to, &mut from)?;
@@ -157,14 +161,14 @@ impl StateWorld {
     }
 }
 
-impl Pace {
+impl AgreementCount {
     /// Takes over the largest count of the ranks with the same state, so that the next call succeeds.
     fn catch_up(&mut self, openings: &[Opening]) {
         // The name of a new state is a number of this rank, which may be that of another state elsewhere.
         if self.agreements > 0 {
-            let same =
+            let same_state =
                 openings.iter().filter(|opening| opening.agreements > 0 && opening.state == self.state);
-            self.agreements = same.map(|opening| opening.agreements).max().unwrap_or(self.agreements);
+            self.agreements = same_state.map(|opening| opening.agreements).max().unwrap_or(self.agreements);
         }
     }
 }
@@ -179,17 +183,17 @@ mod tests {
 
     /// Runs each rank in a thread, and returns the results in rank order. Fails instead of hanging.
     fn together<T: Send + 'static>(size: usize, work: fn(LocalRank) -> T) -> Vec<T> {
-        let (done, finished) = channel();
+        let (sender, receiver) = channel();
         for own in ranks(size) {
-            let done = done.clone();
+            let sender = sender.clone();
             std::thread::spawn(move || {
                 let rank = own.rank();
                 // The receiver may have given up.
-                let _ = done.send((rank, work(own)));
+                let _ = sender.send((rank, work(own)));
             });
         }
-        drop(done);
-        let next = |_| finished.recv_timeout(Duration::from_secs(60)).expect("no deadlock, and no panic");
+        drop(sender);
+        let next = |_| receiver.recv_timeout(Duration::from_secs(60)).expect("no deadlock, and no panic");
         let mut results: Vec<(usize, T)> = (0..size).map(next).collect();
         results.sort_by_key(|(rank, _)| *rank);
         results.into_iter().map(|(_, result)| result).collect()
@@ -227,10 +231,10 @@ mod tests {
                 |length: usize| world.agree(Call::Update, Ok(vec![world.rank() as u8; length])).unwrap();
             [say(4), say(world.rank()), say(0)]
         });
-        for said in all {
-            assert_eq!(said[0], [[0; 4], [1; 4], [2; 4]]);
-            assert_eq!(said[1], [vec![], vec![1], vec![2, 2]]);
-            assert_eq!(said[2], [[0; 0]; 3]);
+        for answers in all {
+            assert_eq!(answers[0], [[0; 4], [1; 4], [2; 4]]);
+            assert_eq!(answers[1], [vec![], vec![1], vec![2, 2]]);
+            assert_eq!(answers[2], [[0; 0]; 3]);
         }
     }
 
@@ -303,10 +307,10 @@ mod tests {
                 .map(|world| world.agree(Call::Update, Ok(vec![])));
             let swapped = swapped.map(|result| match result {
                 Err(error) => (error.kind(), error.rank(), error.to_string()),
-                Ok(said) => panic!("{said:?}"),
+                Ok(messages) => panic!("{messages:?}"),
             });
             let states = [&first, &second]
-                .map(|world| format!("update of the state {}", world.pace.lock().unwrap().state));
+                .map(|world| format!("update of the state {}", world.count.lock().unwrap().state));
             (before, swapped, states, [first, second].map(|world| fine(&world, Call::Update)))
         });
         let [first, second] = all[0].2.clone();
@@ -334,19 +338,19 @@ mod tests {
         let all = together(3, |own| {
             let world = world(&own);
             let before = fine(&world, Call::Setup);
-            world.pace.lock().unwrap().agreements += own.rank() as u64;
+            world.count.lock().unwrap().agreements += own.rank() as u64;
             [
                 before,
                 fine(&world, Call::Update),
                 fine(&world, Call::Update),
-                world.pace.lock().unwrap().agreements.to_string(),
+                world.count.lock().unwrap().agreements.to_string(),
             ]
         });
-        let told = format!(
+        let text = format!(
             "rank 1 called update after 2 agreements among ranks, and rank 0 update after 1 agreements among \
              ranks; {ADVICE}"
         );
-        assert_eq!(all, vec![["fine".to_string(), told, "fine".to_string(), "4".to_string()]; 3]);
+        assert_eq!(all, vec![["fine".to_string(), text, "fine".to_string(), "4".to_string()]; 3]);
     }
 
     #[test]
@@ -368,9 +372,9 @@ mod tests {
             }
             fine(&world(&own), Call::Update)
         });
-        let told = "the ranks cannot communicate: rank 1 runs another version of optimisers than rank 0; \
+        let text = "the ranks cannot communicate: rank 1 runs another version of optimisers than rank 0; \
                     run one build on all ranks";
-        assert_eq!(all, [told, "", told]);
+        assert_eq!(all, [text, "", text]);
     }
 
     #[test]

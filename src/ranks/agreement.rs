@@ -3,7 +3,7 @@
 //! An aspect can be long, such as the list of all paths, and nearly always it is equal. So ranks send each
 //! other a fingerprint for each aspect. Only if fingerprints differ, a second agreement ([`Call::Differ`])
 //! sends the words of the first aspect that differs. All ranks compare the same fingerprints, so all find the
-//! same aspect and come to that agreement.
+//! same aspect and take part in the second agreement.
 
 use std::fmt::{Display, Write};
 
@@ -45,16 +45,16 @@ impl Aspect {
 
 impl<'a> Agreement<'a> {
     /// An agreement on aspects whose words exist already.
-    pub(crate) fn on(mut aspects: Vec<Aspect>) -> Agreement<'static> {
+    pub(crate) fn new(mut aspects: Vec<Aspect>) -> Agreement<'static> {
         let prints = aspects.iter().map(Aspect::print).collect();
-        // For places at which only other ranks have an aspect.
+        // An empty aspect stands for places at which only other ranks have an aspect.
         aspects.push(Aspect { name: String::new(), value: Vec::new() });
         let last = aspects.len() - 1;
-        let told = move |place: usize| {
+        let aspect = move |place: usize| {
             let Aspect { name, value } = &aspects[place.min(last)];
             Aspect { name: name.clone(), value: value.clone() }
         };
-        Agreement { prints, aspect: Box::new(told) }
+        Agreement { prints, aspect: Box::new(aspect) }
     }
 
     /// An agreement on aspects whose words `aspect` makes when an error needs them. `prints` has a
@@ -63,10 +63,10 @@ impl<'a> Agreement<'a> {
         Agreement { prints, aspect: Box::new(aspect) }
     }
 
-    /// The message of a rank: the number of aspects, their fingerprints, then the bytes in `brought`.
-    fn message(&self, brought: &[u8]) -> Vec<u8> {
+    /// The message of a rank: the number of aspects, their fingerprints, then the bytes in `payload`.
+    fn message(&self, payload: &[u8]) -> Vec<u8> {
         let words = std::iter::once(self.prints.len() as u64).chain(self.prints.iter().copied());
-        words.flat_map(u64::to_le_bytes).chain(brought.iter().copied()).collect()
+        words.flat_map(u64::to_le_bytes).chain(payload.iter().copied()).collect()
     }
 }
 
@@ -80,21 +80,24 @@ impl StateWorld {
         call: Call,
         own: Result<(T, Agreement<'_>, Vec<u8>)>,
     ) -> Result<(T, Vec<Vec<u8>>)> {
-        let own = own.map(|(value, agreement, brought)| {
-            let message = agreement.message(&brought);
+        let prepared = own.map(|(value, agreement, payload)| {
+            let message = agreement.message(&payload);
             ((value, agreement), message)
         });
-        let ((value, agreement), said) = self.agree_with(call, own)?;
-        let parted = said.iter().enumerate().map(|(rank, said)| parted(said).ok_or_else(|| unreadable(rank)));
-        let parted = parted.collect::<Result<Vec<_>>>()?;
-        let differs = |(prints, _): &(&[[u8; 8]], &[u8])| {
-            let first = parted[0].0;
+        let ((value, agreement), messages) = self.agree_with(call, prepared)?;
+        let contents = messages
+            .iter()
+            .enumerate()
+            .map(|(rank, message)| split_message(message).ok_or_else(|| unreadable_error(rank)))
+            .collect::<Result<Vec<_>>>()?;
+        let first_difference = |(prints, _): &(&[[u8; 8]], &[u8])| {
+            let first = contents[0].0;
             let shared = first.iter().zip(*prints).position(|(first, own)| first != own);
             shared.or_else(|| (first.len() != prints.len()).then_some(first.len().min(prints.len())))
         };
-        match parted.iter().filter_map(differs).min() {
-            None => Ok((value, parted.iter().map(|(_, brought)| brought.to_vec()).collect())),
-            Some(place) => Err(self.difference((agreement.aspect)(place))?),
+        match contents.iter().filter_map(first_difference).min() {
+            None => Ok((value, contents.iter().map(|(_, payload)| payload.to_vec()).collect())),
+            Some(place) => Err(self.describe_difference((agreement.aspect)(place))?),
         }
     }
 
@@ -114,12 +117,12 @@ impl StateWorld {
     }
 
     /// The error for an aspect that differs, with the words of all ranks.
-    fn difference(&self, own: Aspect) -> Result<Error> {
-        let said = self.agree(Call::Differ, serde_json::to_vec(&own).map_err(Error::other))?;
-        let aspect = |(rank, said): (usize, &Vec<u8>)| {
-            serde_json::from_slice(said).map_err(|error| unreadable(rank).caused_by(error))
+    fn describe_difference(&self, own: Aspect) -> Result<Error> {
+        let messages = self.agree(Call::Differ, serde_json::to_vec(&own).map_err(Error::other))?;
+        let aspect = |(rank, message): (usize, &Vec<u8>)| {
+            serde_json::from_slice(message).map_err(|error| unreadable_error(rank).caused_by(error))
         };
-        let aspects = said.iter().enumerate().map(aspect).collect::<Result<Vec<Aspect>>>()?;
+        let aspects = messages.iter().enumerate().map(aspect).collect::<Result<Vec<Aspect>>>()?;
         let rank = odd_rank(&aspects).map_or(0, |odd| odd.rank);
         let name = aspects
             .iter()
@@ -132,7 +135,7 @@ impl StateWorld {
                 .iter()
                 .any(|aspect| aspect.value.get(*i) != aspects[0].value.get(*i) || aspect.value.len() <= *i)
         });
-        let words = |aspect: &Aspect| {
+        let text = |aspect: &Aspect| {
             let word = place.and_then(|place| aspect.value.get(place)).map_or("nothing more", String::as_str);
             let word = shortened(word);
             if aspect.name == *name || aspect.name.is_empty() {
@@ -142,32 +145,32 @@ impl StateWorld {
             }
         };
         let mut values: Vec<(String, Vec<usize>)> = Vec::new();
-        for (rank, word) in aspects.iter().map(words).enumerate() {
-            match values.iter_mut().find(|(known, _)| *known == word) {
+        for (rank, word) in aspects.iter().map(text).enumerate() {
+            match values.iter_mut().find(|(value, _)| *value == word) {
                 Some((_, ranks)) => ranks.push(rank),
                 None => values.push((word, vec![rank])),
             }
         }
         let mut what = format!("{name}: ");
         for (i, (word, ranks)) in values.iter().enumerate() {
-            let several = if ranks.len() == 1 { "rank" } else { "ranks" };
+            let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
             let ranks: Vec<String> = ranks.iter().map(usize::to_string).collect();
-            let before = if i == 0 { "" } else { "; " };
-            write!(what, "{before}{word} on {several} {}", ranks.join(" and ")).map_err(Error::other)?;
+            let separator = if i == 0 { "" } else { "; " };
+            write!(what, "{separator}{word} on {noun} {}", ranks.join(" and ")).map_err(Error::other)?;
         }
-        Ok(differs(rank, what))
+        Ok(difference_error(rank, what))
     }
 }
 
 /// The error that a rank differs from others.
-pub(crate) fn differs(rank: usize, what: impl Display) -> Error {
+pub(crate) fn difference_error(rank: usize, what: impl Display) -> Error {
     Error::new(ErrorKind::Ranks, format!("rank {rank} differs in {what}"))
         .of_rank(rank)
         .with_remedy("all ranks need the same")
 }
 
 /// The error for a message that is unreadable, because another build must have sent it.
-pub(crate) fn unreadable(rank: usize) -> Error {
+pub(crate) fn unreadable_error(rank: usize) -> Error {
     let problem = format!("rank {rank} sent what this version of optimisers cannot read");
     Error::new(ErrorKind::Communication, problem).of_rank(rank).with_remedy("run one build on all ranks")
 }
@@ -181,9 +184,9 @@ fn shortened(word: &str) -> String {
 }
 
 /// Splits a message into its fingerprints and the bytes after them.
-fn parted(said: &[u8]) -> Option<(&[[u8; 8]], &[u8])> {
-    let (count, rest) = said.split_first_chunk::<8>()?;
+fn split_message(message: &[u8]) -> Option<(&[[u8; 8]], &[u8])> {
+    let (count, rest) = message.split_first_chunk::<8>()?;
     let bytes = usize::try_from(u64::from_le_bytes(*count)).ok()?.checked_mul(8)?;
-    let (prints, brought) = rest.split_at_checked(bytes)?;
-    Some((prints.as_chunks().0, brought))
+    let (prints, payload) = rest.split_at_checked(bytes)?;
+    Some((prints.as_chunks().0, payload))
 }

@@ -1,4 +1,4 @@
-//! Tensors that travel between ranks: sent from where they lie, received into memory that is used again.
+//! Tensors that travel between ranks, from their own memory into memory that is used again.
 //!
 //! All rounds (see `rounds.rs`) have about the same size, so an `Inbox` has one tensor of each dtype and
 //! grows it to the largest round. A message is received into a view of that tensor. If the transport has no
@@ -9,13 +9,13 @@ use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{StateWorld, not_empty};
+use super::{StateWorld, without_empty};
 use crate::engine::download;
 use crate::error::Result;
-use crate::model::lent::{check_held, storage_of};
+use crate::model::lent::{check_extent, storage_of};
 use crate::numbers::DType;
 use crate::tensors::{
-    Device, Layout, Storage, Tensor, bytes_mut, bytes_of, dtype_of, held_on_cpu, with_numbers_mut, zeros,
+    Device, Layout, Storage, Tensor, bytes_mut, bytes_of, cpu_extent, dtype_of, with_numbers_mut, zeros,
 };
 
 /// The flat tensors that a rank is to send, in order, by dtype and length.
@@ -29,18 +29,18 @@ pub(crate) struct Inbox(HashMap<DType, Tensor>);
 const ALIGNED: usize = 64;
 
 impl Inbox {
-    /// Views to receive into: a flat tensor for each that is awaited.
-    fn room(&mut self, awaited: &[ExpectedTensors], device: &Device) -> Result<Vec<Vec<Tensor>>> {
+    /// Views to receive into: a flat tensor for each expected tensor.
+    fn views(&mut self, expected: &[ExpectedTensors], device: &Device) -> Result<Vec<Vec<Tensor>>> {
         let mut ends: HashMap<DType, usize> = HashMap::new();
-        let mut placed = Vec::with_capacity(awaited.len());
-        for awaited in awaited {
+        let mut places = Vec::with_capacity(expected.len());
+        for tensors in expected {
             let place = |&(dtype, length): &(DType, usize)| {
                 let end = ends.entry(dtype).or_default();
                 let start = *end;
                 *end += length.next_multiple_of(ALIGNED);
                 (dtype, start, length)
             };
-            placed.push(awaited.iter().map(place).collect::<Vec<_>>());
+            places.push(tensors.iter().map(place).collect::<Vec<_>>());
         }
         for (dtype, end) in ends {
             if self.0.get(&dtype).is_none_or(|memory| memory.elem_count() < end) {
@@ -49,23 +49,23 @@ impl Inbox {
         }
         let view =
             |&(dtype, start, length): &(DType, usize, usize)| Ok(self.0[&dtype].narrow(0, start, length)?);
-        placed.iter().map(|of_rank| of_rank.iter().map(view).collect()).collect()
+        places.iter().map(|places| places.iter().map(view).collect()).collect()
     }
 
-    /// The bytes of the views in `rooms`, by rank. `memory` has the bytes of all tensors in the map's order.
+    /// The bytes of `views`, by rank. `memory` has the bytes of all tensors in the map's order.
     ///
-    /// The views of a dtype follow each other in memory, so each is split off from what is left.
-    fn slices<'b>(&self, rooms: &[Vec<Tensor>], memory: Vec<&'b mut [u8]>) -> Vec<Vec<&'b mut [u8]>> {
-        let mut left: HashMap<DType, (usize, &mut [u8])> =
+    /// The views of a dtype follow each other in memory, so each is split off from the remaining bytes.
+    fn slices<'b>(&self, views: &[Vec<Tensor>], memory: Vec<&'b mut [u8]>) -> Vec<Vec<&'b mut [u8]>> {
+        let mut remaining: HashMap<DType, (usize, &mut [u8])> =
             self.0.keys().copied().zip(memory.into_iter().map(|bytes| (0, bytes))).collect();
-        let mut slice = |room: &Tensor| {
-            let (done, bytes) = left.get_mut(&dtype_of(room))?;
+        let mut slice = |view: &Tensor| {
+            let (offset, bytes) = remaining.get_mut(&dtype_of(view))?;
             let (start, length) =
-                (room.layout().start_offset() * room.dtype().size_in_bytes(), byte_length(room));
-            bytes.split_off_mut(..start - std::mem::replace(done, start + length))?;
+                (view.layout().start_offset() * view.dtype().size_in_bytes(), byte_length(view));
+            bytes.split_off_mut(..start - std::mem::replace(offset, start + length))?;
             bytes.split_off_mut(..length)
         };
-        rooms.iter().map(|of_rank| not_empty(of_rank.iter().filter_map(&mut slice))).collect()
+        views.iter().map(|views| without_empty(views.iter().filter_map(&mut slice))).collect()
     }
 
     /// Sends the tensors in `to[r]`, flat and of any layout, to rank r. Returns the tensors that each rank
@@ -74,17 +74,17 @@ impl Inbox {
         &mut self,
         world: &StateWorld,
         to: &[Vec<Tensor>],
-        awaited: &[ExpectedTensors],
+        expected: &[ExpectedTensors],
     ) -> Result<Vec<Vec<Tensor>>> {
-        let to = to.iter().map(|tensors| in_order(world, tensors)).collect::<Result<Vec<_>>>()?;
+        let to = to.iter().map(|tensors| contiguous(world, tensors)).collect::<Result<Vec<_>>>()?;
         if let Some(device) = world.communicator().device() {
-            return self.on_device(world, device, &to, awaited);
+            return self.on_device(world, device, &to, expected);
         }
-        self.on_host(awaited, |from| {
-            let locked = to.iter().map(|tensors| locked(tensors)).collect::<Result<Vec<_>>>()?;
-            let sent =
-                locked.iter().map(|locked| lent(locked)).collect::<crate::tensors::Result<Vec<_>>>()?;
-            Ok(world.communicator().exchange(&sent, from)?)
+        self.on_host(expected, |from| {
+            let locks = to.iter().map(|tensors| lock_all(tensors)).collect::<Result<Vec<_>>>()?;
+            let slices = locks.iter().map(|locks| locked_bytes(locks));
+            let slices = slices.collect::<crate::tensors::Result<Vec<_>>>()?;
+            Ok(world.communicator().exchange(&slices, from)?)
         })
     }
 
@@ -93,16 +93,18 @@ impl Inbox {
         &mut self,
         world: &StateWorld,
         own: &[Tensor],
-        awaited: &[ExpectedTensors],
+        expected: &[ExpectedTensors],
     ) -> Result<Vec<Vec<Tensor>>> {
-        let own = in_order(world, own)?;
+        let own = contiguous(world, own)?;
         if let Some(device) = world.communicator().device() {
             let to: Vec<Vec<Tensor>> = (0..world.size())
                 .map(|rank| if rank == world.rank() { Vec::new() } else { own.clone() })
                 .collect();
-            return self.on_device(world, device, &to, awaited);
+            return self.on_device(world, device, &to, expected);
         }
-        self.on_host(awaited, |from| Ok(world.communicator().gather(&lent(&locked(&own)?)?, from)?))
+        self.on_host(expected, |from| {
+            Ok(world.communicator().gather(&locked_bytes(&lock_all(&own)?)?, from)?)
+        })
     }
 
     /// The tensors that arrive over a transport between devices.
@@ -111,36 +113,36 @@ impl Inbox {
         world: &StateWorld,
         device: &Device,
         to: &[Vec<Tensor>],
-        awaited: &[ExpectedTensors],
+        expected: &[ExpectedTensors],
     ) -> Result<Vec<Vec<Tensor>>> {
-        let rooms = self.room(awaited, device)?;
-        world.communicator().exchange_tensors(to, &rooms)?;
-        Ok(rooms)
+        let views = self.views(expected, device)?;
+        world.communicator().exchange_tensors(to, &views)?;
+        Ok(views)
     }
 
     /// The tensors that arrive over a transport of bytes; `talk` fills the slices.
     fn on_host(
         &mut self,
-        awaited: &[ExpectedTensors],
+        expected: &[ExpectedTensors],
         talk: impl Fn(&mut [Vec<&mut [u8]>]) -> Result<()>,
     ) -> Result<Vec<Vec<Tensor>>> {
-        let rooms = self.room(awaited, &Device::Cpu)?;
+        let views = self.views(expected, &Device::Cpu)?;
         let mut outcome = Ok(());
         // `slices` reads the keys: keys and values of an unchanged map have the same order.
         let memory: Vec<&Tensor> = self.0.values().collect();
-        with_bytes_mut(&memory, Vec::new(), &mut |memory| outcome = talk(&mut self.slices(&rooms, memory)))?;
+        with_bytes_mut(&memory, Vec::new(), &mut |memory| outcome = talk(&mut self.slices(&views, memory)))?;
         outcome?;
-        Ok(rooms)
+        Ok(views)
     }
 }
 
 /// The tensors, contiguous, and on the host unless the transport has a device.
-fn in_order(world: &StateWorld, tensors: &[Tensor]) -> Result<Vec<Tensor>> {
-    let here = |tensor: &Tensor| match tensor.device() {
+fn contiguous(world: &StateWorld, tensors: &[Tensor]) -> Result<Vec<Tensor>> {
+    let prepare = |tensor: &Tensor| match tensor.device() {
         device if device.is_cpu() => Ok(tensor.contiguous()?),
         _ if world.communicator().device().is_some() => Ok(tensor.contiguous()?),
         device => {
-            // No `Once`, which would refuse all later calls after a panic of the logger.
+            // Not a `Once`, which would refuse all later calls after a panic of the logger.
             static WARNED: AtomicBool = AtomicBool::new(false);
             if !WARNED.swap(true, Ordering::Relaxed) {
                 log::warn!("what is on {:?} goes to other ranks through the host", device.location());
@@ -148,7 +150,7 @@ fn in_order(world: &StateWorld, tensors: &[Tensor]) -> Result<Vec<Tensor>> {
             download(tensor)
         }
     };
-    tensors.iter().map(here).collect()
+    tensors.iter().map(prepare).collect()
 }
 
 fn byte_length(tensor: &Tensor) -> usize {
@@ -157,34 +159,36 @@ fn byte_length(tensor: &Tensor) -> usize {
 
 /// The locks of tensors. `storage_of` compares the length of each storage with its tensor, because other
 /// ranks wait for exactly that many bytes.
-fn locked(tensors: &[Tensor]) -> Result<Vec<(impl Deref<Target = Storage>, &Layout)>> {
+fn lock_all(tensors: &[Tensor]) -> Result<Vec<(impl Deref<Target = Storage>, &Layout)>> {
     tensors.iter().map(storage_of).collect()
 }
 
 /// The bytes of contiguous tensors on the host, without those of empty tensors.
-fn lent<'l>(locked: &'l [(impl Deref<Target = Storage>, &Layout)]) -> crate::tensors::Result<Vec<&'l [u8]>> {
-    let values = locked.iter().map(|(storage, layout)| bytes_of(storage, layout));
-    Ok(not_empty(values.collect::<crate::tensors::Result<Vec<_>>>()?))
+fn locked_bytes<'l>(
+    locks: &'l [(impl Deref<Target = Storage>, &Layout)],
+) -> crate::tensors::Result<Vec<&'l [u8]>> {
+    let slices = locks.iter().map(|(storage, layout)| bytes_of(storage, layout));
+    Ok(without_empty(slices.collect::<crate::tensors::Result<Vec<_>>>()?))
 }
 
-/// Calls `run` with `held` and the bytes of all tensors. Each tensor must have a storage of its own.
+/// Calls `run` with `slices` and the bytes of all tensors. Each tensor must have a storage of its own.
 ///
 /// Recursive, because `with_numbers_mut` lends a storage only during a call, and `run` needs all at once.
 fn with_bytes_mut(
     tensors: &[&Tensor],
-    held: Vec<&mut [u8]>,
+    slices: Vec<&mut [u8]>,
     run: &mut dyn FnMut(Vec<&mut [u8]>),
 ) -> Result<()> {
     let Some((first, rest)) = tensors.split_first() else {
-        run(held);
+        run(slices);
         return Ok(());
     };
-    let mut held = Some(held);
+    let mut slices = Some(slices);
     with_numbers_mut(first, &mut |storage, _| {
-        check_held(first, held_on_cpu(storage))?;
-        let mut held: Vec<&mut [u8]> = held.take().unwrap_or_default();
-        held.push(bytes_mut(storage)?);
-        with_bytes_mut(rest, held, run)
+        check_extent(first, cpu_extent(storage))?;
+        let mut slices: Vec<&mut [u8]> = slices.take().unwrap_or_default();
+        slices.push(bytes_mut(storage)?);
+        with_bytes_mut(rest, slices, run)
     })
 }
 
@@ -195,7 +199,13 @@ pub(crate) struct KeptSums(Vec<Option<Tensor>>);
 
 impl KeptSums {
     /// A vector for the sum of a leaf's gradients, with arbitrary numbers.
-    pub(crate) fn of(&mut self, leaf: usize, length: usize, dtype: DType, device: &Device) -> Result<Tensor> {
+    pub(crate) fn vector(
+        &mut self,
+        leaf: usize,
+        length: usize,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
         // Nothing is kept for a device, because its allocator keeps memory.
         if !device.is_cpu() {
             return Ok(zeros(length, dtype, device)?);
@@ -204,7 +214,7 @@ impl KeptSums {
             self.0.resize(leaf + 1, None);
         }
         match &self.0[leaf] {
-            Some(known) if (known.elem_count(), dtype_of(known)) == (length, dtype) => Ok(known.clone()),
+            Some(vector) if (vector.elem_count(), dtype_of(vector)) == (length, dtype) => Ok(vector.clone()),
             _ => Ok(self.0[leaf].insert(zeros(length, dtype, device)?).clone()),
         }
     }

@@ -7,14 +7,14 @@
 //!    lengths, and puts up an answer for each rank: the letters to it, or the same error for all,
 //! 3. waits for its answer, unlocks the board, and copies the letters out of the answer.
 //!
-//! A rank with wrong arguments puts up its error instead of letters, so that all ranks get that error and
-//! nobody waits for it. A rank brings nothing to the next call before it has its answer, so no answer is ever
+//! A rank with wrong arguments puts up its error instead of letters, so that all ranks get the error and no
+//! rank waits. A rank brings nothing to the next call before it has its answer, so no answer is ever
 //! overwritten.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::CommunicationError;
-use super::{Communicator, check_of_others, fill, length};
+use super::{Communicator, check_entries, fill, total_length};
 
 /// Makes the `size` ranks of a job in one process, in rank order.
 ///
@@ -45,14 +45,14 @@ use super::{Communicator, check_of_others, fill, length};
 /// ```
 pub fn ranks(size: usize) -> Vec<LocalRank> {
     let empty = CallState {
-        brought: (0..size).map(|_| None).collect(),
+        messages: (0..size).map(|_| None).collect(),
         answers: (0..size).map(|_| None).collect(),
         gone: None,
     };
     let meeting = Arc::new(MeetingPlace { board: Mutex::new(empty), changed: Condvar::new() });
     (0..size)
         .map(|rank| LocalRank {
-            seat: Arc::new(RankHandle { rank, size, meeting: meeting.clone(), turn: Mutex::new(()) }),
+            handle: Arc::new(RankHandle { rank, size, meeting: meeting.clone(), turn: Mutex::new(()) }),
         })
         .collect()
 }
@@ -60,7 +60,7 @@ pub fn ranks(size: usize) -> Vec<LocalRank> {
 /// A rank that is a thread of this process, from [`ranks`]. Clones are handles of the same rank.
 #[derive(Clone)]
 pub struct LocalRank {
-    seat: Arc<RankHandle>,
+    handle: Arc<RankHandle>,
 }
 
 /// The data that all handles of a rank share. When this data is dropped, the rank leaves.
@@ -81,8 +81,8 @@ struct MeetingPlace {
 
 /// The board: the call that is under way, and the answers of the last one.
 struct CallState {
-    /// By rank: what it has brought to the call, or why it cannot take part.
-    brought: Vec<Option<Result<RankMessages, CommunicationError>>>,
+    /// By rank: its messages for the call, or the error with which it cannot take part.
+    messages: Vec<Option<Result<RankMessages, CommunicationError>>>,
     /// By rank: its answer of the last call in which all took part, until it is fetched.
     answers: Vec<Option<Result<Vec<Letter>, CommunicationError>>>,
     /// The first rank that has left.
@@ -103,25 +103,29 @@ struct RankMessages {
 
 impl Communicator for LocalRank {
     fn rank(&self) -> usize {
-        self.seat.rank
+        self.handle.rank
     }
 
     fn size(&self) -> usize {
-        self.seat.size
+        self.handle.size
     }
 
     fn exchange(&self, to: &[Vec<&[u8]>], from: &mut [Vec<&mut [u8]>]) -> Result<(), CommunicationError> {
-        self.seat.call("exchange", from, || {
-            check_of_others("to", [self.seat.rank, self.seat.size], to.iter().map(|slices| length(slices)))?;
+        self.handle.call("exchange", from, || {
+            check_entries(
+                "to",
+                [self.handle.rank, self.handle.size],
+                to.iter().map(|slices| total_length(slices)),
+            )?;
             Ok(to.iter().map(|slices| Letter::new(slices.concat())).collect())
         })
     }
 
     fn gather(&self, own: &[&[u8]], from: &mut [Vec<&mut [u8]>]) -> Result<(), CommunicationError> {
-        self.seat.call("gather", from, || {
+        self.handle.call("gather", from, || {
             let letter = Letter::new(own.concat());
-            let to = |rank| if rank == self.seat.rank { Letter::default() } else { letter.clone() };
-            Ok((0..self.seat.size).map(to).collect())
+            let to = |rank| if rank == self.handle.rank { Letter::default() } else { letter.clone() };
+            Ok((0..self.handle.size).map(to).collect())
         })
     }
 }
@@ -136,11 +140,11 @@ impl RankHandle {
         letters: impl FnOnce() -> Result<Vec<Letter>, CommunicationError>,
     ) -> Result<(), CommunicationError> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        self.meeting.board().check_all()?;
-        let expected: Vec<usize> = from.iter().map(|slices| length(slices)).collect();
-        let fits = check_of_others("from", [self.rank, self.size], expected.iter().copied());
-        let brought = fits.and_then(|()| Ok(RankMessages { function, letters: letters()?, expected }));
-        for (slices, letter) in from.iter_mut().zip(self.meeting.answer(self.rank, brought)?) {
+        self.meeting.board().check_present()?;
+        let expected: Vec<usize> = from.iter().map(|slices| total_length(slices)).collect();
+        let checked = check_entries("from", [self.rank, self.size], expected.iter().copied());
+        let messages = checked.and_then(|()| Ok(RankMessages { function, letters: letters()?, expected }));
+        for (slices, letter) in from.iter_mut().zip(self.meeting.take_part(self.rank, messages)?) {
             fill(slices, &letter);
         }
         Ok(())
@@ -152,25 +156,25 @@ impl MeetingPlace {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Brings something to a call, and waits until all ranks have done so or one has left.
-    fn answer(
+    /// Puts the messages of a rank on the board, and waits until all ranks have done so or a rank has left.
+    fn take_part(
         &self,
         rank: usize,
-        brought: Result<RankMessages, CommunicationError>,
+        messages: Result<RankMessages, CommunicationError>,
     ) -> Result<Vec<Letter>, CommunicationError> {
         let mut board = self.board();
-        board.check_all()?;
-        board.brought[rank] = Some(brought);
-        if board.brought.iter().all(Option::is_some) {
+        board.check_present()?;
+        board.messages[rank] = Some(messages);
+        if board.messages.iter().all(Option::is_some) {
             board.hand_out();
             self.changed.notify_all();
         }
         loop {
-            // A call that all took part in is complete, even if one of them has left since.
+            // A call in which all ranks took part is complete, even if one of them has left since.
             if let Some(answer) = board.answers[rank].take() {
                 return answer;
             }
-            board.check_all()?;
+            board.check_present()?;
             board = self.changed.wait(board).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -179,25 +183,26 @@ impl MeetingPlace {
     fn leave(&self, rank: usize) {
         let mut board = self.board();
         board.gone.get_or_insert(rank);
-        // Nobody will complete the call, so its letters are freed.
-        board.brought.fill_with(|| None);
+        // No rank can complete the call, so its letters are freed.
+        board.messages.fill_with(|| None);
         self.changed.notify_all();
     }
 }
 
 impl CallState {
-    fn check_all(&self) -> Result<(), CommunicationError> {
+    /// Returns an error if a rank has left.
+    fn check_present(&self) -> Result<(), CommunicationError> {
         self.gone.map_or(Ok(()), |rank| Err(CommunicationError::Gone { rank }))
     }
 
-    /// Answers all ranks. All have brought something.
+    /// Answers all ranks, once all have put messages on the board.
     fn hand_out(&mut self) {
-        // Emptied for the next call before the second `collect` stops at the first error.
-        let brought: Vec<_> = self.brought.iter_mut().filter_map(Option::take).collect();
-        match brought.into_iter().collect::<Result<_, _>>().and_then(compared) {
-            Ok(brought) => {
+        // All places are emptied for the next call, before the second `collect` stops at the first error.
+        let messages: Vec<_> = self.messages.iter_mut().filter_map(Option::take).collect();
+        match messages.into_iter().collect::<Result<_, _>>().and_then(check_messages) {
+            Ok(messages) => {
                 for (rank, answer) in self.answers.iter_mut().enumerate() {
-                    *answer = Some(Ok(brought.iter().map(|brought| brought.letters[rank].clone()).collect()));
+                    *answer = Some(Ok(messages.iter().map(|sender| sender.letters[rank].clone()).collect()));
                 }
             }
             Err(error) => self.answers.fill_with(|| Some(Err(error.clone()))),
@@ -206,23 +211,23 @@ impl CallState {
 }
 
 /// Refuses messages that do not fit together: other functions, or other lengths than expected.
-fn compared(brought: Vec<RankMessages>) -> Result<Vec<RankMessages>, CommunicationError> {
-    for (rank, one) in brought.iter().enumerate() {
-        if one.function != brought[0].function {
+fn check_messages(messages: Vec<RankMessages>) -> Result<Vec<RankMessages>, CommunicationError> {
+    for (rank, sender) in messages.iter().enumerate() {
+        if sender.function != messages[0].function {
             let reason =
-                format!("rank {rank} called `{}`, and rank 0 `{}`", one.function, brought[0].function);
+                format!("rank {rank} called `{}`, and rank 0 `{}`", sender.function, messages[0].function);
             return Err(CommunicationError::Other {
                 reason: reason + "; make the same calls in the same order on all ranks",
             });
         }
-        for (letter, receiver) in one.letters.iter().zip(&brought) {
+        for (letter, receiver) in sender.letters.iter().zip(&messages) {
             let (expected, got) = (receiver.expected[rank], letter.len());
             if expected != got {
                 return Err(CommunicationError::Length { rank, expected, got });
             }
         }
     }
-    Ok(brought)
+    Ok(messages)
 }
 
 impl Drop for RankHandle {
@@ -236,13 +241,13 @@ impl Drop for LocalRank {
         // The rank leaves although other handles may be alive: outside of its thread nobody makes calls, so
         // the other ranks would wait for ever.
         if std::thread::panicking() {
-            self.seat.meeting.leave(self.seat.rank);
+            self.handle.meeting.leave(self.handle.rank);
         }
     }
 }
 
 impl std::fmt::Debug for LocalRank {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LocalRank").field("rank", &self.seat.rank).field("size", &self.seat.size).finish()
+        f.debug_struct("LocalRank").field("rank", &self.handle.rank).field("size", &self.handle.size).finish()
     }
 }

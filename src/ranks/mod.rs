@@ -1,8 +1,8 @@
 //! The ranks of a data-parallel job: transports between them, and how all ranks agree on each call.
 //!
-//! From the wire upwards: a [`Communicator`] carries bytes (`local`, `mpi`, `nccl`). A `StateWorld` makes
-//! agreements of a communicator, one before each call does anything (`agree`, `opening`, `agreement`).
-//! `parts` divides the state among ranks. Elements travel in `rounds`, and arrive in an `inbox`.
+//! From the wire upwards: a [`Communicator`] carries bytes (`local`, `mpi`, `nccl`). Through a `StateWorld`
+//! the ranks agree on each call before it does anything (`agree`, `opening`, `agreement`). `parts` divides
+//! the state among ranks. Elements travel in `rounds`, and arrive in an `inbox`.
 
 use crate::tensors::{Device, Tensor};
 
@@ -21,7 +21,7 @@ mod rounds;
 mod share;
 
 pub(crate) use agree::StateWorld;
-pub(crate) use agreement::{Agreement, Aspect, differs, unreadable};
+pub(crate) use agreement::{Agreement, Aspect, difference_error, unreadable_error};
 pub use communication::CommunicationError;
 pub(crate) use inbox::{ExpectedTensors, Inbox, KeptSums};
 pub use local::{LocalRank, ranks};
@@ -96,13 +96,13 @@ pub trait Communicator: std::fmt::Debug + Send + Sync {
 
 /// The slices that are not empty. The address of an empty slice is arbitrary, and a transport may give that
 /// address a meaning (`MPI_IN_PLACE`).
-pub(crate) fn not_empty<B: AsRef<[u8]>>(slices: impl IntoIterator<Item = B>) -> Vec<B> {
+pub(crate) fn without_empty<B: AsRef<[u8]>>(slices: impl IntoIterator<Item = B>) -> Vec<B> {
     slices.into_iter().filter(|slice| !slice.as_ref().is_empty()).collect()
 }
 
-/// Refuses a list that has not one entry for each rank, or has bytes from a rank to itself. `lengths` are
-/// those of the entries.
-pub(crate) fn check_of_others(
+/// Refuses a list that has not one entry for each rank, or has bytes from a rank to itself. `lengths` has the
+/// number of bytes in each entry.
+pub(crate) fn check_entries(
     list: &str,
     [rank, size]: [usize; 2],
     lengths: impl ExactSizeIterator<Item = usize>,
@@ -112,9 +112,9 @@ pub(crate) fn check_of_others(
         _ if entries != size => {
             format!("rank {rank} gave `{list}` {entries} entries; give it one for each of the {size} ranks")
         }
-        Some((_, own)) => {
+        Some((_, length)) => {
             format!(
-                "rank {rank} gave `{list}` {own} bytes of its own; leave its own entry empty, as own data \
+                "rank {rank} gave `{list}` {length} bytes of its own; leave its own entry empty, as own data \
                  stays where it is"
             )
         }
@@ -124,7 +124,7 @@ pub(crate) fn check_of_others(
 }
 
 /// The number of bytes in all slices.
-pub(crate) fn length<S: AsRef<[u8]>>(slices: &[S]) -> usize {
+pub(crate) fn total_length<S: AsRef<[u8]>>(slices: &[S]) -> usize {
     slices.iter().map(|slice| slice.as_ref().len()).sum()
 }
 

@@ -108,7 +108,7 @@ impl Opening {
     }
 
     /// The call of this rank in words, with the first difference from the call of `other`.
-    fn called(&self, other: &Opening) -> String {
+    fn call_text(&self, other: &Opening) -> String {
         let name = Call::name(self.call);
         if self.call != other.call {
             name.to_string()
@@ -134,8 +134,8 @@ impl Opening {
 
 /// Refuses openings that differ in version, call, state or count of agreements. All ranks compare the same
 /// openings, so all get the same error.
-pub(super) fn in_step(openings: &[Opening]) -> Result<()> {
-    // The version first, because the words of another version mean something else.
+pub(super) fn check_openings(openings: &[Opening]) -> Result<()> {
+    // The version is compared first, because the words of another version mean something else.
     let formats: Vec<u64> = openings.iter().map(|opening| opening.format).collect();
     if let Some(Odd { rank, usual }) = odd_rank(&formats) {
         let reason = format!(
@@ -146,9 +146,12 @@ pub(super) fn in_step(openings: &[Opening]) -> Result<()> {
     let calls: Vec<_> =
         openings.iter().map(|opening| (opening.call, opening.agreements, opening.known_state())).collect();
     if let Some(Odd { rank, usual }) = odd_rank(&calls) {
-        let (odd, usually) = (&openings[rank], &openings[usual]);
-        let problem =
-            format!("rank {rank} called {}, and rank {usual} {}", odd.called(usually), usually.called(odd));
+        let (odd_opening, usual_opening) = (&openings[rank], &openings[usual]);
+        let problem = format!(
+            "rank {rank} called {}, and rank {usual} {}",
+            odd_opening.call_text(usual_opening),
+            usual_opening.call_text(odd_opening)
+        );
         let remedy = "make the same calls in the same order on all ranks: look for a call that only some of \
                       them reach";
         return Err(Error::new(ErrorKind::Ranks, problem).of_rank(rank).with_remedy(remedy));
@@ -156,7 +159,7 @@ pub(super) fn in_step(openings: &[Opening]) -> Result<()> {
     Ok(())
 }
 
-/// A rank whose value differs from the most frequent one.
+/// A rank whose value differs from the most frequent value.
 pub(super) struct Odd {
     pub(super) rank: usize,
     /// The first rank with the most frequent value.

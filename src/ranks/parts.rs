@@ -6,7 +6,7 @@
 //! 2. All other parameters are one line of elements, in path order. Each rank takes from it what its load
 //!    lacks of the mean load. If a rank has more than the mean already, the others take less in proportion.
 //! 3. The end of a part moves to the nearest chunk of a norm (`chunk_length`). So the chunks of each rank are
-//!    chunks of the whole parameter, and norms have the bits of one process.
+//!    chunks of the whole parameter, and norms have the bits of a single process.
 //!
 //! Every rank computes the division by itself, without a message. So the division must depend on nothing that
 //! may differ between ranks.
@@ -29,7 +29,7 @@ pub(crate) struct LeafParts {
 
 impl LeafParts {
     /// The parts if rank 0 of `size` ranks has all elements, for use on `rank`.
-    pub(crate) fn of_first(length: usize, rank: usize, size: usize) -> Self {
+    pub(crate) fn all_on_first(length: usize, rank: usize, size: usize) -> Self {
         LeafParts {
             rank,
             all: (0..size).map(|rank| if rank == 0 { 0..length } else { length..length }).collect(),
@@ -38,7 +38,7 @@ impl LeafParts {
     }
 
     /// Sets the dtype in which gradients travel.
-    pub(crate) fn sent_as(self, wire: Option<DType>) -> Self {
+    pub(crate) fn set_wire(self, wire: Option<DType>) -> Self {
         LeafParts { wire, ..self }
     }
 
@@ -97,8 +97,8 @@ pub(crate) fn divide(parameters: &[Divisible], rank: usize, size: usize) -> Vec<
         (0..parameters.len()).filter(|&index| !parameters[index].can_be_cut).collect();
     uncut.sort_by_key(|&index| std::cmp::Reverse(parameters[index].length));
     for index in uncut {
-        let least = (0..size).min_by_key(|&rank| loads[rank]).unwrap_or_default();
-        (whole_on[index], loads[least]) = (least, loads[least] + parameters[index].length);
+        let owner = (0..size).min_by_key(|&rank| loads[rank]).unwrap_or_default();
+        (whole_on[index], loads[owner]) = (owner, loads[owner] + parameters[index].length);
     }
 
     let total: usize = parameters.iter().map(|parameter| parameter.length).sum();
@@ -106,8 +106,9 @@ pub(crate) fn divide(parameters: &[Divisible], rank: usize, size: usize) -> Vec<
     let cut: usize =
         parameters.iter().filter(|parameter| parameter.can_be_cut).map(|parameter| parameter.length).sum();
     let all_room: usize = room.iter().sum();
-    // Where each rank ends in the line of all elements that can be cut. In u128, because the product of two
-    // counts of elements may not fit 64 bits. Divided by `all_room`, because the rooms may exceed the line.
+    // Where each rank ends in the line of all elements that can be cut. The product of two counts of elements
+    // may not fit 64 bits, so it is in u128. The division by `all_room` is needed because the rooms may
+    // exceed the line.
     let ends = room.iter().scan(0, |filled, room| {
         *filled += room;
         Some((cut as u128 * *filled as u128 / all_room.max(1) as u128) as usize)
@@ -115,7 +116,7 @@ pub(crate) fn divide(parameters: &[Divisible], rank: usize, size: usize) -> Vec<
     let ends: Vec<usize> = ends.collect();
 
     let mut start = 0;
-    let parts = |(index, &Divisible { length, can_be_cut }): (usize, &Divisible)| {
+    let leaf_parts = |(index, &Divisible { length, can_be_cut }): (usize, &Divisible)| {
         let end = |rank: usize| match can_be_cut {
             false => {
                 if rank < whole_on[index] {
@@ -133,7 +134,7 @@ pub(crate) fn divide(parameters: &[Divisible], rank: usize, size: usize) -> Vec<
         }
         LeafParts { rank, all, wire: None }
     };
-    parameters.iter().enumerate().map(parts).collect()
+    parameters.iter().enumerate().map(leaf_parts).collect()
 }
 
 /// The beginning of a chunk, or the end of the leaf, whichever is nearest to an element.
@@ -170,8 +171,8 @@ mod tests {
                 }
                 prop_assert_eq!(next, parameter.length);
             }
-            let largest = |can_be_cut: bool| parameters.iter().filter(|of| of.can_be_cut == can_be_cut).map(|of| of.length).max().unwrap_or(0);
-            let chunk = parameters.iter().map(|of| chunk_length(of.length)).max().unwrap_or(0);
+            let largest = |can_be_cut: bool| parameters.iter().filter(|parameter| parameter.can_be_cut == can_be_cut).map(|parameter| parameter.length).max().unwrap_or(0);
+            let chunk = parameters.iter().map(|parameter| chunk_length(parameter.length)).max().unwrap_or(0);
             let total: usize = loads.iter().sum();
             for load in loads {
                 prop_assert!(load <= total / size + 1 + largest(false) + chunk, "{load} of {total}");

@@ -1,10 +1,10 @@
 //! Rounds: how the elements of a divided state travel between ranks, with small buffers and busy links.
 //!
-//! Elements belong to ranks in the order of leaves, so leaf after leaf would keep only the links of one rank
-//! busy. Instead each round takes the next elements of the parts of every rank:
+//! Elements belong to ranks in the order of leaves, so sending leaf after leaf would keep only the links of
+//! one rank busy. Instead each round takes the next elements of the parts of every rank:
 //!
 //! ```text
-//! for each rank:  room = at_once
+//! for each rank:  room = room_per_rank
 //!                 while room is left: the next run of the rank's parts, cut to fit
 //! until no rank has a run
 //! ```
@@ -18,11 +18,11 @@ use super::parts::LeafParts;
 /// The number of elements in a round, over the parts of all ranks.
 const ROUND_ELEMENTS: usize = 1 << 19;
 
-/// The least room for a rank in a round, in elements. The time of smaller messages would be latency.
+/// The least room for a rank in a round, in elements. Smaller messages would take mostly latency.
 const LEAST_PER_RANK: usize = 1 << 14;
 
-/// Parts are cut at multiples of this, counted from their first element. So runs begin where records of state
-/// do (128 elements in 8 bits), and cut no vector of the engine, which would be slow.
+/// Parts are cut at multiples of this length, counted from their first element. So runs begin where records
+/// of state do (128 elements in 8 bits), and cut no vector of the engine, which would be slow.
 const ALIGNED: usize = 1 << 10;
 
 /// Neighbouring elements of a leaf (a parameter of the state).
@@ -36,7 +36,7 @@ pub(crate) struct Run {
 pub(crate) type Round = Vec<Vec<Run>>;
 
 /// The room for each rank in a round, in elements.
-fn at_once(ranks: usize) -> usize {
+fn room_per_rank(ranks: usize) -> usize {
     ROUND_ELEMENTS.div_ceil(ranks).max(LEAST_PER_RANK).next_multiple_of(ALIGNED)
 }
 
@@ -48,19 +48,19 @@ pub(crate) fn rounds<'p>(
     parts: impl Fn(usize) -> &'p LeafParts,
 ) -> impl Iterator<Item = Round> {
     let part = move |leaf: usize, rank: usize| parts(leaf).all()[rank].clone();
-    // For each rank: the leaves that are not begun, and the rest of the leaf before them.
-    let mut left: Vec<(&[usize], Run)> = vec![(leaves, Run { leaf: 0, elements: 0..0 }); ranks];
+    // For each rank: the leaves that are not begun, and the rest of the leaf before these.
+    let mut remaining: Vec<(&[usize], Run)> = vec![(leaves, Run { leaf: 0, elements: 0..0 }); ranks];
     std::iter::from_fn(move || {
-        let runs = left.iter_mut().enumerate().map(|(rank, (leaves, run))| {
-            let (mut runs, mut room) = (Vec::new(), at_once(ranks));
+        let runs = remaining.iter_mut().enumerate().map(|(rank, (leaves, run))| {
+            let (mut runs, mut room) = (Vec::new(), room_per_rank(ranks));
             loop {
                 let (start, length) = (run.elements.start, run.elements.len());
-                let fits = if length <= room { length } else { room / ALIGNED * ALIGNED };
-                if fits > 0 {
-                    runs.push(Run { leaf: run.leaf, elements: start..start + fits });
-                    (run.elements.start, room) = (start + fits, room - fits);
+                let count = if length <= room { length } else { room / ALIGNED * ALIGNED };
+                if count > 0 {
+                    runs.push(Run { leaf: run.leaf, elements: start..start + count });
+                    (run.elements.start, room) = (start + count, room - count);
                 }
-                let (true, Some((leaf, others))) = (fits == length, leaves.split_first()) else {
+                let (true, Some((leaf, others))) = (count == length, leaves.split_first()) else {
                     return runs;
                 };
                 (*leaves, *run) = (others, Run { leaf: *leaf, elements: part(*leaf, rank) });
@@ -104,7 +104,7 @@ mod tests {
                 prop_assert!(runs.next().is_none());
                 let elements = |round: &Round| round[rank].iter().map(|run| run.elements.len()).sum::<usize>();
                 let travelling: Vec<usize> = rounds.iter().map(elements).collect();
-                let length = at_once(ranks);
+                let length = room_per_rank(ranks);
                 prop_assert!(travelling.iter().all(|elements| *elements <= length));
                 prop_assert!(travelling.iter().rev().skip_while(|elements| **elements == 0).skip(1).all(|elements| *elements > length / 2));
             }

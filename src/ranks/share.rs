@@ -8,27 +8,27 @@ use crate::engine::set_lent_part;
 use crate::error::Result;
 use crate::model::lent::Lent;
 
-/// Fills tensors with the parts of the other ranks. The tensors are contiguous and of the whole shape. The
-/// own part of each must have its values already.
+/// Fills tensors with the parts of the other ranks. The tensors are contiguous and of the whole shape. This
+/// rank's part of each tensor must have its values already.
 pub(crate) fn share(world: &StateWorld, tensors: &[(LeafParts, Lent<'_>)]) -> Result<()> {
     let all: Vec<usize> = (0..tensors.len()).collect();
     let mut inbox = Inbox::default();
     for round in rounds(&all, world.size(), |index| &tensors[index].0) {
-        let own = &round[world.rank()];
-        let values = own.iter().map(|Run { leaf, elements }| {
+        let own_runs = &round[world.rank()];
+        let values = own_runs.iter().map(|Run { leaf, elements }| {
             let values = tensors[*leaf].1.part(elements.clone())?.tensor_or_copy()?;
-            // Several runs are copied, because `gather` locks all that it sends. Of the model at most one
-            // tensor may be locked here: a thread that computes with the model may hold several locks at
-            // once.
-            Ok(if own.len() > 1 { values.force_contiguous()? } else { values })
+            // Several runs are copied, because `gather` locks all tensors that it sends. At most one tensor
+            // of the model may be locked here, because a thread that computes with the model may hold several
+            // locks at once.
+            Ok(if own_runs.len() > 1 { values.force_contiguous()? } else { values })
         });
-        let awaited = |(rank, runs): (usize, &Vec<Run>)| -> ExpectedTensors {
-            let others = runs.iter().filter(|_| rank != world.rank());
-            others.map(|run| (tensors[run.leaf].1.dtype(), run.elements.len())).collect()
+        let from_rank = |(rank, runs): (usize, &Vec<Run>)| -> ExpectedTensors {
+            let runs = runs.iter().filter(|_| rank != world.rank());
+            runs.map(|run| (tensors[run.leaf].1.dtype(), run.elements.len())).collect()
         };
-        let awaited: Vec<ExpectedTensors> = round.iter().enumerate().map(awaited).collect();
-        let arrived = inbox.gather(world, &values.collect::<Result<Vec<_>>>()?, &awaited)?;
-        for (run, values) in round.iter().zip(&arrived).flat_map(|(runs, values)| runs.iter().zip(values)) {
+        let expected: Vec<ExpectedTensors> = round.iter().enumerate().map(from_rank).collect();
+        let received = inbox.gather(world, &values.collect::<Result<Vec<_>>>()?, &expected)?;
+        for (run, values) in round.iter().zip(&received).flat_map(|(runs, values)| runs.iter().zip(values)) {
             set_lent_part(&*tensors[run.leaf].1, run.elements.start, values)?;
         }
     }

@@ -33,8 +33,8 @@ impl<'a> From<&'a Var> for Parameter<'a> {
 impl State {
     /// Adds a state tensor of any shape, with a copy of these values.
     ///
-    /// If the tensor is to start as the parameter, add a [`Slot::parameter`](crate::Slot::parameter) by
-    /// [`State::with_slot`] instead: only that follows new weights.
+    /// For a tensor that is to start as the parameter, add a [`Slot::parameter`](crate::Slot::parameter) by
+    /// [`State::with_slot`] instead, because no other tensor follows new weights.
     ///
     /// # Errors
     /// If the device has no memory left.

@@ -11,10 +11,10 @@ use crate::tensors::Tensor;
 
 /// The weights to evaluate a model with, instead of a parameter: a state tensor, or arithmetic on it.
 ///
-/// [`Rule::evaluation`](crate::Rule::evaluation) returns this plan.
+/// [`Rule::evaluation`](crate::Rule::evaluation) returns an `Evaluation`.
 /// [`StateTree::averages`](crate::StateTree::averages) and [`with_averages`](crate::StateTree::with_averages)
-/// compute the weights. Both refuse a state tensor of another shape than the parameter's, or of a dtype that
-/// is no float.
+/// compute the weights. `averages` and `with_averages` refuse a state tensor of another shape than the
+/// parameter's, or of a dtype that is no float.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -24,9 +24,9 @@ use crate::tensors::Tensor;
 /// };
 ///
 /// hyper_parameters! {
-///     /// Keeps the weights of the start, and evaluates with some between them and those of now.
+///     /// Keeps the first weights, and evaluates with weights between the first and the current ones.
 ///     pub struct TowardsStart {
-///         /// Which part of the way back they lie.
+///         /// How far back to the first weights: 0 is the current weights, 1 the first.
 ///         part: f64 = 0.5 => range::decay,
 ///     }
 /// }
@@ -71,15 +71,16 @@ pub struct Evaluation<'s> {
 }
 
 impl<'s> Evaluation<'s> {
-    /// The state tensor of this name. `None` if the rule itself has none; held rules are not searched.
+    /// The rule's own state tensor with this name, if there is one. Held rules are not searched.
     pub fn slot(state: &'s State, name: &str) -> Option<Self> {
-        let (_, slot) = state.tensors.iter().find(|(own, _)| *own == name)?;
+        let (_, slot) = state.tensors.iter().find(|(entry, _)| *entry == name)?;
         Some(Evaluation { slot, steps: Vec::new() })
     }
 
-    /// Applies arithmetic: its dx is these weights, its x the parameter (or its master) in full precision.
+    /// Applies arithmetic, with these weights as dx and the parameter (or its master) as x.
     ///
-    /// The result is F64 if the parameter, its master or the state tensor is, otherwise F32.
+    /// x is in full precision. The result is F64 if the parameter, its master or the state tensor is F64,
+    /// otherwise F32.
     pub fn map<A: Arithmetic<Slots<f64> = [f64; 0]>>(mut self, arithmetic: A) -> Self {
         self.steps.push(Step::Map { kernel: erased(arithmetic), slots: &mut [] });
         self

@@ -16,14 +16,14 @@ pub(crate) use crate::numbers::value::Arithmetic;
 pub(crate) use description::Description;
 pub use description::adjust::Adjust;
 pub(crate) use description::adjust::Described;
-pub(crate) use description::order::misplaced;
+pub(crate) use description::order::order_faults;
 pub(crate) use description::rates::{
     RATE, RateField, Rates, conflicting_rates, is_same_rate, unreachable_rate,
 };
 pub(crate) use description::record::OptimiserRecord;
 pub use description::record::Setting;
 pub use description::role::Role;
-pub(crate) use description::{FieldDescription, FieldValues, has_no, out_of_range};
+pub(crate) use description::{FieldDescription, FieldValues, out_of_range, unknown_name};
 pub use evaluation::Evaluation;
 pub use field::{Average, Choice, FieldValue, NonFinite, Sizes, range};
 pub(crate) use gradient::LeafNorms;
@@ -32,7 +32,7 @@ pub(crate) use gradient::elementwise::arithmetic_at;
 pub use gradient::reductions::{Norm, Sums};
 pub use gradient::{Flow, Gradient};
 pub(crate) use optimiser::consistency::{
-    Difference, Extent, check_rounded, copy_difference, difference, not_finite, sample_checksum,
+    Difference, Extent, check_rounded, copy_difference, difference, first_non_finite, sample_checksum,
 };
 pub(crate) use optimiser::store::Store;
 pub use optimiser::{IntoOptimiser, Optimiser};

@@ -9,13 +9,13 @@ use crate::tensors::{Device, Tensor};
 
 /// Shape, dtype and device of a parameter, or of its master, without the values.
 ///
-/// [`Rule::init`](crate::Rule::init) and [`Rule::apply`](crate::Rule::apply) get one, and so does a function
-/// that chooses an optimiser for each parameter, as for [`setup_with`](crate::setup_with). If a rule needs
-/// values, it plans [arithmetic](crate::Gradient::map), [norms](crate::Gradient::scale_by_norm) or a
-/// [function of tensors](crate::Gradient::with_tensors). If state starts as a copy of the values, it is a
-/// [`Slot::parameter`](crate::Slot::parameter).
+/// [`Rule::init`](crate::Rule::init) and [`Rule::apply`](crate::Rule::apply) get a `Parameter`, and so does a
+/// function that chooses an optimiser for each parameter, as for [`setup_with`](crate::setup_with). A rule
+/// that needs values plans [arithmetic](crate::Gradient::map), [norms](crate::Gradient::scale_by_norm) or a
+/// [function of tensors](crate::Gradient::with_tensors). A state tensor that starts as a copy of the values
+/// is a [`Slot::parameter`](crate::Slot::parameter).
 ///
-/// A test that calls a rule by hand makes one from a tensor or a variable:
+/// A test that calls a rule by hand makes a `Parameter` from a tensor or a variable:
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -32,7 +32,7 @@ pub struct Parameter<'a> {
     shape: &'a [usize],
     dtype: DType,
     device: &'a Device,
-    /// The values, for state that starts as a copy of them. `None` for the master in a step.
+    /// The values, for state tensors that start as a copy. `None` for the master in a step.
     values: Option<&'a dyn Lend>,
 }
 
@@ -67,7 +67,7 @@ impl<'a> Parameter<'a> {
         Parameter { shape: x.shape(), dtype: x.dtype(), device, values: Some(x) }
     }
 
-    /// The master of this parameter in a step: of its own dtype, on the CPU or on the parameter's device.
+    /// The master of this parameter in a step: of this `dtype`, on the CPU or on the parameter's device.
     pub(crate) fn as_master(self, dtype: DType, is_on_cpu: bool) -> Self {
         let device = if is_on_cpu { &Device::Cpu } else { self.device };
         Parameter { dtype, device, values: None, ..self }

@@ -1,19 +1,19 @@
-//! The traits of a rule: [`Describe`], what it is made of, and [`Rule`], how it plans a step.
+//! The traits of a rule: [`Describe`] names its parts, and [`Rule`] plans a step.
 //!
 //! [`Describe::describe`] names the fields by `&mut`, so that a rule has one method for reading and writing.
 //! A [`Describer`] runs that method for one [`Purpose`] at a time and counts the fields in depth-first order.
 //! The count is the index by which fields are written, so every run has to name the same fields.
 //!
-//! Most runs only read, and work on a clone of the rule because of the `&mut`. Reading by `&self` costs more:
+//! Most runs only read, and work on a clone of the rule because of the `&mut`. The alternatives cost more:
 //!
-//! - Two closures for each field, one to read and one to write, say everything twice. They cannot reach the
-//!   fields of a rule that was chosen among alternatives.
-//! - A `describe(&self)` that notes the addresses of fields needs unsafe code to write, and cannot write to a
-//!   rule in a box.
-//! - A `describe(&self) -> Self` that makes the rule from the new values clones as much as now.
+//! - Two closures for each field, one to read and one to write, name everything twice. They cannot reach
+//!   the fields of a rule that was chosen among alternatives.
+//! - A `describe(&self)` that records the addresses of fields needs unsafe code to write, and cannot write
+//!   to a rule in a box.
+//! - A `describe(&self) -> Self` that makes the rule from the new values also clones the rule.
 //! - `Cell`s as fields are not `Sync`.
 //!
-//! Besides, [`Purpose::Choose`] changes the rule itself. The clones are few: an optimiser caches the
+//! Besides, [`Purpose::Choose`] changes the rule itself. Clones are rare: an optimiser caches the
 //! description of its rule, and a step describes only rules whose fields a schedule sets.
 
 use std::borrow::Cow;
@@ -30,11 +30,11 @@ use super::field::FieldValue;
 use super::{Adjust, Evaluation, Flow, Gradient, Parameter, State};
 use crate::error::{Error, ErrorKind, Result};
 
-/// Describes what a rule is made of: its kind, its hyper-parameters, and the rules that it holds.
+/// Describes the parts of a rule: its kind, its hyper-parameters, and the rules that it holds.
 ///
 /// [`Adjust`](crate::Adjust), checkpoints, schedules and errors use only this description.
-/// [`hyper_parameters!`](crate::hyper_parameters) implements this trait for a struct without inner rules. A
-/// rule that holds others implements it by hand:
+/// [`hyper_parameters!`](crate::hyper_parameters) implements `Describe` for a struct without inner rules. A
+/// rule that holds other rules implements `Describe` by hand:
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -79,9 +79,10 @@ use crate::error::{Error, ErrorKind, Result};
 ///
 /// # State of its own
 /// A rule around another makes its own counters, numbers and tensors in `init`, and adds the states of the
-/// held rules. Its own names have to differ from those of the inner rule. [`setup`](crate::setup) refuses
-/// equal names, and a state without the states of the held rules. If the inner rule accumulates, it makes no
-/// step in some calls; [`Flow::and_then`](crate::Flow::and_then) runs its function only if there is a step.
+/// held rules. The names of its own entries have to differ from the names in the inner rule.
+/// [`setup`](crate::setup) refuses equal names, and a state without the states of the held rules. An inner
+/// rule that accumulates makes no step in some calls; [`Flow::and_then`](crate::Flow::and_then) runs its
+/// function only if there is a step.
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -134,7 +135,7 @@ pub trait Describe {
     fn describe(&mut self, rule: &mut Describer<'_>);
 }
 
-/// What a description is run for.
+/// The purpose of one run of a description.
 #[derive(Clone, Copy)]
 pub(super) enum Purpose<'v> {
     /// Records a [`Description`]. Names, rates, checkpoints and warnings are functions of that value.
@@ -149,18 +150,17 @@ pub(super) enum Purpose<'v> {
     Show(&'v dyn Fn(ChildPlace, &mut dyn Rule)),
 }
 
-/// The first fault of a rule. The index is that of the field, if a field is out of range.
-pub(super) type Checked = std::result::Result<(), (Error, Option<usize>)>;
+/// An error for the first fault of a rule, with the index of the field if a field is out of range.
+pub(super) type CheckResult = std::result::Result<(), (Error, Option<usize>)>;
 
 /// The visitor that a rule [describes](Describe) itself to.
 pub struct Describer<'v> {
     purpose: Purpose<'v>,
     pub(super) description: Description,
-    /// The index of the next field.
-    next: usize,
-    /// How many members and alternatives were named so far.
+    next_index: usize,
+    /// The number of members and alternatives so far.
     members: usize,
-    pub(super) checked: Checked,
+    pub(super) check_result: CheckResult,
 }
 
 impl fmt::Debug for Describer<'_> {
@@ -180,28 +180,29 @@ impl Describer<'_> {
     /// A call after `holds` is for a rule that works on the steps of its inner rule.
     pub fn role(&mut self, role: Role) {
         if matches!(self.purpose, Purpose::Read) {
-            let named = self.description.parts.len();
-            self.description.roles.push((role, named));
+            let parts_before = self.description.parts.len();
+            self.description.roles.push((role, parts_before));
         }
     }
 
-    /// Adds a value that distinguishes the rule, such as the dtype of masters. [`Adjust`] refuses its name,
-    /// unless a field has that name, too.
+    /// Adds a value that distinguishes the rule, such as the dtype of masters.
+    ///
+    /// [`Adjust`] refuses the name of a setting, unless a field has that name, too.
     pub fn setting(&mut self, name: &'static str, value: impl Into<Setting>) {
-        self.check_own();
+        self.check_order();
         if matches!(self.purpose, Purpose::Read) {
             self.description.settings.push((name, value.into()));
         }
     }
 
     /// Sets how the parameter is stored. A bare rule does not call this.
-    pub(crate) fn stores(&mut self, storage: StorageRecord) {
+    pub(crate) fn storage(&mut self, storage: StorageRecord) {
         self.description.storage = Some(storage);
     }
 
     /// Adds a hyper-parameter, with its default and its [range](crate::range).
     ///
-    /// Its type is one that [`FieldValue`] has a variant for, or an enum of [`choice!`](crate::choice).
+    /// `F` is a type for which [`FieldValue`] has a variant, or an enum of [`choice!`](crate::choice).
     // Not inlined, because rules have hundreds of fields, of a few types.
     #[inline(never)]
     pub fn field<F: Copy + Into<FieldValue> + TryFrom<FieldValue, Error = Error>>(
@@ -215,13 +216,13 @@ impl Describer<'_> {
         if let Some(new) = self.field_value(name, (*value).into(), default.into(), fault) {
             match F::try_from(new) {
                 Ok(new) => *value = new,
-                Err(_) => self.checked = Err((self.contract_error(OTHER_FIELDS, SAME_FIELDS), None)),
+                Err(_) => self.check_result = Err((self.contract_error(OTHER_FIELDS, SAME_FIELDS), None)),
             }
         }
     }
 
     /// [`Describer::field`] without its type. Returns the value to write, if there is one. If `value` is out
-    /// of range, `fault` is what was expected.
+    /// of range, `fault` is the expected range in words.
     fn field_value(
         &mut self,
         name: &'static str,
@@ -229,12 +230,12 @@ impl Describer<'_> {
         default: FieldValue,
         fault: Option<&'static str>,
     ) -> Option<FieldValue> {
-        self.check_own();
-        let index = self.next;
-        self.next += 1;
+        self.check_order();
+        let index = self.next_index;
+        self.next_index += 1;
         match (self.purpose, fault) {
             (Purpose::Write(values), _) => {
-                return values.iter().find_map(|(known, new)| (*known == index).then_some(*new));
+                return values.iter().find_map(|(target, new)| (*target == index).then_some(*new));
             }
             (Purpose::Check, Some(expected)) => {
                 let kind = self.description.kind;
@@ -248,19 +249,23 @@ impl Describer<'_> {
         None
     }
 
-    /// Adds a requirement other than the range of one field. `check` runs only if the rule is checked.
+    /// Adds a requirement other than the range of one field.
+    ///
+    /// `check` runs only if the rule is checked.
     pub fn require(&mut self, check: impl FnOnce() -> Result<()>) {
         self.run_check(|| check().map_err(|error| (error, None)));
     }
 
     /// Runs `check` if the rule is checked and has no fault yet.
-    fn run_check(&mut self, check: impl FnOnce() -> Checked) {
-        if matches!(self.purpose, Purpose::Check) && self.checked.is_ok() {
-            self.checked = check();
+    fn run_check(&mut self, check: impl FnOnce() -> CheckResult) {
+        if matches!(self.purpose, Purpose::Check) && self.check_result.is_ok() {
+            self.check_result = check();
         }
     }
 
-    /// Names the one rule that this one is around. Fields of `rule` are addressed as if it stood alone.
+    /// Names the one rule that this rule is around.
+    ///
+    /// Fields of `rule` are addressed as if `rule` stood alone.
     pub fn holds(&mut self, rule: &mut dyn Rule) {
         if self.description.parts.iter().any(|(place, _)| *place == ChildPlace::Inner) {
             self.refuse(
@@ -268,47 +273,49 @@ impl Describer<'_> {
                 "call `member` or `alternative` for each rule",
             );
         }
-        self.held(ChildPlace::Inner, rule);
+        self.add_held(ChildPlace::Inner, rule);
     }
 
     /// Names the next of several rules that act one after another.
     ///
-    /// Fields of `rule` are addressed by its index, from 0 on. The learning rates of all are multiplied.
+    /// Fields of `rule` are addressed by its index, from 0 on. The learning rates of all members are
+    /// multiplied.
     pub fn member(&mut self, rule: &mut dyn Rule) {
-        self.held(ChildPlace::Member(self.members), rule);
+        self.add_held(ChildPlace::Member(self.members), rule);
         self.members += 1;
     }
 
     /// Names the next of several alternatives: only one of these rules acts at a time.
     ///
-    /// Fields of `rule` are addressed by its index, as those of [members](Describer::member) are. Each
-    /// alternative has its own learning rate. Setting `eta` sets all of them. Reading it returns `None` if
-    /// they differ. If alternatives keep averages, [`Rule::evaluation`] has to return that of the acting one.
+    /// Fields of `rule` are addressed by its index, as the fields of [members](Describer::member) are. Each
+    /// alternative has its own learning rate. Setting `eta` sets all these rates; reading `eta` returns
+    /// `None` if they differ. If alternatives keep averages, [`Rule::evaluation`] has to return the average
+    /// of the alternative that acts.
     pub fn alternative(&mut self, rule: &mut dyn Rule) {
-        self.held(ChildPlace::Alternative(self.members), rule);
+        self.add_held(ChildPlace::Alternative(self.members), rule);
         self.members += 1;
     }
 
-    fn held(&mut self, place: ChildPlace, rule: &mut dyn Rule) {
+    fn add_held(&mut self, place: ChildPlace, rule: &mut dyn Rule) {
         match self.purpose {
             Purpose::Show(show) => show(place, rule),
-            _ => self.part(place, &mut |part| rule.describe(part)),
+            _ => self.add_part(place, &mut |part| rule.describe(part)),
         }
     }
 
     /// Adds a held rule or a store, which `describe` describes.
-    pub(crate) fn part(&mut self, place: ChildPlace, describe: &mut dyn FnMut(&mut Describer<'_>)) {
-        // Not checked after a fault, because requirements may assume that all before them is right.
-        if self.checked.is_err() {
+    pub(crate) fn add_part(&mut self, place: ChildPlace, describe: &mut dyn FnMut(&mut Describer<'_>)) {
+        // Skipped after a fault, because a requirement may assume that all fields before it are right.
+        if self.check_result.is_err() {
             return;
         }
-        let part = Describer::run(self.purpose, self.next, describe);
-        self.next = part.next;
+        let part = Describer::run(self.purpose, self.next_index, describe);
+        self.next_index = part.next_index;
         if !matches!(self.purpose, Purpose::Write(_)) {
             self.description.parts.push((place, part.description));
         }
-        if self.checked.is_ok() {
-            self.checked = part.checked;
+        if self.check_result.is_ok() {
+            self.check_result = part.check_result;
         }
     }
 
@@ -320,8 +327,8 @@ impl Describer<'_> {
     }
 
     /// Refuses a field or setting after a held rule.
-    fn check_own(&mut self) {
-        // Because `Description::fields` lists own fields before those of parts, and indices have this order.
+    fn check_order(&mut self) {
+        // Indices have the order of `Description::fields`: a rule's own fields before those of its parts.
         if !self.description.parts.is_empty() {
             self.refuse(
                 "it names fields or settings after a held rule",
@@ -347,34 +354,34 @@ const OTHER_FIELDS: &str = "it has described other fields before, or others of t
 const SAME_FIELDS: &str = "describe the same fields, with the same types, in each call";
 
 impl<'v> Describer<'v> {
-    /// Runs `describe`. The first field of the rule has the index `next`.
+    /// Runs `describe`. The first field of the rule has the index `next_index`.
     pub(super) fn run(
         purpose: Purpose<'v>,
-        next: usize,
+        next_index: usize,
         describe: &mut dyn FnMut(&mut Describer<'_>),
     ) -> Self {
         let description = Description::default();
-        let mut rule = Describer { purpose, description, next, members: 0, checked: Ok(()) };
+        let mut rule = Describer { purpose, description, next_index, members: 0, check_result: Ok(()) };
         describe(&mut rule);
         rule.check_kind();
         rule
     }
 
-    /// The error if a value was not written.
+    /// Returns the error of the run, or an error if a value was not written.
     pub(super) fn check_written(self) -> Result<()> {
         let is_lost = match self.purpose {
-            Purpose::Write(values) => values.iter().any(|(index, _)| *index >= self.next),
+            Purpose::Write(values) => values.iter().any(|(index, _)| *index >= self.next_index),
             _ => false,
         };
-        if is_lost && self.checked.is_ok() {
+        if is_lost && self.check_result.is_ok() {
             return Err(self.contract_error(OTHER_FIELDS, SAME_FIELDS));
         }
-        self.checked.map_err(|(error, _)| error)
+        self.check_result.map_err(|(error, _)| error)
     }
 
-    /// Adds a choice between rules by these patterns of paths. If the rule has to choose now, returns the
-    /// paths and the parameter to choose for.
-    pub(crate) fn choice(&mut self, patterns: &[String]) -> Option<(&'v [String], Parameter<'v>)> {
+    /// Adds a choice between rules by these patterns of paths. In a run for [`Purpose::Choose`], returns the
+    /// paths and the parameter for which the rule has to choose.
+    pub(crate) fn add_choice(&mut self, patterns: &[String]) -> Option<(&'v [String], Parameter<'v>)> {
         match self.purpose {
             Purpose::Choose(paths, x) => return Some((paths, x)),
             Purpose::Read => self.description.patterns = Some(patterns.to_vec()),
@@ -384,7 +391,9 @@ impl<'v> Describer<'v> {
     }
 }
 
-/// Access to the rules that a rule holds. Implemented for all rules by their description.
+/// Access to the rules that a rule holds.
+///
+/// The implementation for every rule runs the rule's description.
 pub trait Holder {
     /// Calls `show` with each directly held rule, in the order of the description.
     #[doc(hidden)]
@@ -394,9 +403,9 @@ pub trait Holder {
 /// A gradient transformation: a member of an [`OptimiserChain`](crate::OptimiserChain), or the rule inside
 /// [`MixedPrecision`](crate::MixedPrecision).
 ///
-/// A rule is configuration only; what changes from step to step is in a separate [`State`]. Most rules
-/// implement [`Elementwise`](crate::Elementwise), which implements `Rule` for them. A rule that needs the
-/// whole tensor implements `Rule` itself, and plans a function with [`Gradient::with_tensors`]:
+/// A rule is configuration only; everything that changes from step to step is in a separate [`State`]. Most
+/// rules implement [`Elementwise`](crate::Elementwise), which implements `Rule` for them. A rule that needs
+/// the whole tensor implements `Rule` itself, and plans a function with [`Gradient::with_tensors`]:
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -407,7 +416,7 @@ pub trait Holder {
 /// hyper_parameters! {
 ///     /// Divides each row of the gradient by its largest absolute value.
 ///     pub struct ByLargest {
-///         /// What that becomes.
+///         /// What the largest absolute value becomes.
 ///         size: f64 = 1.0 => range::positive,
 ///     }
 /// }
@@ -431,7 +440,7 @@ pub trait Holder {
 ///
 /// # Panics
 /// A rule reports a fault by an error, from `apply` or from a function of `with_tensors`; then nothing is
-/// written. If the rule panics instead, all threads stop first, and the panic reaches the caller of
+/// written. If the rule panics, all threads stop first, and the panic reaches the caller of
 /// [`update`](crate::update). Nothing has been written if the panic comes from [`apply`](Rule::apply), from
 /// [`Elementwise::scalars`](crate::Elementwise::scalars), from a function of `with_tensors`, or from
 /// arithmetic before a norm, a sum, a check or such a function: all of these run before the first write.
@@ -446,12 +455,12 @@ pub trait Holder {
 ///   order of the paths;
 /// - the number of calls that windows of [`AccumGrad`](crate::AccumGrad) have counted unchanged.
 ///
-/// If an owner of [lent memory](crate::Lend) panics there, the panic leaves the same, except that the owner's
-/// parameter is not torn: it is unchanged, or has moved as a whole with its state and counters.
+/// If an owner of [lent memory](crate::Lend) panics during these writes, only one thing is different: the
+/// owner's parameter is not torn, but unchanged or moved as a whole with its state and counters.
 ///
-/// candle's locks are all released, so model and state can still be used. But they do not belong together:
-/// take both from a checkpoint, or from a copy. With [`Update::functional`](crate::Update::functional) the
-/// originals are whole.
+/// candle's locks are all released, so model and state can still be used. But model and state no longer
+/// belong together: take both from a checkpoint, or from a copy. With
+/// [`Update::functional`](crate::Update::functional) the originals are whole.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not turn a gradient into a gradient, so it cannot stand in a chain or inside \
                `MixedPrecision`",
@@ -461,8 +470,8 @@ pub trait Holder {
 pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send + Sync + 'static {
     /// Makes the state for a parameter (or its master) `x`.
     ///
-    /// If a tensor is to start as x, it has to be a [`Slot::parameter`](crate::Slot::parameter): only this
-    /// follows new weights.
+    /// A tensor that is to start as x has to be a [`Slot::parameter`](crate::Slot::parameter), because no
+    /// other tensor follows new weights.
     ///
     /// By default there are only the states of the [held](crate::Describer::holds) rules. An `init` that
     /// makes entries of its own adds these states by [`State::with_held`]; [`setup`](crate::setup) refuses a
@@ -474,9 +483,9 @@ pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send +
         self.delegate().map_or_else(|| State::empty().with_held(self, x), |rule| rule.init(x))
     }
 
-    /// Plans a step: takes the gradient that the rules before have planned, and returns what follows.
+    /// Plans a step on the gradient that the rules before have planned.
     ///
-    /// Nothing is computed or written here. After an error the whole call writes nothing.
+    /// `apply` itself computes and writes nothing. After an error the whole call writes nothing.
     ///
     /// # Errors
     /// If the rule does not fit the parameter.
@@ -497,13 +506,13 @@ pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send +
 
     /// Whether a part of a parameter can be updated without the rest.
     ///
-    /// If ranks [divide](crate::Setup::over) the state, each updates a run of neighbouring elements: x,
+    /// If ranks [divide](crate::Setup::over) the state, each rank updates a run of neighbouring elements: x,
     /// gradient and state then have one dimension. Return `true` for arithmetic on elements, and for norms
     /// and sums of the [gradient](Gradient), which are taken over all parts. Return `false` for functions of
     /// tensors, and if shape, number or places of elements matter.
     ///
-    /// By default a rule that holds others is divisible if all of them are, and any other rule if it is
-    /// [`Kind::Elementwise`]. Each parameter of a rule that is not divisible stays whole on one rank.
+    /// By default a rule that holds other rules is divisible if all of these are, and any other rule if its
+    /// kind is [`Kind::Elementwise`]. Each parameter of a rule that is not divisible stays whole on one rank.
     fn is_divisible(&self) -> bool {
         if let Some(rule) = self.delegate() {
             return rule.is_divisible();
@@ -513,9 +522,10 @@ pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send +
         all.unwrap_or_else(|| self.kind() == Kind::Elementwise)
     }
 
-    /// Discards what the rule has collected over calls, because its step will not be taken.
+    /// Discards all that the rule has collected over calls, because its step will not be taken.
     ///
-    /// The default calls this for the held rules, which is right for a rule that collects nothing itself.
+    /// The default calls `end_window` of the held rules, which is right for a rule that collects nothing
+    /// itself.
     ///
     /// # Errors
     /// If a device fails.
@@ -526,12 +536,12 @@ pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send +
         state.end_held_windows(&|show| self.visit_held(show), &|| self.name())
     }
 
-    /// The weights to evaluate the model with, if this rule has better ones than the parameter.
+    /// The weights to evaluate the model with, if this rule has better weights than the parameter.
     ///
-    /// By default these are the state tensor of a [`Slot::average`](crate::Slot::average) if there is one,
-    /// otherwise the weights of the last held rule that has some. A rule with
-    /// [alternatives](crate::Describer::alternative) has to call this for the one that acts, with its state
-    /// from [`State::held`].
+    /// The default returns the state tensor of a [`Slot::average`](crate::Slot::average) if there is one,
+    /// otherwise the weights of the last held rule that has such weights. A rule with
+    /// [alternatives](crate::Describer::alternative) has to call `evaluation` of the alternative that acts,
+    /// with its state from [`State::held`].
     ///
     /// # Errors
     /// If the state is not this rule's, or if alternatives have such weights and the rule uses the default.
@@ -542,7 +552,7 @@ pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send +
         state.held_evaluation(&|show| self.visit_held(show), &|| self.name())
     }
 
-    /// The rule that this one forwards to, as a box does.
+    /// The rule to which this rule forwards all calls, as a box does.
     #[doc(hidden)]
     fn delegate(&self) -> Option<&dyn Rule> {
         None
@@ -580,8 +590,8 @@ impl<R: Describe + Clone> Described for R {
 
     fn check_described(&self) -> Result<()> {
         let mut rule = self.clone();
-        let checked = Describer::run(Purpose::Check, 0, &mut |checker| rule.describe(checker)).checked;
-        checked.map_err(|(error, _)| error)
+        let checker = Describer::run(Purpose::Check, 0, &mut |checker| rule.describe(checker));
+        checker.check_result.map_err(|(error, _)| error)
     }
 }
 
@@ -593,14 +603,15 @@ impl<R: Describe + Clone> Holder for R {
     }
 }
 
-/// What the step of one element of a parameter depends on, from the cheapest kind of rule to the dearest.
+/// What the step of an element depends on, from the cheapest kind of rule to the most expensive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// That element alone. The rule is a part of the one pass over memory.
+    /// The element alone. The rule is a part of the one pass over memory.
     Elementwise,
-    /// The whole parameter, or the element's place in it. Costs at least one more read of the gradient.
+    /// The whole parameter, or the element's place in the parameter. The rule costs at least one more read
+    /// of the gradient.
     WholeTensor,
-    /// Other parameters, too.
+    /// Other parameters as well.
     WholeModel,
 }
 

@@ -1,4 +1,4 @@
-//! The list of rules. What a rule computes and where it comes from stands in the table of the page alone.
+//! The list of rules. Recurrences and sources are only in the table of the page, `table.md`.
 
 use crate::rule::Rule;
 

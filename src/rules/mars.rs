@@ -1,10 +1,10 @@
 //! The gradient corrected by its change, which the rules of MARS share.
 
-use super::gradient::clip_norm::clip;
+use super::gradient::clip_norm::clip_factor;
 use crate::numbers::value::{Arithmetic, Value};
 use crate::rule::{Gradient, Norm, Slot, Slots};
 
-/// The slot with the gradient of the step before. It starts at 0, as in the authors' code.
+/// The slot with the gradient of the step before, which starts at 0 as in the authors' code.
 pub(super) fn last_gradient() -> Slot {
     Slot::zeros("last_gradient")
 }
@@ -29,5 +29,5 @@ impl Arithmetic for Corrected {
 /// The gradient plus γ·β / (1 - β) of its change, scaled down to a 2-norm of at most 1.
 pub(super) fn corrected<'a>(dx: Gradient<'a>, gamma: f64, beta: f64, last: Slots<'a>) -> Gradient<'a> {
     let sum = dx.map(Corrected { weight: gamma * beta / (1.0 - beta) }, last);
-    sum.scale_by_norm(Norm::new(2.0), clip(1.0))
+    sum.scale_by_norm(Norm::new(2.0), clip_factor(1.0))
 }

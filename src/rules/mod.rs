@@ -1,4 +1,4 @@
-//! Published optimiser rules, and the steps that a chain has before or after them. One rule per file.
+//! Published optimiser rules, and the rules that a chain has before or after them. One rule per file.
 //!
 #![doc = ""]
 #![doc = include_str!("table.md")]
@@ -21,7 +21,7 @@ pub use descent::*;
 pub use gradient::*;
 pub use listing::{Listing, recurrence};
 pub use schedule_free::*;
-// Named, because the compiler's error mentions a missing feature only for items that are named.
+// These items are named, because the compiler's error mentions a missing feature only for named items.
 #[cfg(feature = "candle")]
 pub use gradient::{AdaptiveClip, Centralise, GradNoise};
 #[cfg(feature = "candle")]

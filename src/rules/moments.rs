@@ -8,18 +8,19 @@ pub(super) fn decayed<V: Value>(mean: V, value: V, beta: f64) -> V {
     mean * beta + value * (1.0 - beta)
 }
 
-/// 1 - βᵗ: the weight of all values in a decayed mean after `t` steps. The rest is the weight of its start.
+/// 1 - βᵗ: the weight of all values in a decayed mean after `t` steps. The rest, βᵗ, is the weight of the
+/// mean's start.
 pub(super) fn correction(beta: f64, t: u64) -> f64 {
     1.0 - beta.powf(t as f64)
 }
 
-/// The `t` for [`correction`]. Without bias correction it is the largest, for which βᵗ is 0 and each
+/// The `t` for [`correction`]. Without bias correction this is the largest `u64`, for which βᵗ is 0 and each
 /// correction 1.
 pub(super) fn step_of_correction(t: u64, is_corrected: bool) -> u64 {
     if is_corrected { t } else { u64::MAX }
 }
 
-/// The weights of Nesterov's momentum: the corrected mean after one more gradient, if that equals this one.
+/// The weights of Nesterov's momentum: the corrected mean after one more gradient that equals this one.
 ///
 /// ```text
 /// β·m / (1 - βᵗ⁺¹) + (1 - β)·dx / (1 - βᵗ)
@@ -32,16 +33,16 @@ pub(super) struct NesterovWeights {
 
 impl NesterovWeights {
     pub(super) fn new(beta: f64, t: u64) -> Self {
-        NesterovWeights::weighing(beta / correction(beta, t + 1), (1.0 - beta) / correction(beta, t))
+        NesterovWeights::from_weights(beta / correction(beta, t + 1), (1.0 - beta) / correction(beta, t))
     }
 
-    /// The given weights of the mean and of the gradient, for a rule that computes them itself.
-    pub(super) fn weighing(mean: f64, gradient: f64) -> Self {
+    /// Takes the weights of the mean and of the gradient from a rule that computes them itself.
+    pub(super) fn from_weights(mean: f64, gradient: f64) -> Self {
         NesterovWeights { mean, gradient }
     }
 
     #[inline(always)]
-    pub(super) fn of<V: Value>(self, m: V, dx: V) -> V {
+    pub(super) fn momentum<V: Value>(self, m: V, dx: V) -> V {
         m * self.mean + dx * self.gradient
     }
 }

@@ -1,4 +1,4 @@
-//! A call of an update: its options, what it found in state and ranks, and the gradient that its rules get.
+//! A call of an update: its options, its data from state and ranks, and the gradient that its rules get.
 
 use super::loss_scaler::{LossScaler, check_unscaled};
 use crate::engine::{Engine, Sources, check_gradient};
@@ -15,8 +15,8 @@ pub(crate) struct UpdateOptions {
     pub(crate) engine: Engine,
     /// Whether a gradient that is not finite skips the call.
     pub(crate) finite_only: bool,
-    /// Whether a gradient may become infinite in the dtype in which it travels between ranks. `Sam` allows
-    /// that and checks the norm instead.
+    /// Whether a gradient may become infinite in the dtype in which it travels between ranks. `Sam` sets this
+    /// option, and checks the norm instead.
     pub(crate) takes_overflow: bool,
     /// The weight of this call in a weighted mean.
     pub(crate) weight: u64,
@@ -45,7 +45,7 @@ impl Default for UpdateOptions {
     }
 }
 
-/// The options of a call, with what it found in scaler, state and ranks.
+/// The options of a call, with its data from scaler, state and ranks.
 #[derive(Clone, Debug)]
 pub(crate) struct UpdateCall {
     pub(crate) options: UpdateOptions,
@@ -55,7 +55,7 @@ pub(crate) struct UpdateCall {
     pub(crate) weight: u64,
     /// The divisor of the sum of gradients: the weight of all ranks, or 1 without ranks.
     pub(crate) divisor: u64,
-    /// The calls that windows of accumulation counted before this one.
+    /// The calls that windows of accumulation counted before this call.
     pub(crate) calls: u64,
     /// A hash of the norms of earlier calls, so that ranks can compare them; 0 without ranks.
     pub(crate) norms: u64,
@@ -68,18 +68,19 @@ pub(crate) struct UpdateCall {
 }
 
 impl UpdateCall {
-    /// A call with the loss scale of `scaler`. `known` is the scale that the gradients report for their loss.
+    /// A call with the loss scale of `scaler`. `reported` is the scale that the gradients report for their
+    /// loss.
     ///
     /// # Errors
-    /// If `scaler` is out of range or has scaled no loss, or if the update would not divide by `known`.
+    /// If `scaler` is out of range or has scaled no loss, or if the update would not divide by `reported`.
     pub(crate) fn new(
         options: UpdateOptions,
         scaler: Option<&LossScaler>,
-        known: Option<f64>,
+        reported: Option<f64>,
     ) -> Result<Self> {
         let scale = match scaler {
-            Some(scaler) => scaler.of_loss(known)?,
-            None => check_unscaled(known).map(|()| None)?,
+            Some(scaler) => scaler.divisor(reported)?,
+            None => check_unscaled(reported).map(|()| None)?,
         };
         counts::check("Update: weight is", options.weight)?;
         // A scaler lowers its scale only for an overflow that a check has found.
@@ -98,9 +99,9 @@ impl UpdateCall {
     }
 
     /// The call with the requirements, counts and norms of `state`.
-    pub(crate) fn of_state(self, state: &StateTree) -> Self {
+    pub(crate) fn take_over(self, state: &StateTree) -> Self {
         let norms = if state.is_divided() { state.norms.fingerprint() } else { 0 };
-        // A window that ends early may lack gradients that its missing calls would have brought.
+        // A window that ends early may lack gradients of the calls that it did not wait for.
         let requires_all = state.requires_all && !self.options.releases_windows;
         UpdateCall { calls: state.calls, norms, requires_all, ..self }
     }
@@ -113,10 +114,11 @@ impl UpdateCall {
         norms: Option<&LeafNorms>,
     ) -> Gradient<'a> {
         let releases = self.options.releases_windows;
-        let mut gradient = Gradient::new(sources, self.weight, path).after(self.calls, releases);
+        let mut gradient = Gradient::new(sources, self.weight, path).after_calls(self.calls, releases);
         let (divisor, mut scale) = (self.divisor as f64, self.loss_scale.recip());
         if self.divisor.is_power_of_two() {
-            // Exact, so one multiplication has the same bits as two, and a norm that follows can absorb it.
+            // The division is exact, so one multiplication has the bits of two, and a norm that follows can
+            // absorb the factor.
             scale /= divisor;
         } else {
             gradient = gradient.divide(divisor);
@@ -124,14 +126,16 @@ impl UpdateCall {
         if scale != 1.0 {
             gradient = gradient.scale(scale);
         }
-        // After the division, because the check also looks for numbers too large to be squared.
-        let gradient = if self.options.finite_only { gradient.finite_only() } else { gradient };
-        if let Some(norms) = norms { gradient.measured(norms) } else { gradient }
+        // The check follows the division, because it also finds numbers too large to be squared.
+        if self.options.finite_only {
+            gradient = gradient.finite_only();
+        }
+        if let Some(norms) = norms { gradient.request_norms(norms) } else { gradient }
     }
 }
 
-/// The checked gradients of a parameter: one for each of its paths that has one. A gradient that comes under
-/// several paths counts once, because a map made by visiting the model has a tied gradient under each.
+/// The checked gradients of a parameter, one for each path that has a gradient. A gradient that comes under
+/// several paths counts once, because a map made by visiting the model has a tied gradient under each path.
 pub(crate) fn sources<'l, 'g>(
     paths: impl Iterator<Item = &'l str>,
     x: &'l dyn Lend,
@@ -148,10 +152,10 @@ pub(crate) fn sources<'l, 'g>(
     Ok(sources)
 }
 
-/// Whether `gradient` is in `known`. Handles that cannot be compared count as equal if they share memory.
-fn is_among(known: &[Lent<'_>], gradient: &Lent<'_>) -> Result<bool> {
-    for known in known {
-        if known.is(gradient).map_or_else(|| known.lies_with(gradient), Ok)? {
+/// Whether `gradient` is in `sources`. Handles that cannot be compared count as equal if they share memory.
+fn is_among(sources: &[Lent<'_>], gradient: &Lent<'_>) -> Result<bool> {
+    for source in sources {
+        if source.has_same_elements(gradient).map_or_else(|| source.has_same_address(gradient), Ok)? {
             return Ok(true);
         }
     }

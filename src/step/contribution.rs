@@ -1,15 +1,15 @@
 //! A rank's contribution to an update, and the aspects that must be the same on all ranks.
 //!
-//! Each call sends one fingerprint per aspect, four for each leaf (a parameter with its state). The words of
-//! an aspect are made only if its fingerprint differs, so `agreement` has two lists that must agree:
-//! `prints`, and the names by place.
+//! Each call sends one fingerprint per aspect, some for the call and four for each leaf (a parameter with its
+//! state). The words of an aspect are made only if its fingerprint differs. So there are two pairs of
+//! functions whose order must agree: `call_prints` with `call_aspect`, and `leaf_prints` with `leaf_aspect`.
 
 use super::call::UpdateCall;
 use crate::engine::{Sources, WrittenStorages, unshared};
 use crate::error::{Error, Result};
 use crate::model::lent::{Lend, Lent, check_parameter};
 use crate::numbers::{DType, Fingerprint, first_non_finite, is_wider, ranges};
-use crate::ranks::{Agreement, Aspect, unreadable};
+use crate::ranks::{Agreement, Aspect, unreadable_error};
 use crate::tensors::{Tensor, dtype_of, in_dtype, sum};
 use crate::{ranks::LeafParts, tree::Leaf};
 
@@ -28,37 +28,38 @@ impl<'x> OwnLeaf<'x> {
         leaf: &Leaf,
         x: &'x dyn Lend,
         sources: Result<Sources<'_>>,
-        written: &WrittenStorages,
+        targets: &WrittenStorages,
     ) -> Result<Self> {
-        // Checked for writing even without state here, because `share` writes the parts of other ranks.
+        // A rank without state of the leaf checks that it can write, too, because `share` writes the parts of
+        // other ranks.
         check_parameter("parameter", x, !leaf.frozen).map_err(|error| error.at(leaf.path()))?;
-        let own = OwnLeaf {
+        let own_leaf = OwnLeaf {
             parts: leaf.parts_of_ranks()?,
             x: leaf.own_part(x)?,
-            gradient: own_gradient(leaf, x, sources?, written)?,
+            gradient: own_gradient(leaf, x, sources?, targets)?,
         };
         // With `finite_only` an overflow on the wire skips the call, so it is no error here.
         if !call.options.finite_only && !call.options.takes_overflow && call.options.weight > 0 {
-            own.check_no_overflow(leaf.path())?;
+            own_leaf.check_no_overflow(leaf.path())?;
         }
-        Ok(own)
+        Ok(own_leaf)
     }
 
     /// The dtype in which the gradient travels; `None` without a gradient.
     pub(crate) fn sent_dtype(&self) -> Option<DType> {
-        let own = dtype_of(self.gradient.as_ref()?);
-        Some(self.parts.wire.filter(|wire| is_wider(own, *wire)).unwrap_or(own))
+        let dtype = dtype_of(self.gradient.as_ref()?);
+        Some(self.parts.wire.filter(|wire| is_wider(dtype, *wire)).unwrap_or(dtype))
     }
 
-    /// Refuses a finite number that would become infinite in the dtype in which it travels.
+    /// Refuses a gradient if a finite number would become infinite in the dtype in which it travels.
     fn check_no_overflow(&self, path: &str) -> Result<()> {
         let (Some(gradient), Some(dtype)) = (&self.gradient, self.sent_dtype()) else { return Ok(()) };
         if gradient.dtype() == dtype {
             return Ok(());
         }
-        // Numbers that are infinite or NaN already are left to the checks of the step.
+        // Numbers that are infinite or NaN already are found by the checks of the step.
         let or_zero = |number: f64| if number.is_finite() { number } else { 0.0 };
-        match first_in(gradient, |numbers| first_non_finite(numbers.into_iter().map(or_zero), dtype))? {
+        match find_number(gradient, |numbers| first_non_finite(numbers.into_iter().map(or_zero), dtype))? {
             Some((index, number)) => {
                 Err(Error::too_large("the gradient that is sent to other ranks", number, index, dtype)
                     .at(path)
@@ -71,13 +72,13 @@ impl<'x> OwnLeaf<'x> {
     /// Whether all numbers of the gradient are finite.
     pub(crate) fn is_finite(&self) -> Result<bool> {
         let Some(gradient) = &self.gradient else { return Ok(true) };
-        Ok(first_in(gradient, |numbers| first_non_finite(numbers, DType::F64))?.is_none())
+        Ok(find_number(gradient, |numbers| first_non_finite(numbers, DType::F64))?.is_none())
     }
 }
 
 /// The first number of a tensor that `find` returns, with its index. `find` gets the numbers window by
 /// window, so that a large tensor is not copied as a whole to f64.
-fn first_in(
+fn find_number(
     tensor: &Tensor,
     find: impl Fn(Vec<f64>) -> Option<(usize, f64)>,
 ) -> Result<Option<(usize, f64)>> {
@@ -94,8 +95,8 @@ fn first_in(
 /// A rank's contribution to a call.
 pub(crate) struct Contribution {
     pub(crate) weight: u64,
-    /// The dtype of each leaf's gradient, if there is one.
-    pub(crate) gradients: Vec<Option<DType>>,
+    /// The dtype in which each leaf's gradient travels; `None` without a gradient.
+    pub(crate) dtypes: Vec<Option<DType>>,
 }
 
 /// This rank's whole gradient of a leaf. Gradients of tied parameters are added up in the dtype of the
@@ -104,44 +105,86 @@ fn own_gradient(
     leaf: &Leaf,
     x: &dyn Lend,
     sources: Sources<'_>,
-    written: &WrittenStorages,
+    targets: &WrittenStorages,
 ) -> Result<Option<Tensor>> {
-    let unshared = |gradient: Lent<'_>| {
+    let prepare = |gradient: Lent<'_>| {
         // Reshaped, because memory that is no tensor may come as a vector.
-        let gradient = gradient.tensor_or_copy()?.reshape(x.shape())?;
-        // A copy if it lies in memory that updates write, because it is still read while the commit writes.
-        unshared("gradient", gradient, written, &[]).map_err(|error| error.at(leaf.path()))
+        let tensor = gradient.tensor_or_copy()?.reshape(x.shape())?;
+        // `unshared` copies a tensor in memory that updates write, because other ranks still read the
+        // gradient while the commit writes.
+        unshared("gradient", tensor, targets, &[]).map_err(|error| error.at(leaf.path()))
     };
-    let gradients = sources.into_iter().map(unshared).collect::<Result<Vec<_>>>()?;
+    let gradients = sources.into_iter().map(prepare).collect::<Result<Vec<_>>>()?;
     let [first, others @ ..] = &gradients[..] else { return Ok(None) };
     if others.is_empty() {
         return Ok(Some(first.detach()));
     }
     let compute = leaf.compute_dtype(gradients.iter().map(|gradient| gradient.dtype()));
-    let wide = |gradient: &Tensor| in_dtype(gradient, compute);
-    let total = others.iter().try_fold(wide(first)?, |so_far, other| sum(&so_far, &wide(other)?))?;
+    let widen = |gradient: &Tensor| in_dtype(gradient, compute);
+    let total = others.iter().try_fold(widen(first)?, |total, other| sum(&total, &widen(other)?))?;
     Ok(Some(total.detach()))
 }
 
-/// The aspects of a call that must be the same on all ranks: five of the call, then `EACH` of each leaf.
-pub(crate) fn agreement<'a>(call: &'a UpdateCall, leaves: &'a [Box<Leaf>]) -> Agreement<'a> {
-    let options = [
+/// The aspects of a call that must be the same on all ranks: those of the call, then those of each leaf.
+pub(crate) fn update_agreement<'a>(call: &'a UpdateCall, leaves: &'a [Box<Leaf>]) -> Agreement<'a> {
+    let prints = call_prints(call, leaves.len()).into_iter().chain(leaf_prints(call, leaves)).collect();
+    Agreement::lazy(prints, move |place| match place.checked_sub(CALL_ASPECTS) {
+        None => call_aspect(call, leaves.len(), place),
+        Some(place) => leaf_aspect(call, leaves, place / LEAF_ASPECTS, place % LEAF_ASPECTS),
+    })
+}
+
+/// The number of aspects of the call.
+const CALL_ASPECTS: usize = 5;
+
+/// The number of aspects of a leaf.
+const LEAF_ASPECTS: usize = 4;
+
+/// The fingerprints of the call, in the order of [`call_aspect`].
+fn call_prints(call: &UpdateCall, leaves: usize) -> [u64; CALL_ASPECTS] {
+    let flags = options(call).iter().rev().fold(0, |flags, (_, is_on)| flags << 1 | u64::from(*is_on));
+    [leaves as u64, call.loss_scale.to_bits(), flags, call.calls, call.norms]
+}
+
+/// The aspect of the call at `place`.
+fn call_aspect(call: &UpdateCall, leaves: usize, place: usize) -> Aspect {
+    match place {
+        0 => Aspect::new("the number of parameters in the state", leaves),
+        1 => Aspect::new("the loss scale", call.loss_scale),
+        2 => {
+            let names: Vec<_> =
+                options(call).into_iter().filter(|(_, is_on)| *is_on).map(|(name, _)| name).collect();
+            Aspect::new(
+                "the options of the call",
+                if names.is_empty() { "none".to_string() } else { names.join(" and ") },
+            )
+        }
+        3 => Aspect::new("the calls that windows of accumulation have counted", call.calls),
+        _ => Aspect::new("the history of norms", format!("checksum {:016x}", call.norms)),
+    }
+}
+
+/// The options that must be the same on all ranks, with their names.
+fn options(call: &UpdateCall) -> [(&'static str, bool); 6] {
+    [
         ("finite_only", call.options.finite_only),
         ("keep_masters", call.options.keep_masters),
         ("allow_no_gradients", call.options.allow_no_gradients),
         ("require_all", call.requires_all),
         ("figures", call.options.figures),
         ("release_windows", call.options.releases_windows),
-    ];
-    let flags = options.iter().rev().fold(0, |flags, (_, is_on)| flags << 1 | u64::from(*is_on));
-    let first = [leaves.len() as u64, call.loss_scale.to_bits(), flags, call.calls, call.norms];
-    let mut prints = first.to_vec();
+    ]
+}
+
+/// The fingerprints of all leaves, of each in the order of [`leaf_aspect`].
+fn leaf_prints(call: &UpdateCall, leaves: &[Box<Leaf>]) -> Vec<u64> {
+    let mut prints = Vec::with_capacity(leaves.len() * LEAF_ASPECTS);
     let mut last: Option<(*const (), u64)> = None;
     for leaf in leaves {
         // Hashed once for neighbours with the same optimiser, which is the usual case.
         let acting = std::ptr::from_ref(leaf.acting()).cast::<()>();
         let optimiser = match last {
-            Some((known, print)) if known == acting => print,
+            Some((last_acting, print)) if last_acting == acting => print,
             _ => leaf.acting().description().fingerprint(),
         };
         last = Some((acting, optimiser));
@@ -149,67 +192,50 @@ pub(crate) fn agreement<'a>(call: &'a UpdateCall, leaves: &'a [Box<Leaf>]) -> Ag
         prints.extend([
             path,
             optimiser,
-            progress(leaf),
+            progress_print(leaf),
             u64::from(call.options.engine.is_fused_on_cpu(&leaf.device)),
         ]);
     }
-    Agreement::lazy(prints, move |place| match place.checked_sub(first.len()) {
-        None => match place {
-            0 => Aspect::new("the number of parameters in the state", leaves.len()),
-            1 => Aspect::new("the loss scale", call.loss_scale),
-            2 => {
-                let set =
-                    options.iter().filter(|(_, is_on)| *is_on).map(|(name, _)| *name).collect::<Vec<_>>();
-                Aspect::new(
-                    "the options of the call",
-                    if set.is_empty() { "none".to_string() } else { set.join(" and ") },
-                )
-            }
-            3 => Aspect::new("the calls that windows of accumulation have counted", call.calls),
-            _ => Aspect::new("the history of norms", format!("checksum {:016x}", call.norms)),
-        },
-        Some(place) => {
-            let leaf = &leaves[place / EACH];
-            let of = |what: &str| format!("{what} of {:?}", leaf.path());
-            match place % EACH {
-                0 => Aspect::new(
-                    format!("the name of parameter {}", place / EACH),
-                    format!("{:?}", leaf.path()),
-                ),
-                1 => leaf.optimiser_aspect(),
-                2 => {
-                    let is_frozen = if leaf.is_frozen() { ", frozen" } else { "" };
-                    let may_wait = if leaf.waiting.is_allowed { ", allowed to have no gradient" } else { "" };
-                    Aspect::new(of("the progress"), format!("{} steps{is_frozen}{may_wait}", leaf.steps))
-                }
-                _ => Aspect::new(of("the engine"), format!("{:?} on {:?}", call.options.engine, leaf.device)),
-            }
-        }
-    })
+    prints
 }
 
-/// The number of fingerprints of a leaf.
-const EACH: usize = 4;
+/// The aspect of the leaf `index` at `place`.
+fn leaf_aspect(call: &UpdateCall, leaves: &[Box<Leaf>], index: usize, place: usize) -> Aspect {
+    let leaf = &leaves[index];
+    let name = |what: &str| format!("{what} of {:?}", leaf.path());
+    match place {
+        0 => Aspect::new(format!("the name of parameter {index}"), format!("{:?}", leaf.path())),
+        1 => leaf.optimiser_aspect(),
+        2 => {
+            let is_frozen = if leaf.is_frozen() { ", frozen" } else { "" };
+            let may_lack =
+                if leaf.missing_gradients.is_allowed { ", allowed to have no gradient" } else { "" };
+            Aspect::new(name("the progress"), format!("{} steps{is_frozen}{may_lack}", leaf.steps))
+        }
+        _ => Aspect::new(name("the engine"), format!("{:?} on {:?}", call.options.engine, leaf.device)),
+    }
+}
 
 /// Steps and flags of a leaf in one number.
-fn progress(leaf: &Leaf) -> u64 {
-    leaf.steps << 2 | u64::from(leaf.frozen) << 1 | u64::from(leaf.waiting.is_allowed)
+fn progress_print(leaf: &Leaf) -> u64 {
+    leaf.steps << 2 | u64::from(leaf.frozen) << 1 | u64::from(leaf.missing_gradients.is_allowed)
 }
 
 impl Contribution {
     /// This rank's message: its weight, and the dtypes of its gradients.
-    pub(crate) fn message(call: &UpdateCall, own: &[OwnLeaf<'_>]) -> Vec<u8> {
-        let codes = own.iter().map(|own| own.sent_dtype().map_or(0, code));
+    pub(crate) fn message(call: &UpdateCall, own_leaves: &[OwnLeaf<'_>]) -> Vec<u8> {
+        let codes = own_leaves.iter().map(|leaf| leaf.sent_dtype().map_or(0, code));
         call.options.weight.to_le_bytes().into_iter().chain(codes).collect()
     }
 
-    /// The contribution in the message of a rank, which must have a dtype for each of `leaves`.
-    pub(crate) fn read((rank, said): (usize, &Vec<u8>), leaves: usize) -> Result<Self> {
-        let read = said.split_first_chunk().filter(|(_, codes)| codes.len() == leaves);
-        let (weight, codes) = read.ok_or_else(|| unreadable(rank))?;
+    /// The contribution in the message of a rank. The message must have a dtype for each leaf; `leaves` is
+    /// the number of leaves.
+    pub(crate) fn from_message((rank, message): (usize, &Vec<u8>), leaves: usize) -> Result<Self> {
+        let parts = message.split_first_chunk().filter(|(_, codes)| codes.len() == leaves);
+        let (weight, codes) = parts.ok_or_else(|| unreadable_error(rank))?;
         Ok(Contribution {
             weight: u64::from_le_bytes(*weight),
-            gradients: codes.iter().map(|code| dtype(*code)).collect(),
+            dtypes: codes.iter().map(|code| dtype_of_code(*code)).collect(),
         })
     }
 }
@@ -218,9 +244,9 @@ impl Contribution {
 const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 
 fn code(dtype: DType) -> u8 {
-    DTYPES.iter().position(|known| *known == dtype).map_or(0, |index| index as u8 + 1)
+    DTYPES.iter().position(|entry| *entry == dtype).map_or(0, |index| index as u8 + 1)
 }
 
-fn dtype(code: u8) -> Option<DType> {
+fn dtype_of_code(code: u8) -> Option<DType> {
     DTYPES.get(usize::from(code).checked_sub(1)?).copied()
 }

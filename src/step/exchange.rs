@@ -11,7 +11,7 @@
 //!    added up and written by one pass of the engine.
 //!
 //! All ranks derive the same rounds from plans on which they have agreed. A rank waits for each run that it
-//! expects, so `sent` alone decides for both sides whether a run travels.
+//! expects, so `dtype_on_wire` alone decides, on both sides, whether a run travels.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -20,11 +20,11 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use super::call::UpdateCall;
-use super::contribution::{Contribution, OwnLeaf, agreement};
+use super::contribution::{Contribution, OwnLeaf, update_agreement};
 use super::leaf::GradientSource;
 use crate::engine::{
-    Engine, Job, Piece, Sources, UpdateTargets, comes_in_pieces, commit, commit_pieces, filled, moved,
-    rounded, sum_to,
+    Engine, Job, Piece, Sources, UpdateTargets, commit, commit_pieces, filled, is_splittable, moved, rounded,
+    sum_to,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::gradients::GradientLookUp;
@@ -48,26 +48,26 @@ pub(super) struct RankGradients<'w> {
 struct ExchangeBuffers {
     /// This rank's gradients for the leaves of a round, as vectors. Kept over the rounds of a leaf, so that a
     /// gradient that is not contiguous is copied once, not for each run.
-    own: HashMap<usize, Tensor>,
+    gradients: HashMap<usize, Tensor>,
     inbox: Inbox,
 }
 
 impl ExchangeBuffers {
-    /// Prepares the gradients of `round`, and drops those that it does not need.
+    /// Prepares the gradients of `round`, and drops those that the round does not need.
     fn advance(&mut self, round: &Round, gradient: impl Fn(usize) -> Option<Tensor>) -> Result<()> {
         let leaves: HashSet<usize> = round.iter().flatten().map(|run| run.leaf).collect();
-        self.own.retain(|leaf, _| leaves.contains(leaf));
+        self.gradients.retain(|leaf, _| leaves.contains(leaf));
         for leaf in leaves {
-            if let (Entry::Vacant(place), Some(gradient)) = (self.own.entry(leaf), gradient(leaf)) {
+            if let (Entry::Vacant(place), Some(gradient)) = (self.gradients.entry(leaf), gradient(leaf)) {
                 place.insert(gradient.flatten_all()?);
             }
         }
         Ok(())
     }
 
-    /// This rank's values of a run, rounded to the dtype in which they are sent; `None` without a gradient.
+    /// This rank's values of a run, rounded to the dtype in which they travel; `None` without a gradient.
     fn values(&self, Run { leaf, elements }: &Run, dtype: DType) -> Result<Option<Tensor>> {
-        let Some(gradient) = self.own.get(leaf) else { return Ok(None) };
+        let Some(gradient) = self.gradients.get(leaf) else { return Ok(None) };
         Ok(Some(rounded(&gradient.narrow(0, elements.start, elements.len())?, dtype)?))
     }
 }
@@ -90,38 +90,40 @@ impl<'w> RankGradients<'w> {
         grads: &dyn GradientLookUp,
         by_leaf: Vec<GradientSource<'_>>,
     ) -> Result<Self> {
-        let written = UpdateTargets::all();
-        let gradients = GradientSource::of_leaves(by_leaf);
-        let own = leaves.iter().zip(parameters).zip(gradients).map(|((leaf, x), mut gradient)| {
-            OwnLeaf::new(call, leaf, &**x, gradient.take(leaf, &**x, grads), &written)
+        let targets = UpdateTargets::all();
+        let gradients = GradientSource::complete(by_leaf);
+        let own_leaves = leaves.iter().zip(parameters).zip(gradients).map(|((leaf, x), mut gradient)| {
+            OwnLeaf::new(call, leaf, &**x, gradient.take(leaf, &**x, grads), &targets)
         });
-        let prepared = own.collect::<Result<Vec<_>>>().map(|own| {
-            let said = Contribution::message(call, &own);
-            (own, agreement(call, leaves), said)
+        let prepared = own_leaves.collect::<Result<Vec<_>>>().map(|own_leaves| {
+            let message = Contribution::message(call, &own_leaves);
+            (own_leaves, update_agreement(call, leaves), message)
         });
-        let (own, said) = world.agree_on(Call::Update, prepared)?;
-        let mut contributions = said
+        let (own_leaves, messages) = world.agree_on(Call::Update, prepared)?;
+        let mut contributions = messages
             .iter()
             .enumerate()
-            .map(|said| Contribution::read(said, leaves.len()))
+            .map(|message| Contribution::from_message(message, leaves.len()))
             .collect::<Result<Vec<_>>>()?;
-        let weight = contributions.iter().fold(0, |all: u64, one| all.saturating_add(one.weight));
+        let weight = contributions.iter().fold(0, |sum: u64, one| sum.saturating_add(one.weight));
         let problem = format!("the sum of the weights of all {} ranks is", world.size());
         counts::check(problem, weight)
             .map_err(|error| error.with_remedy("set smaller weights with `Update::weight`"))?;
         call.weight = weight;
-        // Divided by their gcd, so that equal weights become 1 and no multiplication rounds.
-        let common = contributions.iter().fold(0, |common, one| greatest_common_divisor(common, one.weight));
-        if common == 0 {
+        // The weights are divided by their greatest common divisor, so that equal weights become 1 and no
+        // multiplication rounds.
+        let divisor =
+            contributions.iter().fold(0, |divisor, one| greatest_common_divisor(divisor, one.weight));
+        if divisor == 0 {
             let error =
                 Error::new(ErrorKind::Argument, format!("the weights of all {} ranks are", world.size()))
                     .with_got(0);
             let remedy = "set the weight of each rank with `Update::weight`";
             return Err(error.with_expected("at least one above 0").with_remedy(remedy));
         }
-        contributions.iter_mut().for_each(|one| one.weight /= common);
-        call.divisor = call.weight / common;
-        Ok(RankGradients { world, leaves: own, contributions })
+        contributions.iter_mut().for_each(|one| one.weight /= divisor);
+        call.divisor = call.weight / divisor;
+        Ok(RankGradients { world, leaves: own_leaves, contributions })
     }
 
     /// This rank's part of the parameter of a leaf.
@@ -130,40 +132,39 @@ impl<'w> RankGradients<'w> {
     }
 
     /// The sources that the plans of all leaves get until the gradients come.
-    pub(super) fn promised<'g>(&self) -> Vec<GradientSource<'g>> {
-        let promised = |leaf: usize| {
-            let dtypes = self.contributions.iter().filter_map(|one| one.gradients[leaf]).map(compute_dtype);
+    pub(super) fn promised_sources<'g>(&self) -> Vec<GradientSource<'g>> {
+        let promise = |leaf: usize| {
+            let dtypes = self.contributions.iter().filter_map(|one| one.dtypes[leaf]).map(compute_dtype);
             let widest = dtypes.reduce(|widest, dtype| if widest == DType::F64 { widest } else { dtype });
-            widest.map_or_else(|| GradientSource::found([]), GradientSource::Promised)
+            widest.map_or_else(|| GradientSource::from_handles([]), GradientSource::Promised)
         };
-        (0..self.leaves.len()).map(promised).collect()
+        (0..self.leaves.len()).map(promise).collect()
     }
 
     /// Fetches the sum of the gradients for all jobs that read all elements before they write. Returns the
-    /// other leaves with a gradient, in order: their gradients come in the commit.
+    /// other leaves with a gradient, in order, because their gradients come in the commit.
     pub(super) fn add_up(
         &self,
         engine: Engine,
         jobs: &mut [Option<Job<'_>>],
-        kept: &mut KeptSums,
+        kept_sums: &mut KeptSums,
     ) -> Result<Vec<usize>> {
         let has_gradient = |job: &Option<Job<'_>>| job.as_ref().is_some_and(|job| !job.sources.is_empty());
         let with_gradient = (0..jobs.len()).filter(|&leaf| has_gradient(&jobs[leaf]));
-        let comes_in_pieces =
-            |leaf: &usize| jobs[*leaf].as_ref().is_some_and(|job| comes_in_pieces(engine, job));
-        let (later, wanted): (Vec<usize>, Vec<usize>) = with_gradient.partition(comes_in_pieces);
+        let is_late = |leaf: &usize| jobs[*leaf].as_ref().is_some_and(|job| is_splittable(engine, job));
+        let (late_leaves, early_leaves): (Vec<usize>, Vec<usize>) = with_gradient.partition(is_late);
         let mut sums: Vec<Option<Tensor>> = vec![None; jobs.len()];
-        let mut carried = ExchangeBuffers::default();
-        for round in self.rounds(&wanted) {
-            for ReceivedRun { leaf, elements, gradients } in self.exchange(&round, jobs, &mut carried)? {
+        let mut buffers = ExchangeBuffers::default();
+        for round in self.rounds(&early_leaves) {
+            for ReceivedRun { leaf, elements, gradients } in self.exchange(&round, jobs, &mut buffers)? {
                 let Some(job) = &jobs[leaf] else { continue };
                 let x = &self.leaves[leaf].x;
                 let part = x.part(elements.clone())?;
                 let sum = match &sums[leaf] {
                     Some(sum) => sum.clone(),
-                    // New memory, because a function may keep the tensor that it gets.
+                    // A function gets new memory, because it may keep the tensor.
                     None if job.has_functions() => zeros(job.length, job.compute, x.device())?,
-                    None => kept.of(leaf, job.length, job.compute, x.device())?,
+                    None => kept_sums.vector(leaf, job.length, job.compute, x.device())?,
                 };
                 sum_to(
                     engine,
@@ -174,55 +175,57 @@ impl<'w> RankGradients<'w> {
                 sums[leaf] = Some(sum);
             }
         }
-        for leaf in wanted {
+        for leaf in early_leaves {
             let (Some(job), Some(sum)) = (&mut jobs[leaf], sums[leaf].take()) else { continue };
             job.sources = Sources::from_iter([Lent::Tensor(sum.reshape(job.x.shape())?)]);
         }
-        Ok(later)
+        Ok(late_leaves)
     }
 
-    /// If an error of all ranks is about a gradient that is not finite, adds the first rank that brought one.
-    pub(super) fn with_origin(&self, error: Error, jobs: &[Option<Job<'_>>]) -> Error {
+    /// If an error of all ranks is about a gradient that is not finite, adds the first rank that brought it.
+    pub(super) fn add_origin(&self, error: Error, jobs: &[Option<Job<'_>>]) -> Error {
         let path = error.path().filter(|_| error.kind() == ErrorKind::NotFinite);
         let Some(leaf) = path
             .and_then(|path| jobs.iter().position(|job| job.as_ref().is_some_and(|job| job.path == path)))
         else {
             return error;
         };
-        // Every rank has the same error, so every rank comes to this agreement.
+        // Every rank has the same error, so every rank takes part in this agreement.
         let is_origin = self.leaves[leaf].is_finite().map(|is_finite| vec![u8::from(!is_finite)]);
         match self.world.agree(Call::Reduce, is_origin) {
-            Ok(said) => match said.iter().position(|said| *said == [1]) {
-                Some(rank) => error.brought_by(rank),
+            Ok(messages) => match messages.iter().position(|message| *message == [1]) {
+                Some(rank) => error.caused_by_rank(rank),
                 None => error,
             },
             Err(error) => error,
         }
     }
 
-    /// Commits all jobs. Those of the leaves in `later` are written range by range, as their gradients come.
+    /// Commits all jobs. Jobs of `late_leaves` are written range by range, as their gradients come.
     pub(super) fn commit<'a>(
         &self,
         engine: Engine,
         jobs: &mut [Option<Job<'a>>],
-        later: &[usize],
+        late_leaves: &[usize],
     ) -> Result<()> {
-        let mut carried = ExchangeBuffers::default();
-        for round in self.rounds(later) {
-            let arrived = self.exchange(&round, jobs, &mut carried)?;
+        let mut buffers = ExchangeBuffers::default();
+        for round in self.rounds(late_leaves) {
+            let runs = self.exchange(&round, jobs, &mut buffers)?;
             let piece = |ReceivedRun { leaf, elements, gradients }| {
                 let length = self.leaves[leaf].parts.own().len();
                 let (is_last, is_all) = (elements.end == length, elements.len() == length);
                 let gradients = gradients.into_iter().map(Lent::Tensor).collect();
                 Piece { job: leaf, window: (!is_all).then_some(elements), is_last, gradients }
             };
-            let mut jobs: Vec<_> = jobs.iter_mut().map(Option::as_mut).collect();
-            commit_pieces(engine, &mut jobs, arrived.into_iter().map(piece))?;
+            let mut job_refs: Vec<_> = jobs.iter_mut().map(Option::as_mut).collect();
+            commit_pieces(engine, &mut job_refs, runs.into_iter().map(piece))?;
         }
-        // The other jobs, with those that have no elements here: their counters move as on other ranks.
-        let came =
-            |leaf: usize| later.binary_search(&leaf).is_ok() && !self.leaves[leaf].parts.own().is_empty();
-        let others = jobs.iter_mut().enumerate().filter(|(leaf, _)| !came(*leaf));
+        // All other jobs follow, also late ones without elements on this rank, so that their counters move as
+        // on other ranks.
+        let is_committed = |leaf: usize| {
+            late_leaves.binary_search(&leaf).is_ok() && !self.leaves[leaf].parts.own().is_empty()
+        };
+        let others = jobs.iter_mut().enumerate().filter(|(leaf, _)| !is_committed(*leaf));
         commit(engine, others.filter_map(|(_, job)| job.as_mut()).collect())
     }
 
@@ -230,40 +233,45 @@ impl<'w> RankGradients<'w> {
         rounds(leaves, self.world.size(), |leaf| &self.leaves[leaf].parts)
     }
 
-    /// Sends this rank's gradients of a round. Returns those of all ranks for its own parts, in rank order.
+    /// Sends this rank's gradients of a round. Returns the gradients of all ranks for this rank's parts, in
+    /// rank order.
     fn exchange(
         &self,
         round: &Round,
         jobs: &[Option<Job<'_>>],
-        carried: &mut ExchangeBuffers,
+        buffers: &mut ExchangeBuffers,
     ) -> Result<Vec<ReceivedRun>> {
-        let (ranks, me) = (0..self.world.size(), self.world.rank());
-        carried
-            .advance(round, |leaf| self.sent(me, leaf).and_then(|_| self.leaves[leaf].gradient.clone()))?;
+        let (ranks, own_rank) = (0..self.world.size(), self.world.rank());
+        buffers.advance(round, |leaf| {
+            self.dtype_on_wire(own_rank, leaf).and_then(|_| self.leaves[leaf].gradient.clone())
+        })?;
         let to_rank = |rank: usize| {
-            let runs = round[rank].iter().filter(|_| rank != me);
-            let values = runs.filter_map(|run| carried.values(run, self.sent(me, run.leaf)?).transpose());
+            let runs = round[rank].iter().filter(|_| rank != own_rank);
+            let values = runs
+                .filter_map(|run| buffers.values(run, self.dtype_on_wire(own_rank, run.leaf)?).transpose());
             values.collect::<Result<Vec<Tensor>>>()
         };
         let to = ranks.clone().map(to_rank).collect::<Result<Vec<_>>>()?;
         let from_rank = |rank: usize| -> ExpectedTensors {
-            let runs = round[me].iter().filter(|_| rank != me);
-            runs.filter_map(|run| Some((self.sent(rank, run.leaf)?, run.elements.len()))).collect()
+            let runs = round[own_rank].iter().filter(|_| rank != own_rank);
+            runs.filter_map(|run| Some((self.dtype_on_wire(rank, run.leaf)?, run.elements.len()))).collect()
         };
-        let awaited: Vec<ExpectedTensors> = ranks.clone().map(from_rank).collect();
-        let arrived = carried.inbox.exchange(self.world, &to, &awaited)?;
+        let expected: Vec<ExpectedTensors> = ranks.clone().map(from_rank).collect();
+        let tensors = buffers.inbox.exchange(self.world, &to, &expected)?;
 
-        let mut arrived: Vec<_> = arrived.into_iter().map(Vec::into_iter).collect();
-        let of_run = |run: &Run| {
+        let mut from: Vec<_> = tensors.into_iter().map(Vec::into_iter).collect();
+        let received_run = |run: &Run| {
             let (leaf, first) = (run.leaf, self.leaves[run.leaf].parts.own().start);
             let compute = jobs[leaf].as_ref().map_or(DType::F32, |job| job.compute);
             let mut gradients = SmallVec::new();
-            for (rank, dtype) in ranks.clone().filter_map(|rank| Some((rank, self.sent(rank, leaf)?))) {
-                // Rounded as on the wire, so that the sum does not depend on which rank has the part.
-                let values = if rank == me { carried.values(run, dtype)? } else { arrived[rank].next() };
+            let dtype = |rank| Some((rank, self.dtype_on_wire(rank, leaf)?));
+            for (rank, dtype) in ranks.clone().filter_map(dtype) {
+                // Own values are rounded as on the wire, so that the sum does not depend on which rank has
+                // the part.
+                let values = if rank == own_rank { buffers.values(run, dtype)? } else { from[rank].next() };
                 let Some(values) = values else { continue };
-                let values = moved(&values, self.leaves[leaf].x.device())?;
-                gradients.push(weighted(values, self.contributions[rank].weight, compute)?);
+                let gradient = moved(&values, self.leaves[leaf].x.device())?;
+                gradients.push(weighted(gradient, self.contributions[rank].weight, compute)?);
             }
             Ok(ReceivedRun {
                 leaf,
@@ -271,13 +279,13 @@ impl<'w> RankGradients<'w> {
                 gradients,
             })
         };
-        round[me].iter().map(of_run).collect()
+        round[own_rank].iter().map(received_run).collect()
     }
 
     /// The dtype in which a rank sends its gradient of a leaf; `None` without a gradient or with weight 0.
-    fn sent(&self, rank: usize, leaf: usize) -> Option<DType> {
-        let Contribution { weight, gradients } = &self.contributions[rank];
-        gradients[leaf].filter(|_| *weight > 0)
+    fn dtype_on_wire(&self, rank: usize, leaf: usize) -> Option<DType> {
+        let Contribution { weight, dtypes } = &self.contributions[rank];
+        dtypes[leaf].filter(|_| *weight > 0)
     }
 }
 

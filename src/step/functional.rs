@@ -8,7 +8,7 @@ use super::outcome::Outcome;
 use super::pipeline::step;
 use super::update::{Update, UpdateOptions, check_known};
 use crate::error::Result;
-use crate::model::gradients::{GradientLookUp, Gradients, looked_up};
+use crate::model::gradients::{GradientLookUp, Gradients, with_look_up};
 use crate::model::lent::Lend;
 use crate::tensors::{Tensor, Var};
 use crate::tree::{Leaf, StateTree, not_in_state};
@@ -16,7 +16,8 @@ use crate::tree::{Leaf, StateTree, not_in_state};
 impl<'s> Update<'s, &'s StateTree> {
     /// An update without side effects: its `apply` returns the new state and parameters.
     ///
-    /// It copies the state and the parameters. If these copies are too large, use [`update`](crate::update).
+    /// The call copies the state and the parameters. If the copies are too large, use
+    /// [`update`](crate::update).
     ///
     /// ```
     /// use std::collections::BTreeMap;
@@ -62,7 +63,7 @@ impl<'s> Update<'s, &'s StateTree> {
         check_known(state, grads)?;
         let loss_scale = call.loss_scale;
         let (mut state, parameters, mut outcome) =
-            looked_up(grads, |grads| applied(call, state, parameters, grads))?;
+            with_look_up(grads, |grads| apply_to_copies(call, state, parameters, grads))?;
         if let Some(scaler) = scaler
             && scaler.account(&mut outcome, loss_scale)?
         {
@@ -72,7 +73,8 @@ impl<'s> Update<'s, &'s StateTree> {
     }
 }
 
-fn applied(
+/// Applies the step to copies of the state and the parameters.
+fn apply_to_copies(
     call: UpdateCall,
     state: &StateTree,
     parameters: &BTreeMap<String, Tensor>,
@@ -81,21 +83,22 @@ fn applied(
     if let Some(path) = parameters.keys().find(|path| state.leaf(path).is_none()) {
         return Err(not_in_state(path));
     }
-    let found = state.leaves().map(|leaf| parameter(leaf, parameters)).collect::<Result<Vec<_>>>()?;
-    let next = found.iter().map(|&(name, x)| Ok((name.clone(), Var::from_tensor(&x.detach())?.into_inner())));
-    let next: BTreeMap<String, Tensor> = next.collect::<Result<_>>()?;
+    let originals = state.leaves().map(|leaf| parameter(leaf, parameters)).collect::<Result<Vec<_>>>()?;
+    let copies =
+        originals.iter().map(|&(name, x)| Ok((name.clone(), Var::from_tensor(&x.detach())?.into_inner())));
+    let copies: BTreeMap<String, Tensor> = copies.collect::<Result<_>>()?;
     let mut state = state.try_clone()?;
-    state.rebind(&next)?;
-    let variables = state.parameters(&next)?;
-    // By the original tensors, because a `GradStore` does not find gradients by their copies.
-    let found = found.into_iter().map(|(_, x)| x as &dyn Lend);
-    let gradients = GradientSource::look_up_all(&state, found, grads)?;
+    state.rebind(&copies)?;
+    let variables = state.parameters(&copies)?;
+    // Gradients are looked up by the original tensors, because a `GradStore` does not find them by copies.
+    let xs = originals.into_iter().map(|(_, x)| x as &dyn Lend);
+    let gradients = GradientSource::look_up_all(&state, xs, grads)?;
     let outcome = step(call, &mut state, &variables, &(), gradients)?;
-    Ok((state, next, outcome))
+    Ok((state, copies, outcome))
 }
 
 /// The parameter of a leaf, by any of its paths.
 fn parameter<'p>(leaf: &Leaf, parameters: &'p BTreeMap<String, Tensor>) -> Result<(&'p String, &'p Tensor)> {
-    let found = leaf.paths().find_map(|path| parameters.get_key_value(path));
-    found.ok_or_else(|| leaf.not_in_model())
+    let entry = leaf.paths().find_map(|path| parameters.get_key_value(path));
+    entry.ok_or_else(|| leaf.not_in_model())
 }

@@ -2,13 +2,13 @@
 //!
 //! The order in [`LeafUpdate::make`] matters:
 //!
-//! 1. Take the gradient out of its source, also if the leaf is frozen: it still is a gradient of the call.
-//! 2. Before the first step, compare all of the parameter with the copies that rules keep of it, or renew
-//!    them if earlier calls brought no gradient. The plan works on these copies.
+//! 1. Take the gradient out of its source, also if the leaf is frozen: the call still has this gradient.
+//! 2. Before the first step, compare the whole parameter with the copies that rules keep of it, or renew the
+//!    copies if earlier calls brought no gradient. The plan works on these copies.
 //! 3. Let the optimiser make the job, which borrows the state from here on.
 //! 4. Compare the parameter with its master, which the plan has chosen as x, and queue the counters.
 //! 5. Check the job, which later stages trust. Then copy gradients that lie in memory that updates write,
-//!    because the commit would ask for their locks while it holds that of the parameter.
+//!    because the commit would ask for their locks while it holds the parameter's lock.
 
 use super::call::{UpdateCall, sources};
 use crate::engine::{Job, OwnStorages, Progress, Sources, Windows, WrittenStorages, prefetch};
@@ -28,22 +28,23 @@ pub(super) enum GradientSource<'g> {
     #[default]
     Collection,
     /// Handles from a look-up before the step: the first path's gradient, and those of further paths. The
-    /// plan takes the handles, so that the memory of the last one is freed once the leaf is written. Not
-    /// [`Sources`], whose lifetime cannot be shortened.
-    Found(Option<Lent<'g>>, Vec<Lent<'g>>),
-    /// The sum of all ranks, which comes after they have agreed on the plans. A plan needs only its dtype.
+    /// plan takes the handles, so that a gradient is freed once its leaf is written. The fields are not
+    /// [`Sources`], because the lifetime of `Sources` cannot be shortened.
+    Handles(Option<Lent<'g>>, Vec<Lent<'g>>),
+    /// The sum of all ranks, which comes after all ranks have agreed on the plans. A plan needs only its
+    /// dtype.
     Promised(DType),
     /// A push has already moved the leaf, by this plan.
     Pushed(LeafPlan),
-    /// A push was passed over, because its gradient was not finite. The leaf may lack a gradient.
+    /// The step has passed over a pushed gradient that was not finite. The leaf may lack a gradient.
     NotFinite,
 }
 
 impl<'g> GradientSource<'g> {
     /// A source with these gradients, maybe none.
-    pub(super) fn found(gradients: impl IntoIterator<Item = Lent<'g>>) -> Self {
+    pub(super) fn from_handles(gradients: impl IntoIterator<Item = Lent<'g>>) -> Self {
         let mut gradients = gradients.into_iter();
-        GradientSource::Found(gradients.next(), gradients.collect())
+        GradientSource::Handles(gradients.next(), gradients.collect())
     }
 
     /// The gradients of all leaves, looked up before the step. `parameters` are in the order of the leaves.
@@ -52,16 +53,17 @@ impl<'g> GradientSource<'g> {
         parameters: impl IntoIterator<Item = &'x dyn Lend>,
         grads: &'g dyn GradientLookUp,
     ) -> Result<Vec<Self>> {
-        let of_leaf = |(leaf, x): (&Leaf, _)| Ok(GradientSource::found(sources(leaf.paths(), x, grads)?));
-        state.leaves().zip(parameters).map(of_leaf).collect()
+        let source =
+            |(leaf, x): (&Leaf, _)| Ok(GradientSource::from_handles(sources(leaf.paths(), x, grads)?));
+        state.leaves().zip(parameters).map(source).collect()
     }
 
-    /// The sources of all leaves: these, or none if each gradient is in the collection of the call.
-    pub(super) fn of_leaves(by_leaf: Vec<Self>) -> impl Iterator<Item = Self> {
+    /// The source of each leaf. If `by_leaf` is empty, all gradients are in the collection of the call.
+    pub(super) fn complete(by_leaf: Vec<Self>) -> impl Iterator<Item = Self> {
         by_leaf.into_iter().chain(std::iter::repeat_with(Self::default))
     }
 
-    /// Takes the gradients of all paths of the leaf out; handles can be taken once. `grads` is the collection
+    /// Takes out the gradients of all paths of the leaf; handles can be taken once. `grads` is the collection
     /// of the call. A promised gradient is a tensor without memory of its own.
     pub(super) fn take(
         &mut self,
@@ -71,7 +73,7 @@ impl<'g> GradientSource<'g> {
     ) -> Result<Sources<'g>> {
         match self {
             GradientSource::Collection => sources(leaf.paths(), x, grads),
-            GradientSource::Found(first, others) => {
+            GradientSource::Handles(first, others) => {
                 let mut all = Sources::from_iter(first.take());
                 all.extend(std::mem::take(others));
                 Ok(all)
@@ -96,14 +98,14 @@ pub(super) struct LeafPlan {
     pub(super) has_gradient: bool,
     /// Whether the leaf may lack a gradient under `require_all`.
     pub(super) allows_missing: bool,
-    /// Whether the window of the leaf is given up, because no call can end it.
+    /// Whether the window of the leaf is given up, because no call can end the window.
     pub(super) gives_up_window: bool,
     /// The cells for the norms of `Update::with_figures`.
     pub(super) norms: Option<LeafNorms>,
 }
 
 impl LeafPlan {
-    /// Notes what a job means for the call, before the counters of the leaf are added to those of its rules.
+    /// Notes what a job means for the call. The job must not have the counters of the leaf yet.
     fn note(&mut self, job: &Job<'_>) {
         self.progress = Some(job.progress);
         self.windows = job.windows;
@@ -125,14 +127,14 @@ pub(super) struct LeafUpdate<'j, 'a> {
 }
 
 impl<'a> LeafUpdate<'_, 'a> {
-    /// Whether the plan reads a device. Such a plan is made on the thread of the caller: candle has a CUDA
-    /// stream for each thread, and only that of the caller comes after what the caller has computed.
+    /// Whether the plan reads a device. Such a plan is made on the caller's thread: candle has a CUDA stream
+    /// for each thread, and only the caller's stream comes after what the caller has computed.
     pub(super) fn reads_device(&self) -> bool {
         !self.x.device().is_cpu()
     }
 
-    /// Fetches into the cache what the plan reads first. Each stage follows pointers that the one before has
-    /// fetched.
+    /// Fetches into the cache what the plan reads first. Each stage follows pointers that the stage before
+    /// has fetched.
     pub(super) fn fetch(&self, stage: usize) {
         let Some(leaf) = &self.leaf else { return };
         match stage {
@@ -146,12 +148,12 @@ impl<'a> LeafUpdate<'_, 'a> {
         }
     }
 
-    /// Makes the plan.
+    /// Makes the plan and the job of the leaf.
     pub(super) fn make(
         &mut self,
         call: &UpdateCall,
         grads: &'a dyn GradientLookUp,
-        written: &WrittenStorages,
+        targets: &WrittenStorages,
     ) -> Result<()> {
         let (Some(leaf), x) = (self.leaf.take(), self.x) else { return Ok(()) };
         if let GradientSource::Pushed(plan) = &mut self.gradient {
@@ -163,46 +165,66 @@ impl<'a> LeafUpdate<'_, 'a> {
         if leaf.frozen {
             return Ok(());
         }
-        let extent = if leaf.is_settled() { Extent::Sample } else { Extent::First };
-        let extent = (!call.options.keep_masters).then_some(extent);
+        // With `keep_masters` no change of the parameter is looked for.
+        let extent = match leaf.is_settled() {
+            _ if call.options.keep_masters => None,
+            true => Some(Extent::Sample),
+            false => Some(Extent::First),
+        };
         if self.plan.has_gradient && extent == Some(Extent::First) {
             check_copies(leaf, x)?;
         }
+        *self.job = Some(self.checked_job(leaf, sources, call, extent, targets)?);
+        Ok(())
+    }
 
+    /// The job of the leaf's optimiser, compared with the parameter over `extent` and checked.
+    fn checked_job(
+        &mut self,
+        leaf: &'a mut Leaf,
+        sources: Sources<'a>,
+        call: &UpdateCall,
+        extent: Option<Extent>,
+        targets: &WrittenStorages,
+    ) -> Result<Job<'a>> {
+        let x = self.x;
         self.plan.norms = call.options.figures.then(LeafNorms::default);
-        let (whole, first, is_cut) = (leaf.shape.elem_count(), leaf.part().start, leaf.is_cut());
-        let follows_master = leaf.state.followed().is_some();
-        let Leaf { path, optimiser, acting, state, steps, waiting, left, .. } = leaf;
+        let (leaf_length, part_start, is_cut) = (leaf.shape.elem_count(), leaf.part().start, leaf.is_cut());
+        let follows_master = leaf.state.outer_master().is_some();
+        let Leaf { path, optimiser, acting, state, steps, missing_gradients, last_checksum, .. } = leaf;
         let optimiser: &Optimiser = acting.as_ref().unwrap_or(optimiser);
-        let located = |error: Error| error.at(path).counted_from(first);
+        let locate = |error: Error| error.at(path).counted_from(part_start);
         let gradient = call.gradient(sources, path, self.plan.norms.as_ref());
-        let mut job = optimiser.job(state, x, gradient).map_err(located)?;
-        job.whole = whole;
+        let mut job = optimiser.job(state, x, gradient).map_err(locate)?;
+        job.leaf_length = leaf_length;
         self.plan.note(&job);
 
         let makes_step = job.progress == Progress::Applied;
-        // Without a gradient or a step nothing overwrites a change of the parameter, so it is not looked for.
+        // Without a gradient or a step nothing overwrites a change of the parameter, so none is looked for.
         if let Some(extent) = extent.filter(|_| self.plan.has_gradient || makes_step) {
             let master = job.x.lender();
-            if follows_master { check_rounded(master, x, extent) } else { Leaf::check_left(*left, x) }
-                .map_err(located)?;
+            if follows_master {
+                check_rounded(master, x, extent)
+            } else {
+                Leaf::check_last_checksum(*last_checksum, x)
+            }
+            .map_err(locate)?;
         }
         if makes_step {
-            // `StepSummary::committed` sets it again. Until then it is unknown, because a commit that fails
-            // may have written the parameter.
-            *left = None;
-            let next = counts::after(*steps, 1);
+            // Cleared until `StepSummary::committed_outcome` sets the checksum again, because a commit that
+            // fails may have written the parameter.
+            *last_checksum = None;
+            let next = counts::add(*steps, 1);
             job.counters.push((steps, next));
         }
-        // Such a call brings no gradients by design, so none is missing.
+        // A call that releases windows brings no gradients by design, so none is missing.
         if !call.options.releases_windows {
-            waiting.count(self.plan.has_gradient, job.progress, &mut job.counters);
+            missing_gradients.count(self.plan.has_gradient, job.progress, &mut job.counters);
         }
 
-        let own = check_job(&job, call, x, is_cut, &|| optimiser.name())?;
-        job.copy_shared(written, &own)?;
-        *self.job = Some(job);
-        Ok(())
+        let own_storages = check_job(&job, call, x, is_cut, &|| optimiser.name())?;
+        job.copy_shared(targets, &own_storages)?;
+        Ok(job)
     }
 
     /// Takes the gradients of the leaf out of their source, and notes whether there are any.
@@ -210,22 +232,23 @@ impl<'a> LeafUpdate<'_, 'a> {
         let sources = self.gradient.take(leaf, self.x, grads)?;
         self.plan.has_gradient = !sources.is_empty();
         self.plan.allows_missing =
-            leaf.waiting.is_allowed || matches!(self.gradient, GradientSource::NotFinite);
+            leaf.missing_gradients.is_allowed || matches!(self.gradient, GradientSource::NotFinite);
         Ok(sources)
     }
 }
 
-/// Before the first step, compares all of the parameter with the copies that rules keep, or renews these if
-/// earlier calls brought no gradient.
+/// Compares the whole parameter with the copies that rules keep, before the first step.
+///
+/// If earlier calls brought no gradient, renews the copies instead.
 fn check_copies(leaf: &mut Leaf, x: &dyn Lend) -> Result<()> {
-    // Checked here, because the comparisons read all of the parameter, and `Job::check` comes later.
+    // `Job::check` would come too late, because the comparisons read the whole parameter.
     check_parameter("parameter", x, false).map_err(|error| error.at(&leaf.path))?;
-    let compared = if leaf.is_unreached() { leaf.catch_up(x) } else { leaf.check_copies(x, Extent::First) };
-    compared.map_err(|error| error.counted_from(leaf.part().start))
+    let result = if leaf.is_unreached() { leaf.catch_up(x) } else { leaf.check_copies(x, Extent::First) };
+    result.map_err(|error| error.counted_from(leaf.part().start))
 }
 
-/// Refuses a job that does not fit its parameter, its part of it, or the call. Returns the storages that the
-/// commit locks for writing. `rule` names the optimiser in errors.
+/// Refuses a job that does not fit its parameter, this rank's part, or the call. Returns the storages that
+/// the commit locks for writing. `rule` names the optimiser in errors.
 fn check_job(
     job: &Job<'_>,
     call: &UpdateCall,
@@ -233,16 +256,16 @@ fn check_job(
     is_cut: bool,
     rule: &dyn Fn() -> String,
 ) -> Result<OwnStorages> {
-    let own = job.check(x, rule)?;
+    let own_storages = job.check(x, rule)?;
     if is_cut {
         job.check_divisible(rule)?;
     }
-    // `Update::begin` refuses rules that declare `Kind::WholeModel`. A rule that does not would get numbers
-    // of this leaf alone.
+    // `Update::begin` refuses rules that declare `Kind::WholeModel`. A rule that does not declare that kind
+    // would get numbers of this leaf alone.
     if call.is_streamed && job.groups().next().is_some() {
         return Err(needs_all_gradients(job.path));
     }
-    Ok(own)
+    Ok(own_storages)
 }
 
 /// The error of a streamed step for a rule that depends on later gradients.

@@ -191,7 +191,7 @@ impl<S: AsRef<str>, const N: usize> PartialEq<[S; N]> for Paths {
 ///
 /// let model = vec![Var::new(&[1f32, 1.0], &Device::Cpu)?, Var::new(&[-1f32], &Device::Cpu)?];
 /// let mut state = setup(Adam::new(1e-3), &model)?;
-/// // The second parameter is behind a ReLU that does not open.
+/// // A ReLU that does not open cuts the second parameter off from the loss.
 /// let loss = (model[0].sum_all()? + model[1].relu()?.sum_all()?)?;
 /// let figures = Update::new(&mut state).with_figures().apply(&model, &loss.backward()?)?.figures;
 ///
@@ -199,7 +199,7 @@ impl<S: AsRef<str>, const N: usize> PartialEq<[S; N]> for Paths {
 ///     println!("{leaf}");
 /// }
 /// assert!((figures[0].ratio() - 1e-3).abs() < 1e-9);
-/// // What does not learn, and what moves much too far.
+/// // The second parameter does not learn, and none moves much too far.
 /// let dead: Vec<_> = figures.iter().filter(|leaf| leaf.ratio() < 1e-7).map(|leaf| leaf.path.as_str()).collect();
 /// assert_eq!(dead, ["1"]);
 /// assert!(figures.iter().all(|leaf| leaf.ratio() < 0.1));
@@ -221,8 +221,8 @@ pub struct LeafFigures {
 
 impl LeafFigures {
     /// The figures of a leaf, if its norms were computed.
-    pub(super) fn found(leaf: &Leaf, norms: &LeafNorms) -> Option<Self> {
-        let (gradient, step) = norms.found()?;
+    pub(super) fn new(leaf: &Leaf, norms: &LeafNorms) -> Option<Self> {
+        let (gradient, step) = norms.get()?;
         Some(LeafFigures {
             path: leaf.path.clone(),
             gradient,

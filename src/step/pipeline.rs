@@ -9,11 +9,11 @@
 //! ```
 //!
 //! All checks come before `commit`: an error in `plan` or `reduce` leaves model and state as they were. The
-//! [`Ending`] decides between commit, skip and refusal. All ranks find the same one, because it follows from
-//! agreed plans and shared norms.
+//! [`Ending`] decides between commit, skip and refusal. All ranks find the same ending, because it follows
+//! from agreed plans and shared norms.
 //!
 //! [`step`] takes all leaves of a state through the stages. A push (`step/streamed.rs`) takes one leaf as far
-//! as the commit. The step that ends a streamed step passes over such leaves, whose source is
+//! as the commit. The step that ends a streamed step passes over pushed leaves, whose source is
 //! [`GradientSource::Pushed`].
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -42,63 +42,65 @@ pub(super) fn step<'g>(
     grads: &'g dyn GradientLookUp,
     by_leaf: Vec<GradientSource<'g>>,
 ) -> Result<Outcome> {
-    let mut call = call.of_state(state);
-    if let Err(error) = state.act(state.steps) {
+    let mut call = call.take_over(state);
+    if let Err(error) = state.go_to_step(state.steps) {
         return state.settle(Call::Update, Err(error));
     }
     let not_restored = match state.check_restored(parameters, call.options.keep_masters) {
         Ok(warning) => warning,
         Err(error) => return state.settle(Call::Update, Err(error)),
     };
-    keep_written(state, parameters);
+    register_memory(state, parameters);
     #[cfg(feature = "candle")]
-    let looks_at_wire = state.warnings.would_meet(|met| matches!(met, Warning::WireDiffers { .. }));
+    let may_warn_of_wire =
+        state.warnings.would_record(|warning| matches!(warning, Warning::WireDiffers { .. }));
     let StateTree { leaves, jobs: pool, sums, norms, world, .. } = &mut *state;
     let (ranks, by_leaf) = Ranks::agree(world.as_ref(), &mut call, leaves, parameters, grads, by_leaf)?;
     let mut jobs = pool.take(leaves.len());
-    let left: Vec<Option<u32>> = match leaves.iter().any(|leaf| leaf.left.is_some()) {
-        true => leaves.iter().map(|leaf| leaf.left).collect(),
+    let checksums: Vec<Option<u32>> = match leaves.iter().any(|leaf| leaf.last_checksum.is_some()) {
+        true => leaves.iter().map(|leaf| leaf.last_checksum).collect(),
         false => Vec::new(),
     };
     let reduced = catch_unwind(AssertUnwindSafe(|| {
-        let step = StepCall { call: &call, ranks: &ranks, leaves: &mut *leaves, parameters, grads, by_leaf };
-        step.plan(&mut jobs)?.reduce(norms, sums)
+        let call = StepCall { call: &call, ranks: &ranks, leaves: &mut *leaves, parameters, grads, by_leaf };
+        call.plan(&mut jobs)?.reduce(norms, sums)
     }));
     let commits = matches!(&reduced, Ok(Ok(step)) if step.ending == Ending::Committed);
-    let step = reduced.map(|step| step.and_then(ReducedStep::commit));
-    // Before `?`, so that the memory of the jobs is also kept after an error.
+    let ended = reduced.map(|step| step.and_then(ReducedStep::commit));
+    // The jobs go back before `?`, so that their memory is also kept after an error.
     pool.recycle(jobs);
     if !commits {
-        // The plan forgets what the last step has left, because a commit may fail. This call writes nothing.
-        leaves.iter_mut().zip(left).for_each(|(leaf, left)| leaf.left = left);
+        // The plan clears the checksums, because a commit may fail. This call writes nothing, so they still
+        // hold.
+        leaves.iter_mut().zip(checksums).for_each(|(leaf, checksum)| leaf.last_checksum = checksum);
     }
-    let step = step.unwrap_or_else(|panic| resume_unwind(panic))?;
-    // Before the outcome, which reads samples of whole parameters for warnings.
-    ranks.share(leaves, parameters, step.moved())?;
+    let ended_step = ended.unwrap_or_else(|panic| resume_unwind(panic))?;
+    // The outcome comes after `share`, because its warnings read samples of whole parameters.
+    ranks.share(leaves, parameters, ended_step.moved())?;
     #[cfg(feature = "candle")]
-    let other_wire = looks_at_wire.then(|| ranks.other_wire(leaves)).flatten();
-    let mut outcome = step.outcome(state, parameters)?;
+    let wire_warning = may_warn_of_wire.then(|| ranks.wire_warning(leaves)).flatten();
+    let mut outcome = ended_step.outcome(state, parameters)?;
     outcome.warnings.extend(not_restored);
     #[cfg(feature = "candle")]
-    outcome.warnings.extend(other_wire.and_then(|warning| state.warnings.meet(warning)));
+    outcome.warnings.extend(wire_warning.and_then(|warning| state.warnings.record(warning)));
     Ok(outcome)
 }
 
-/// Registers where parameters are now, so that two concurrent updates of one memory notice each other. Must
-/// come before any call of `UpdateTargets::all`. candle's variables are left out, because they stay where
-/// `setup` has registered them.
-pub(super) fn keep_written(state: &mut StateTree, parameters: &[Lent<'_>]) {
+/// Registers where parameters are now, so that two concurrent updates of one memory notice each other.
+///
+/// The caller registers before any call of `UpdateTargets::all`. candle's variables are left out, because
+/// they stay where `setup` has registered them.
+pub(super) fn register_memory(state: &mut StateTree, parameters: &[Lent<'_>]) {
     let elsewhere = state
         .leaves
         .iter()
         .zip(parameters)
-        .filter(|(leaf, x)| leaf.storage.is_none() || x.tensor().is_none());
-    let elsewhere =
-        elsewhere.filter_map(|(leaf, x)| x.memory().filter(|memory| Some(*memory) != leaf.storage));
-    state.written_elsewhere.keep(elsewhere);
+        .filter(|(leaf, x)| leaf.storage.is_none() || x.tensor().is_none())
+        .filter_map(|(leaf, x)| x.memory().filter(|memory| Some(*memory) != leaf.storage));
+    state.other_targets.replace(elsewhere);
 }
 
-/// A call on which all ranks have agreed, with all leaves or with one that was pushed.
+/// A call on which all ranks have agreed, with all leaves or one pushed leaf.
 pub(super) struct StepCall<'a> {
     pub(super) call: &'a UpdateCall,
     pub(super) ranks: &'a Ranks<'a>,
@@ -116,7 +118,7 @@ impl<'a> StepCall<'a> {
     pub(super) fn plan<'j>(self, jobs: &'j mut [Option<Job<'a>>]) -> Result<PlannedStep<'j, 'a>> {
         let StepCall { call, ranks, leaves, parameters, grads, by_leaf } = self;
         debug_assert!(by_leaf.is_empty() || by_leaf.len() == leaves.len());
-        let gradients = GradientSource::of_leaves(by_leaf);
+        let gradients = GradientSource::complete(by_leaf);
         let places = jobs.iter_mut().enumerate();
         let update = |((leaf, gradient), (index, job)): ((&'a mut Box<Leaf>, _), _)| LeafUpdate {
             leaf: Some(&mut **leaf),
@@ -126,23 +128,23 @@ impl<'a> StepCall<'a> {
             job,
         };
         let mut updates: Vec<_> = leaves.iter_mut().zip(gradients).zip(places).map(update).collect();
-        let written = UpdateTargets::all();
-        let make = |update: &mut LeafUpdate<'_, 'a>| update.make(call, grads, &written);
-        let planned = for_all(&mut updates, LeafUpdate::fetch, |update| {
+        let targets = UpdateTargets::all();
+        let make = |update: &mut LeafUpdate<'_, 'a>| update.make(call, grads, &targets);
+        let result = for_all(&mut updates, LeafUpdate::fetch, |update| {
             if update.reads_device() { Ok(()) } else { make(update) }
         })
-        // Those whose plans read a device still have their leaf.
+        // Updates that read a device still have their leaf, because `for_all` has passed over them.
         .and_then(|()| updates.iter_mut().filter(|update| update.leaf.is_some()).try_for_each(make));
-        ranks.settle(Call::Plan, planned)?;
-        let summary = StepSummary::of(call, updates.iter().map(|update| &update.plan));
+        ranks.settle(Call::Plan, result)?;
+        let summary = StepSummary::new(call, updates.iter().map(|update| &update.plan));
         let plans = updates.into_iter().map(|update| update.plan);
-        // Only a streamed step changes its plans later or keeps them; others save the allocation.
+        // Only a streamed step uses its plans again; other steps save the allocation.
         let plans = if call.is_streamed { plans.collect() } else { Vec::new() };
         Ok(PlannedStep { call, ranks, jobs, plans, summary })
     }
 }
 
-/// A step that is planned. Nothing has been computed yet.
+/// A planned step. Nothing has been computed yet.
 pub(super) struct PlannedStep<'j, 'a> {
     call: &'a UpdateCall,
     ranks: &'a Ranks<'a>,
@@ -154,7 +156,7 @@ pub(super) struct PlannedStep<'j, 'a> {
 }
 
 impl<'j, 'a> PlannedStep<'j, 'a> {
-    /// Computes what the plans wait for, writing nothing, and decides how the step ends.
+    /// Computes norms, sums and checks, writing nothing, and decides how the step ends.
     pub(super) fn reduce(
         mut self,
         norms: &NormHistories,
@@ -164,29 +166,29 @@ impl<'j, 'a> PlannedStep<'j, 'a> {
             self.give_up_windows()?;
         }
         if let Some(ending) = self.ending() {
-            return Ok(ReducedStep { step: self, ending, later: Vec::new() });
+            return Ok(ReducedStep { step: self, ending, late_leaves: Vec::new() });
         }
         if !self.summary.collects() {
             // No gradient is used, so no sums are taken and rules that follow sums stay as they are.
             self.jobs.iter_mut().flatten().for_each(|job| job.steps.clear());
         }
         let (ranks, engine) = (self.ranks, self.call.options.engine);
-        let later = ranks.add_up(engine, self.jobs, sums)?;
+        let late_leaves = ranks.add_up(engine, self.jobs, sums)?;
         let ReduceOutcome { offender, group_norms, limited } = ranks.reduce(engine, self.jobs)?;
         self.summary.group_norms = group_norms.into_iter().collect();
         self.summary.limited = limited;
         let ending = match offender {
             None => match norms.outlier(&self.summary.limited) {
                 Some(outlier) => Ending::Skipped {
-                    // If the norm is of gradients that windows have collected, they are given up.
+                    // If windows have collected the gradients of this norm, the windows are given up.
                     ends_windows: self.summary.limited[&outlier.group].1.is_collected,
                     reason: SkipReason::Outlier(outlier),
                 },
                 None => Ending::Committed,
             },
-            Some(path) => self.not_finite(path, sums)?,
+            Some(path) => self.ending_of_overflow(path, sums)?,
         };
-        Ok(ReducedStep { step: self, ending, later })
+        Ok(ReducedStep { step: self, ending, late_leaves })
     }
 
     /// The ending, if the plans alone decide it.
@@ -196,7 +198,7 @@ impl<'j, 'a> PlannedStep<'j, 'a> {
                 Some(Ending::skipped(SkipReason::NotFinite { path: path.clone() }))
             }
             _ if self.summary.is_refused() => Some(Ending::Refused),
-            // No window has collected: open ones have counted empty calls, or their leaves are frozen.
+            // No window has collected: open windows have counted empty calls, or their leaves are frozen.
             _ if self.call.options.releases_windows && !self.summary.collects() => {
                 Some(Ending::Skipped { reason: SkipReason::NothingToMove, ends_windows: true })
             }
@@ -205,42 +207,49 @@ impl<'j, 'a> PlannedStep<'j, 'a> {
         }
     }
 
-    /// Gives up the windows of leaves that were not pushed, if their sums are not finite. Only for a streamed
-    /// step: other leaves have moved, so the call cannot be skipped as a whole.
+    /// Gives up the windows of leaves that were not pushed, if their sums are not finite. Only a streamed
+    /// step needs this: its pushed leaves have moved, so the call cannot be skipped as a whole.
     fn give_up_windows(&mut self) -> Result<()> {
-        let (engine, mut are_given_up) = (self.call.options.engine, false);
+        let (engine, mut any_given_up) = (self.call.options.engine, false);
         for (job, plan) in self.jobs.iter_mut().zip(&mut self.plans).filter(|(_, plan)| !plan.has_gradient) {
-            // Each leaf by itself, because a reduction of all leaves ends at the first that is not finite.
+            // Each leaf is reduced by itself, because a reduction of all leaves ends at the first offender.
             if self.ranks.reduce(engine, slice::from_mut(job))?.offender.is_some() {
                 *job = None;
                 (plan.progress, plan.gives_up_window) = (Some(Progress::WithoutGradient), true);
-                are_given_up = true;
+                any_given_up = true;
             }
         }
-        if are_given_up {
-            self.summary = StepSummary::of(self.call, &self.plans);
+        if any_given_up {
+            self.summary = StepSummary::new(self.call, &self.plans);
         }
         Ok(())
     }
 
     /// The ending for a gradient or a window that is not finite. If all gradients of the call are finite, the
     /// sum of a window is not: no later call could end that window, so all windows are given up.
-    fn not_finite(&mut self, path: String, sums: &mut KeptSums) -> Result<Ending> {
+    fn ending_of_overflow(&mut self, path: String, sums: &mut KeptSums) -> Result<Ending> {
         let ends_windows = self.summary.windows.released && self.are_gradients_finite(sums)?;
         let reason =
             if ends_windows { SkipReason::WindowsGivenUp { path } } else { SkipReason::NotFinite { path } };
         Ok(Ending::Skipped { reason, ends_windows })
     }
 
-    /// Replaces each job by a check of its gradients, and runs the checks: the call is skipped in any case.
+    /// Replaces each job by a check of its gradients, and runs the checks. The jobs are not needed any more,
+    /// because the call is skipped in any case.
     fn are_gradients_finite(&mut self, sums: &mut KeptSums) -> Result<bool> {
         let mut call = self.call.clone();
         call.options.finite_only = true;
         for place in self.jobs.iter_mut() {
-            *place = place.take().map(|Job { path, x, whole, sources, offloaded, addresses, .. }| {
-                let gradient = call.gradient(sources, path, None);
-                Job { whole, offloaded, addresses, ..Flow::Step(gradient).into_job(x, Epilogue::StateOnly) }
-            });
+            *place =
+                place.take().map(|Job { path, x, leaf_length, sources, offloaded, addresses, .. }| {
+                    let gradient = call.gradient(sources, path, None);
+                    Job {
+                        leaf_length,
+                        offloaded,
+                        addresses,
+                        ..Flow::Step(gradient).into_job(x, Epilogue::StateOnly)
+                    }
+                });
         }
         let engine = call.options.engine;
         self.ranks.add_up(engine, self.jobs, sums)?;
@@ -272,29 +281,33 @@ pub(super) struct ReducedStep<'j, 'a> {
     step: PlannedStep<'j, 'a>,
     pub(super) ending: Ending,
     /// The leaves whose gradients come from other ranks in the commit.
-    later: Vec<usize>,
+    late_leaves: Vec<usize>,
 }
 
 impl ReducedStep<'_, '_> {
     /// Writes parameters and state, if the ending is `Committed`.
     pub(super) fn commit(mut self) -> Result<EndedStep> {
-        let sets_numbers = |(leaf, job): (usize, &Option<Job<'_>>)| {
+        let numbered_leaf = |(leaf, job): (usize, &Option<Job<'_>>)| {
             job.as_ref().filter(|job| !job.numbers.is_empty()).map(|_| leaf)
         };
         // Collected before the commit, which takes the numbers out of the jobs.
-        let with_numbers = self.step.jobs.iter().enumerate().filter_map(sets_numbers).collect();
+        let numbered_leaves = self.step.jobs.iter().enumerate().filter_map(numbered_leaf).collect();
         self.write()?;
         let ReducedStep { step: PlannedStep { summary, .. }, ending, .. } = self;
-        Ok(EndedStep { summary, ending, with_numbers })
+        Ok(EndedStep { summary, ending, numbered_leaves })
     }
 
-    /// The commit alone. Even after an error [`ReducedStep::may_have_moved`] can be called.
+    /// Commits, and keeps the step, so that [`ReducedStep::may_have_moved`] can be called after an error.
     pub(super) fn write(&mut self) -> Result<()> {
-        let ReducedStep { step: PlannedStep { call, ranks, jobs, .. }, ending, later } = self;
-        if *ending == Ending::Committed { ranks.commit(call.options.engine, jobs, later) } else { Ok(()) }
+        let ReducedStep { step: PlannedStep { call, ranks, jobs, .. }, ending, late_leaves } = self;
+        if *ending == Ending::Committed {
+            ranks.commit(call.options.engine, jobs, late_leaves)
+        } else {
+            Ok(())
+        }
     }
 
-    /// Whether anything may have been written. On a device a part may have moved, whatever the error is.
+    /// Whether anything may have been written. On a device any error may leave parameters moved in part.
     pub(super) fn may_have_moved(&self) -> bool {
         self.step.jobs.iter().flatten().any(|job| job.has_moved || !job.x.device().is_cpu())
     }
@@ -305,7 +318,7 @@ pub(super) struct EndedStep {
     summary: StepSummary,
     ending: Ending,
     /// The leaves in which the commit has set numbers.
-    with_numbers: Vec<usize>,
+    numbered_leaves: Vec<usize>,
 }
 
 impl EndedStep {
@@ -316,7 +329,7 @@ impl EndedStep {
 
     /// Updates the state as a whole, and makes the outcome for the caller.
     fn outcome(self, state: &mut StateTree, parameters: &[Lent<'_>]) -> Result<Outcome> {
-        let EndedStep { summary, ending, with_numbers } = self;
+        let EndedStep { summary, ending, numbered_leaves } = self;
         match ending {
             Ending::Refused => Err(summary.refusal(state)),
             Ending::Skipped { reason, ends_windows } => {
@@ -327,20 +340,20 @@ impl EndedStep {
                 if ends_windows {
                     state.end_windows()?;
                 }
-                let given_up = match &reason {
+                let given_up_warning = match &reason {
                     SkipReason::WindowsGivenUp { path } => {
-                        state.warnings.meet(Warning::WindowsGivenUp { path: path.clone() })
+                        state.warnings.record(Warning::WindowsGivenUp { path: path.clone() })
                     }
                     _ => None,
                 };
-                let skipped = reason.advice().and_then(|advice| state.warn_of_skipped(advice));
-                let warnings = given_up.into_iter().chain(skipped).collect();
+                let skip_warning = reason.advice().and_then(|advice| state.warn_of_skipped(advice));
+                let warnings = given_up_warning.into_iter().chain(skip_warning).collect();
                 Ok(Outcome { warnings, ..summary.outcome(state, Status::Skipped(reason)) })
             }
             Ending::Committed => {
                 state.norms.record(&summary.limited);
-                state.share_numbers(&with_numbers);
-                summary.committed(state, parameters)
+                state.share_numbers(&numbered_leaves);
+                summary.committed_outcome(state, parameters)
             }
         }
     }

@@ -1,9 +1,9 @@
 //! The ranks of a call: their agreements, their norms and their gradients (`step/exchange.rs`).
 //!
-//! The only place of a step that distinguishes one process from several ranks: a process alone agrees with
-//! itself and has all gradients. With several ranks each agreement is a meeting point that every rank must
-//! reach, also with an error. So errors go through `settle` or into the next agreement; a `?` before it would
-//! leave the other ranks waiting.
+//! Nothing else in a step distinguishes one process from several ranks: a process alone agrees with itself
+//! and has all gradients. With several ranks each agreement is a meeting point that every rank must reach,
+//! also with an error. So errors go through `settle` or into the next agreement; a `?` before the agreement
+//! would leave the other ranks waiting.
 
 use super::call::UpdateCall;
 use super::exchange::RankGradients;
@@ -16,7 +16,7 @@ use crate::error::Result;
 use crate::error::warning::Warning;
 use crate::model::gradients::GradientLookUp;
 use crate::model::lent::{Lend, Lent};
-use crate::ranks::{Call, KeptSums, StateWorld, differs};
+use crate::ranks::{Call, KeptSums, StateWorld, difference_error};
 use crate::{ranks::share, tree::Leaf};
 
 /// The ranks that take part in a call, with their gradients; `None` for this process alone.
@@ -36,23 +36,23 @@ impl<'w> Ranks<'w> {
         by_leaf: Vec<GradientSource<'g>>,
     ) -> Result<(Self, Vec<GradientSource<'g>>)> {
         let Some(world) = StateWorld::several(world) else { return Ok((Ranks::ALONE, by_leaf)) };
-        let of_ranks = RankGradients::agree(world, call, leaves, parameters, grads, by_leaf)?;
-        let promised = of_ranks.promised();
-        Ok((Ranks(Some(of_ranks)), promised))
+        let gradients = RankGradients::agree(world, call, leaves, parameters, grads, by_leaf)?;
+        let sources = gradients.promised_sources();
+        Ok((Ranks(Some(gradients)), sources))
     }
 
     fn world(&self) -> Option<&StateWorld> {
-        self.0.as_ref().map(|of_ranks| of_ranks.world)
+        self.0.as_ref().map(|gradients| gradients.world)
     }
 
     /// This rank's part of the parameter of a leaf.
     pub(super) fn part<'a>(&'a self, leaf: usize, parameters: &'a [Lent<'_>]) -> &'a dyn Lend {
-        self.0.as_ref().map_or_else(|| &*parameters[leaf] as _, |of_ranks| &**of_ranks.part(leaf))
+        self.0.as_ref().map_or_else(|| &*parameters[leaf] as _, |gradients| &**gradients.part(leaf))
     }
 
-    /// The value, if no rank refuses.
-    pub(super) fn settle<T>(&self, call: Call, own: Result<T>) -> Result<T> {
-        StateWorld::settle(self.world(), call, own)
+    /// The value of `result`, if no rank refuses.
+    pub(super) fn settle<T>(&self, call: Call, result: Result<T>) -> Result<T> {
+        StateWorld::settle(self.world(), call, result)
     }
 
     /// Fetches the gradients that are needed before anything is written. Returns the leaves whose gradients
@@ -63,66 +63,71 @@ impl<'w> Ranks<'w> {
         jobs: &mut [Option<Job<'_>>],
         sums: &mut KeptSums,
     ) -> Result<Vec<usize>> {
-        let Some(of_ranks) = &self.0 else { return Ok(Vec::new()) };
-        let later = of_ranks.add_up(engine, jobs, sums);
-        later.or_else(|error| self.settle(Call::Plan, Err(error)))
+        let Some(gradients) = &self.0 else { return Ok(Vec::new()) };
+        let late_leaves = gradients.add_up(engine, jobs, sums);
+        late_leaves.or_else(|error| self.settle(Call::Plan, Err(error)))
     }
 
     /// The reduce stage.
     pub(super) fn reduce(&self, engine: Engine, jobs: &mut [Option<Job<'_>>]) -> Result<ReduceOutcome> {
-        let reduced = reduce(engine, self, &mut jobs.iter_mut().flatten().collect::<Vec<_>>());
-        reduced.map_err(|error| match &self.0 {
-            Some(of_ranks) => of_ranks.with_origin(error, jobs),
+        let outcome = reduce(engine, self, &mut jobs.iter_mut().flatten().collect::<Vec<_>>());
+        outcome.map_err(|error| match &self.0 {
+            Some(gradients) => gradients.add_origin(error, jobs),
             None => error,
         })
     }
 
     /// The commit stage. An error names the parameters that have moved.
-    pub(super) fn commit(&self, engine: Engine, jobs: &mut [Option<Job<'_>>], later: &[usize]) -> Result<()> {
-        let committed = match &self.0 {
-            Some(of_ranks) => of_ranks.commit(engine, jobs, later),
+    pub(super) fn commit(
+        &self,
+        engine: Engine,
+        jobs: &mut [Option<Job<'_>>],
+        late_leaves: &[usize],
+    ) -> Result<()> {
+        let result = match &self.0 {
+            Some(gradients) => gradients.commit(engine, jobs, late_leaves),
             None => commit(engine, jobs.iter_mut().flatten().collect()),
         };
         let moved = jobs.iter().flatten().filter(|job| job.has_moved).map(|job| job.path);
-        self.settle(Call::Commit, committed.map_err(|error| error.after(moved)))
+        self.settle(Call::Commit, result.map_err(|error| error.after(moved)))
     }
 
-    /// See [`wire::other_wire`].
+    /// See [`wire::wire_warning`].
     #[cfg(feature = "candle")]
-    pub(super) fn other_wire(&self, leaves: &[Box<Leaf>]) -> Option<Warning> {
-        self.0.as_ref().and_then(|of_ranks| wire::other_wire(&of_ranks.leaves, leaves))
+    pub(super) fn wire_warning(&self, leaves: &[Box<Leaf>]) -> Option<Warning> {
+        self.0.as_ref().and_then(|gradients| wire::wire_warning(&gradients.leaves, leaves))
     }
 
-    /// Exchanges the new values of these leaves: each rank has updated its own parts.
+    /// Exchanges the new values of the leaves in `moved`, because each rank has updated only its own parts.
     pub(super) fn share(&self, leaves: &[Box<Leaf>], parameters: &[Lent<'_>], moved: &[usize]) -> Result<()> {
         let Some(world) = self.world() else { return Ok(()) };
-        let with_parts = |leaf: &usize| Ok((leaves[*leaf].parts_of_ranks()?, parameters[*leaf].clone()));
-        share(world, &moved.iter().map(with_parts).collect::<Result<Vec<_>>>()?)
+        let tensor = |leaf: &usize| Ok((leaves[*leaf].parts_of_ranks()?, parameters[*leaf].clone()));
+        share(world, &moved.iter().map(tensor).collect::<Result<Vec<_>>>()?)
     }
 }
 
 impl Gather for Ranks<'_> {
-    fn gather(&self, own: Result<Vec<ChunkTotals>>) -> Result<Vec<ChunkTotals>> {
-        let Some(world) = self.world() else { return own };
+    fn gather(&self, own_totals: Result<Vec<ChunkTotals>>) -> Result<Vec<ChunkTotals>> {
+        let Some(world) = self.world() else { return own_totals };
         let mut bytes = Vec::new();
-        let count = own.as_ref().map_or(0, Vec::len);
-        let said = own.map(|lists| {
+        let count = own_totals.as_ref().map_or(0, Vec::len);
+        let own_message = own_totals.map(|lists| {
             for list in lists {
-                // Each list with its length, because other ranks have other numbers of chunks.
+                // Each list goes with its length, because other ranks have other numbers of chunks.
                 bytes.extend((list.len() as u64).to_le_bytes());
                 bytes.extend(list.iter().flat_map(|total| total.to_le_bytes()));
             }
             bytes
         });
         let mut all = vec![ChunkTotals::new(); count];
-        for (rank, said) in world.agree(Call::Reduce, said)?.iter().enumerate() {
-            let mut words = said.as_chunks().0.iter();
+        for (rank, message) in world.agree(Call::Reduce, own_message)?.iter().enumerate() {
+            let mut words = message.as_chunks().0.iter();
             for list in &mut all {
                 let length = words.next().map_or(0, |word| u64::from_le_bytes(*word));
                 list.extend(words.by_ref().take(length as usize).map(|word| f64::from_le_bytes(*word)));
             }
             if words.next().is_some() {
-                return Err(differs(
+                return Err(difference_error(
                     rank,
                     format_args!(
                         "the number of norms and sums, which is higher than on rank {}",

@@ -1,17 +1,17 @@
 //! `setup`: from a model to its state.
 //!
-//! All ways lead to `Setup::assemble`. The choices come to it as a `Result`, because a rank whose choices
-//! have failed must still take part in the agreement.
+//! All ways to a state lead to `Setup::assemble`, which gets the choices as a `Result`, because a rank whose
+//! choices have failed must still take part in the agreement.
 //!
-//! Over ranks, all compare model, values and rules before the state is divided (`divided`). The values are
-//! equal if the others have got those of rank 0 (`broadcast`).
+//! All ranks compare model, values and rules before they divide the state (`divide_choices`). The values are
+//! equal after `broadcast`, which gives all ranks those of rank 0.
 
 use std::fmt;
 use std::sync::Arc;
 
 #[cfg(feature = "candle")]
 use super::wire::wire_of_layers;
-use crate::error::{Error, ErrorKind, FLOATS, Result, joined, listed};
+use crate::error::{Error, ErrorKind, FLOATS, Result, comma_separated, first_names};
 use crate::model::lent::Lent;
 use crate::model::{Model, Variable, empty_model, in_path_order};
 use crate::numbers::{DType, is_supported};
@@ -19,7 +19,7 @@ use crate::ranks::{Agreement, Aspect, Call, Communicator, Divisible, LeafParts, 
 use crate::rule::{Adjust, IntoOptimiser, Optimiser, Parameter};
 use crate::tensors::Tensor;
 use crate::tree::{
-    ChoiceCache, ChosenOptimisers, StateTree, check_patterns, chosen, is_trainable, values_of,
+    ChoiceCache, ChosenOptimisers, StateTree, check_patterns, choose_optimisers, is_trainable, values_aspect,
 };
 
 /// Makes the state of `optimiser` for every trainable parameter of `model`.
@@ -102,7 +102,7 @@ where
 /// # use optimisers::Communicator;
 /// let threads: Vec<_> = ranks(2).into_iter().map(|rank| std::thread::spawn(move || train(rank))).collect();
 /// let results: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Result<_, _>>()?;
-/// // Each has a part of the moments, and all parameters.
+/// // Each rank has a part of the moments, and all parameters.
 /// assert_eq!(results[0].0 + results[1].0, 2 * 4 * 40_000);
 /// assert_eq!(results[0].1, results[1].1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -172,9 +172,9 @@ impl Setup {
 
     /// Chooses for each parameter the dtype in which its gradients travel between ranks.
     ///
-    /// `None`, the default for all parameters, is the gradient's own dtype, which loses nothing. A wider
-    /// dtype changes nothing, because gradients then travel in their own dtype: choosing it only says that
-    /// this is meant, so that no [warning](crate::Warning::WireDiffers) follows. Without
+    /// `None`, the default for all parameters, is the gradient's own dtype, which loses nothing. If the
+    /// chosen dtype is wider, gradients travel in their own dtype as well, but no
+    /// [warning](crate::Warning::WireDiffers) follows, because the program has chosen. Without
     /// [`over`](Setup::over) nothing travels.
     ///
     /// Every rank's gradient is rounded once to this dtype, also the gradient of the rank that adds them up.
@@ -195,17 +195,17 @@ impl Setup {
 
     /// Lets gradients travel in the dtype in which the layers of [`Autocast`](crate::Autocast) compute.
     ///
-    /// So the list of `Autocast` decides for both. The gradient of a
-    /// variable that one layer in BF16 uses once has values of BF16, so sending it in BF16 loses nothing. If
-    /// the layer is used several times in a forward pass, or gradients are [collected](crate::Accumulator)
-    /// before they travel, their sum is rounded once. Variables that several layers of `Autocast` use, be it
-    /// in a copy of the model, travel in their own dtype, as do those that no such layer uses. If other code
-    /// uses a variable too, such as an embedding with the same weights or a penalty in the loss, the sum is
-    /// rounded as well: make such an embedding by `Autocast`.
+    /// So the list of `Autocast` decides how layers compute and how gradients travel. If one layer in BF16
+    /// uses a variable once, the gradient has values of BF16, so sending it in BF16 loses nothing. If the
+    /// layer is used several times in a forward pass, or gradients are [collected](crate::Accumulator) before
+    /// they travel, their sum is rounded once. If several layers of `Autocast` (also of a copy of the model)
+    /// or none use a variable, its gradients travel in their own dtype. If other code uses the variable too,
+    /// such as an embedding with the same weights or a penalty in the loss, the sum is rounded as well: make
+    /// such an embedding by `Autocast`.
     ///
-    /// A layer counts while it exists. Before its first forward pass its intended dtype counts, so set up
-    /// after a forward pass, on all ranks alike, if a kernel [may be
-    /// missing](crate::AutocastLayer#where-a-kernel-is-missing).
+    /// A layer counts while it exists. Before the first forward pass of a layer its intended dtype counts. So
+    /// if a kernel [may be missing](crate::AutocastLayer#where-a-kernel-is-missing), set up after a forward
+    /// pass, on all ranks alike.
     ///
     /// # Errors of `setup`
     /// If no layer that `Autocast` made has a variable of the model.
@@ -256,32 +256,32 @@ impl Setup {
         O: IntoOptimiser,
         M: Model + ?Sized,
     {
-        self.assemble(variables(model).and_then(|variables| chosen(variables, &mut choose)))
+        self.assemble(variables(model).and_then(|variables| choose_optimisers(variables, &mut choose)))
     }
 
     /// Makes the state of variables with their optimisers, and leaves out those without.
     pub(crate) fn assemble(self, choices: Result<ChosenOptimisers<'_>>) -> Result<StateTree> {
-        let choices =
-            choices.and_then(|choices| check_patterns(&choices).and_then(|()| ChoiceCache::all(choices)));
-        let choices = match &self.world {
-            Some(world) => divided(world, &self.wire, choices)?,
-            None => choices?
+        let checked = choices
+            .and_then(|choices| check_patterns(&choices).and_then(|()| ChoiceCache::resolve_all(choices)));
+        let divided = match &self.world {
+            Some(world) => divide_choices(world, &self.wire, checked)?,
+            None => checked?
                 .into_iter()
-                .map(|(variable, optimiser)| (variable, optimiser.map(|own| (own, None))))
+                .map(|(variable, optimiser)| (variable, optimiser.map(|optimiser| (optimiser, None))))
                 .collect(),
         };
         let mut state = StateTree::new(Vec::new(), Vec::new());
         state.world.clone_from(&self.world);
-        let made = state.extend(choices).and_then(|_| {
+        let result = state.extend(divided).and_then(|_| {
             if state.is_empty() {
                 return Err(no_leaf(&state));
             }
-            // Here, so that the first update makes no cache.
+            // Makes the cache of paths, so that the first update need not make it.
             state.by_path();
             Ok(state)
         });
-        // Settled, because one rank alone may lack the memory for its state.
-        StateWorld::settle(self.world.as_ref(), Call::Setup, made)
+        // All ranks agree on the result, because one rank alone may lack the memory for its state.
+        StateWorld::settle(self.world.as_ref(), Call::Setup, result)
     }
 }
 
@@ -294,7 +294,7 @@ fn no_leaf(state: &StateTree) -> Error {
     let problem = format!("the choice leaves out all {left_out} trainable variables of the model:");
     let paths = state.left_out.iter().map(|variable| variable.paths[0].as_str());
     Error::new(ErrorKind::Model, problem)
-        .with_got(joined(&listed(paths)))
+        .with_got(comma_separated(&first_names(paths)))
         .with_remedy("return an optimiser for one of them, and compare the patterns with these paths")
 }
 
@@ -334,21 +334,20 @@ where
     M: Model + ?Sized,
 {
     let world = StateWorld::new(Arc::new(world.clone()));
-    let described = in_path_order(model, |tensor| tensor.is_variable()).and_then(|variables| {
+    let prepared = in_path_order(model, |tensor| tensor.is_variable()).and_then(|variables| {
         let aspects =
-            variables.iter().map(|variable| aspect(&world, variable)).collect::<Result<Vec<_>>>()?;
-        Ok((variables, Agreement::on(aspects), Vec::new()))
+            variables.iter().map(|variable| variable_aspect(&world, variable)).collect::<Result<Vec<_>>>()?;
+        Ok((variables, Agreement::new(aspects), Vec::new()))
     });
-    let (variables, _) = world.agree_on(Call::Broadcast, described)?;
+    let (variables, _) = world.agree_on(Call::Broadcast, prepared)?;
     // As if rank 0 had all of the state, so that `share` gives its values to all others.
-    let of_first = |x: &Lent<'_>| LeafParts::of_first(x.elem_count(), world.rank(), world.size());
-    let variables: Vec<_> =
-        variables.into_iter().map(|variable| (of_first(&variable.x), variable.x)).collect();
-    share(&world, &variables)
+    let parts = |x: &Lent<'_>| LeafParts::all_on_first(x.elem_count(), world.rank(), world.size());
+    let tensors: Vec<_> = variables.into_iter().map(|variable| (parts(&variable.x), variable.x)).collect();
+    share(&world, &tensors)
 }
 
 /// Describes a variable by what must be the same on all ranks.
-fn aspect(world: &StateWorld, variable: &Variable<'_>) -> Result<Aspect> {
+fn variable_aspect(world: &StateWorld, variable: &Variable<'_>) -> Result<Aspect> {
     let (path, x) = (variable.path(), &*variable.x);
     world.check_device(path, x.device())?;
     if !x.tensor().is_none_or(Tensor::is_contiguous) {
@@ -359,9 +358,9 @@ fn aspect(world: &StateWorld, variable: &Variable<'_>) -> Result<Aspect> {
     Ok(Aspect::new("a variable", format!("{:?} of shape {:?} in {:?}", variable.paths, x.shape(), x.dtype())))
 }
 
-/// A variable with its optimiser and the parts (ranges of its elements) of all ranks. Without an optimiser it
-/// is left out.
-type Divided<'m> = (Variable<'m>, Option<(Arc<Optimiser>, Option<LeafParts>)>);
+/// A variable with its optimiser and the parts (ranges of its elements) of all ranks. A variable without an
+/// optimiser is left out.
+type DividedChoice<'m> = (Variable<'m>, Option<(Arc<Optimiser>, Option<LeafParts>)>);
 
 type ChooseDtype = dyn Fn(&str, Parameter<'_>) -> Option<DType> + Send + Sync;
 
@@ -370,14 +369,14 @@ type ChooseDtype = dyn Fn(&str, Parameter<'_>) -> Option<DType> + Send + Sync;
 enum Wire {
     #[default]
     Own,
-    /// That of the layers of `Autocast`.
+    /// The dtype in which layers of `Autocast` compute.
     #[cfg(feature = "candle")]
     AsComputed,
     Chosen(Arc<ChooseDtype>),
 }
 
 impl Wire {
-    /// The dtype for each variable, or `None` for its own.
+    /// The dtype for each variable; `None` for the gradient's own dtype.
     fn dtypes(&self, choices: &ChosenOptimisers<'_>) -> Result<Vec<Option<DType>>> {
         match self {
             Wire::Own => Ok(vec![None; choices.len()]),
@@ -414,26 +413,26 @@ impl fmt::Debug for Wire {
 }
 
 /// The aspects of a parameter that must be the same on all ranks.
-fn aspects(
+fn choice_aspects(
     (variable, optimiser): &(Variable<'_>, Option<Arc<Optimiser>>),
     wire: Option<DType>,
 ) -> Result<[Aspect; 8]> {
     let (x, path) = (&*variable.x, variable.path());
-    let of = |what: &str| format!("{what} of {path:?}");
-    let described = optimiser.as_ref().map(|optimiser| optimiser.description().record().words());
+    let name = |what: &str| format!("{what} of {path:?}");
+    let words = optimiser.as_ref().map(|optimiser| optimiser.description().record().words());
     Ok([
         Aspect::new("a parameter", format!("{path:?}")),
-        Aspect::new(of("the paths"), format!("{:?}", variable.paths)),
-        Aspect::new(of("the shape"), format!("{:?}", x.shape())),
-        Aspect::new(of("the dtype"), format!("{:?}", x.dtype())),
-        Aspect::of_words(of("the optimiser"), described.unwrap_or_else(|| vec!["none".to_string()])),
-        // Compared as `Debug` text as well, which also has fields that a rule does not describe.
-        Aspect::new(of("the optimiser"), format!("{optimiser:?}")),
+        Aspect::new(name("the paths"), format!("{:?}", variable.paths)),
+        Aspect::new(name("the shape"), format!("{:?}", x.shape())),
+        Aspect::new(name("the dtype"), format!("{:?}", x.dtype())),
+        Aspect::of_words(name("the optimiser"), words.unwrap_or_else(|| vec!["none".to_string()])),
+        // The `Debug` text is compared as well, because it also has fields that a rule does not describe.
+        Aspect::new(name("the optimiser"), format!("{optimiser:?}")),
         Aspect::new(
-            of("the dtype on the wire"),
+            name("the dtype on the wire"),
             wire.map_or("its own".to_string(), |dtype| format!("{dtype:?}")),
         ),
-        values_of(path, &x.tensor_or_copy()?)?,
+        values_aspect(path, &x.tensor_or_copy()?)?,
     ])
 }
 
@@ -441,38 +440,39 @@ fn aspects(
 ///
 /// # Errors
 /// On all ranks, if the choices differ between ranks, or if one rank refuses.
-fn divided<'m>(
+fn divide_choices<'m>(
     world: &StateWorld,
     wire: &Wire,
     choices: Result<ChosenOptimisers<'m>>,
-) -> Result<Vec<Divided<'m>>> {
+) -> Result<Vec<DividedChoice<'m>>> {
     let prepared = choices.and_then(|choices| {
         let wires = wire.dtypes(&choices)?;
-        let agreement = agreement(world, &choices, &wires)?;
+        let agreement = choice_agreement(world, &choices, &wires)?;
         Ok(((choices, wires), agreement, Vec::new()))
     });
     let ((choices, wires), _) = world.agree_on(Call::Setup, prepared)?;
 
-    let chosen = choices.iter().filter_map(|(variable, optimiser)| Some((variable, optimiser.as_ref()?)));
-    let divisible = chosen.map(|(variable, optimiser)| Divisible {
+    let included = choices.iter().filter_map(|(variable, optimiser)| Some((variable, optimiser.as_ref()?)));
+    let divisible = included.map(|(variable, optimiser)| Divisible {
         length: variable.x.elem_count(),
         can_be_cut: optimiser.is_divisible(),
     });
     let mut parts = divide(&divisible.collect::<Vec<_>>(), world.rank(), world.size()).into_iter();
-    let with_parts = |((variable, optimiser), wire): ((Variable<'m>, Option<Arc<Optimiser>>), _)| {
-        (variable, optimiser.map(|own| (own, parts.next().map(|parts| parts.sent_as(wire)))))
+    let add_parts = |((variable, optimiser), wire): ((Variable<'m>, Option<Arc<Optimiser>>), _)| {
+        (variable, optimiser.map(|optimiser| (optimiser, parts.next().map(|parts| parts.set_wire(wire)))))
     };
-    Ok(choices.into_iter().zip(wires).map(with_parts).collect())
+    Ok(choices.into_iter().zip(wires).map(add_parts).collect())
 }
 
-/// The agreement on the choices. Refuses what cannot be divided.
-fn agreement(
+/// The agreement on the choices. Refuses choices that cannot be divided.
+fn choice_agreement(
     world: &StateWorld,
     choices: &ChosenOptimisers<'_>,
     wires: &[Option<DType>],
 ) -> Result<Agreement<'static>> {
-    let is_offloaded =
-        |optimiser: &Option<Arc<Optimiser>>| optimiser.as_ref().is_some_and(|own| own.is_offloaded());
+    let is_offloaded = |optimiser: &Option<Arc<Optimiser>>| {
+        optimiser.as_ref().is_some_and(|optimiser| optimiser.is_offloaded())
+    };
     if let Some((variable, _)) = choices.iter().find(|(_, optimiser)| is_offloaded(optimiser)) {
         return Err(Error::new(
             ErrorKind::Unsupported,
@@ -485,7 +485,7 @@ fn agreement(
         .iter()
         .filter(|(_, optimiser)| optimiser.is_some())
         .try_for_each(|(variable, _)| world.check_device(variable.path(), variable.x.device()))?;
-    let aspects = choices.iter().zip(wires).map(|(choice, wire)| aspects(choice, *wire));
-    let aspects = aspects.collect::<Result<Vec<_>>>()?;
-    Ok(Agreement::on(aspects.into_iter().flatten().collect()))
+    let aspects = choices.iter().zip(wires).map(|(choice, wire)| choice_aspects(choice, *wire));
+    let aspects_by_choice = aspects.collect::<Result<Vec<_>>>()?;
+    Ok(Agreement::new(aspects_by_choice.into_iter().flatten().collect()))
 }

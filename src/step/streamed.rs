@@ -2,7 +2,7 @@
 //!
 //! A push takes one leaf (a parameter with its state) through the stages of `step/pipeline.rs` as far as the
 //! commit, so the bits are those of an update. `finish` takes all leaves through all stages, which pass over
-//! those that have moved. Two things are difficult:
+//! leaves that have moved. Two things are difficult:
 //!
 //! - **Threads.** While the step is open, the leaves are out of the tree, each in a lock of its own. A push
 //!   only tries its lock and never waits: pushes of different leaves run at the same time, and a second push
@@ -22,7 +22,7 @@ use super::call::{UpdateCall, UpdateOptions};
 use super::leaf::{GradientSource, needs_all_gradients};
 use super::loss_scaler::LossScaler;
 use super::outcome::{Outcome, SkipReason};
-use super::pipeline::{Ending, PlannedStep, StepCall, keep_written, step};
+use super::pipeline::{Ending, PlannedStep, StepCall, register_memory, step};
 use super::ranks::Ranks;
 use super::update::Update;
 use crate::engine::{Job, check_gradient};
@@ -37,8 +37,8 @@ use crate::tree::{Leaf, NormHistories, StateTree};
 /// A step whose gradients come one at a time: each parameter moves as soon as its gradient is pushed.
 ///
 /// [`Update::begin`] makes the step. [`push`](StreamedStep::push) takes a gradient from any thread, moves its
-/// parameter and frees the gradient. [`finish`](StreamedStep::finish) ends the step. So only those gradients
-/// are in memory that the backward pass has at the time, and parameters move while it goes on.
+/// parameter and frees the gradient. [`finish`](StreamedStep::finish) ends the step. So parameters move while
+/// the backward pass goes on, and only the gradients that it has at the time are in memory.
 ///
 /// Parameters, state and counters have the bits of [`update`](crate::update) with the same gradients, in
 /// whatever order and from whatever threads they come. Every optimiser is accepted except those that need
@@ -67,11 +67,12 @@ use crate::tree::{Leaf, NormHistories, StateTree};
 /// ```
 ///
 /// # What it promises less than `update`
-/// An update checks everything before it writes anything. Here a parameter moves before the next gradient
-/// exists, so the promises are those of each parameter:
+/// An update checks everything before it writes anything. In a streamed step a parameter moves before the
+/// next gradient exists, so each promise is about one parameter:
 ///
 /// - If a gradient does not fit, or is [not finite](Update::finite_only), its `push` is an error. That
-///   parameter, its state and its counters stay as they were, and it can be pushed again; others have moved.
+///   parameter, its state and its counters stay as they were, and it can be pushed again; other parameters
+///   have moved.
 ///   If the gradient is finite but the sum of its [window](crate::AccumGrad) is not, the window of that
 ///   parameter is given up.
 /// - A second gradient for a parameter is an error, also under another of its paths: push the sum.
@@ -83,7 +84,7 @@ use crate::tree::{Leaf, NormHistories, StateTree};
 ///   moved. If none has moved, the outcome is that of a skipped call. A step in which anything was pushed
 ///   uses up the scaled loss, whether it is finished or dropped.
 /// - An evaluation during the step sees parameters from before and after the step, for longer than with
-///   `update`. A backward pass may push a parameter only after it has read it for the last time.
+///   `update`. A backward pass may push a parameter only after its last read of that parameter.
 ///
 /// Windows, averages and frozen parameters are treated as in `update`. If the step is leaked
 /// (`std::mem::forget`), the state has lost its leaves, and everything that needs them is an error.
@@ -98,7 +99,7 @@ pub struct StreamedStep<'s> {
     scaler: Option<&'s mut LossScaler>,
     /// The first parameter whose gradient was not finite.
     overflow: OnceLock<String>,
-    /// How many pushed leaves have moved, once the leaves are back in the state.
+    /// The number of pushed leaves that have moved, once the leaves are back in the state.
     moved: usize,
 }
 
@@ -125,9 +126,9 @@ impl<'s> Update<'s> {
         let Update { state, options, scaler } = self;
         state.check_whole("a step whose gradients come one at a time")?;
         let options = UpdateOptions { finite_only: true, ..options };
-        let call = UpdateCall::new(options, scaler.as_deref(), None)?.of_state(state);
+        let call = UpdateCall::new(options, scaler.as_deref(), None)?.take_over(state);
         let call = UpdateCall { is_streamed: true, ..call };
-        state.act(state.steps)?;
+        state.go_to_step(state.steps)?;
         let parameters = state.parameters(model)?;
         state.check_parameters()?;
         let needs_all = |leaf: &&Leaf| !leaf.is_frozen() && leaf.optimiser.rule().kind() == Kind::WholeModel;
@@ -135,8 +136,8 @@ impl<'s> Update<'s> {
             return Err(needs_all_gradients(leaf.path()));
         }
         state.check_restored(&parameters, options.keep_masters)?;
-        // Before the first push, whose plan reads what all updates write.
-        keep_written(state, &parameters);
+        // Registered before the first push, because its plan reads the memory that all updates write.
+        register_memory(state, &parameters);
         let open = |leaf| Mutex::new(OpenLeaf { leaf, pushed: None });
         let leaves = std::mem::take(&mut state.leaves).into_iter().map(open).collect();
         Ok(StreamedStep { state, leaves, parameters, call, scaler, overflow: OnceLock::new(), moved: 0 })
@@ -201,22 +202,22 @@ impl StreamedStep<'_> {
         let Some(index) = place else { return Ok(()) };
         let mut open = match self.leaves[index].try_lock() {
             Ok(open) => open,
-            // Usable after a panic in an earlier push: `pushed` shows whether the leaf has moved.
+            // The leaf is usable after a panic in an earlier push: `pushed` shows whether it has moved.
             Err(TryLockError::Poisoned(open)) => open.into_inner(),
-            Err(TryLockError::WouldBlock) => return Err(pushed_twice(path)),
+            Err(TryLockError::WouldBlock) => return Err(second_push(path)),
         };
         if open.pushed.is_some() {
-            return Err(pushed_twice(path));
+            return Err(second_push(path));
         }
         let x = &self.parameters[index];
         check_gradient(path, &**x, gradient)?;
-        let left = open.leaf.left;
-        let advanced = self.advance(&mut open, x, Lent::new(gradient));
+        let last_checksum = open.leaf.last_checksum;
+        let result = self.advance(&mut open, x, Lent::new(gradient));
         if open.pushed.is_none() {
-            // Nothing of the leaf is written, so the parameter is as the last step has left it.
-            open.leaf.left = left;
+            // Nothing of the leaf is written, so the checksum of the last step still holds.
+            open.leaf.last_checksum = last_checksum;
         }
-        match advanced? {
+        match result? {
             Some(SkipReason::NotFinite { path: first }) => {
                 let _ = self.overflow.set(first);
                 if passes_over {
@@ -225,13 +226,13 @@ impl StreamedStep<'_> {
                 }
                 let remedy = "the parameter has not changed: push another gradient, or go on without one; \
                               with a `LossScaler`, `finish` lowers the scale";
-                Err(not_finite(path, "its gradient has", remedy))
+                Err(not_finite_error(path, "its gradient has", remedy))
             }
             Some(SkipReason::WindowsGivenUp { .. }) => {
                 open.leaf.end_window()?;
                 let remedy = "the window of this parameter was given up, because no gradient could end it; \
                               other parameters keep their windows";
-                Err(not_finite(path, "the sum of its window has", remedy))
+                Err(not_finite_error(path, "the sum of its window has", remedy))
             }
             _ => Ok(()),
         }
@@ -241,22 +242,22 @@ impl StreamedStep<'_> {
     fn advance(&self, open: &mut OpenLeaf, x: &Lent<'_>, gradient: Lent<'_>) -> Result<Option<SkipReason>> {
         let OpenLeaf { leaf, pushed } = open;
         let mut job = None;
-        let step = plan(&self.call, leaf, x, [gradient], &mut job)?;
-        let plan = step.plans[0].clone();
-        let mut step = step.reduce(&NormHistories::default(), &mut KeptSums::default())?;
+        let planned = plan(&self.call, leaf, x, [gradient], &mut job)?;
+        let plan = planned.plans[0].clone();
+        let mut reduced = planned.reduce(&NormHistories::default(), &mut KeptSums::default())?;
         // A frozen leaf has nothing to move. Its gradient counts as pushed.
-        if let Ending::Skipped { reason, .. } = &step.ending
+        if let Ending::Skipped { reason, .. } = &reduced.ending
             && *reason != SkipReason::NothingToMove
         {
             return Ok(Some(reason.clone()));
         }
         // The owner of the parameter may panic after all is written. A second push would then apply the
         // gradient twice, so `pushed` is set before the panic goes on.
-        let written = catch_unwind(AssertUnwindSafe(|| step.write()));
-        if step.may_have_moved() || matches!(written, Ok(Ok(()))) {
+        let result = catch_unwind(AssertUnwindSafe(|| reduced.write()));
+        if reduced.may_have_moved() || matches!(result, Ok(Ok(()))) {
             *pushed = Some(GradientSource::Pushed(plan));
         }
-        written.unwrap_or_else(|panic| resume_unwind(panic))?;
+        result.unwrap_or_else(|panic| resume_unwind(panic))?;
         Ok(None)
     }
 
@@ -265,26 +266,27 @@ impl StreamedStep<'_> {
     /// The outcome is that of all gradients together.
     ///
     /// # Errors
-    /// In each case, what was pushed has moved.
+    /// In each case, the pushed parameters have moved.
     /// - No parameter has a gradient, or not all that are [required](StateTree::require_all). Windows do not
     ///   count such a call.
     /// - The [scaler](Update::scaler) would fall below its floor.
     /// - A device or an owner of lent memory fails, with the
-    ///   [consequences](crate::update#what-is-left-in-the-middle) of `update` for what was not pushed.
+    ///   [consequences](crate::update#what-is-left-in-the-middle) of `update` for parameters that were not
+    ///   pushed.
     pub fn finish(mut self) -> Result<Outcome> {
         let pushed = self.put_back();
         let call = UpdateCall { overflow: self.overflow.get().cloned(), ..self.call.clone() };
         let by_leaf = pushed.into_iter().map(Option::unwrap_or_default).collect();
         let mut outcome = step(call, self.state, &self.parameters, &(), by_leaf)?;
         if let Some(scaler) = self.scaler.take()
-            && scaler.account_with(&mut outcome, self.call.loss_scale, self.overflow.take())?
+            && scaler.account_overflow(&mut outcome, self.call.loss_scale, self.overflow.take())?
         {
             self.state.end_windows()?;
         }
         Ok(outcome)
     }
 
-    /// Puts the leaves back into the tree, and returns what was pushed, in the order of the leaves.
+    /// Puts the leaves back into the tree, and returns the results of pushes, in the order of the leaves.
     fn put_back(&mut self) -> Vec<Option<GradientSource<'static>>> {
         let open = std::mem::take(&mut self.leaves)
             .into_iter()
@@ -306,13 +308,13 @@ fn plan<'j, 'a>(
     job: &'j mut Option<Job<'a>>,
 ) -> Result<PlannedStep<'j, 'a>> {
     let (leaves, parameters, by_leaf) =
-        (slice::from_mut(leaf), slice::from_ref(x), vec![GradientSource::found(gradient)]);
+        (slice::from_mut(leaf), slice::from_ref(x), vec![GradientSource::from_handles(gradient)]);
     StepCall { call, ranks: &Ranks::ALONE, leaves, parameters, grads: &(), by_leaf }
         .plan(slice::from_mut(job))
 }
 
 impl Drop for StreamedStep<'_> {
-    /// Ends a step that `finish` has not ended, also after an error or a panic in there.
+    /// Ends a step that `finish` has not ended, also after an error or a panic in `finish`.
     fn drop(&mut self) {
         let is_open = !self.leaves.is_empty();
         if is_open {
@@ -321,23 +323,23 @@ impl Drop for StreamedStep<'_> {
         let (moved, overflow) = (self.moved, self.overflow.take());
         // `finish` takes the scaler.
         if let Some(scaler) = self.scaler.take().filter(|_| moved > 0 || overflow.is_some()) {
-            // Nobody gets this error. If the scale is at its floor, the next overflow reports that.
-            let _ = scaler.account_with(&mut Outcome::default(), self.call.loss_scale, overflow);
+            // No caller can get this error. If the scale is at its floor, the next overflow reports that.
+            let _ = scaler.account_overflow(&mut Outcome::default(), self.call.loss_scale, overflow);
         }
         if is_open && moved > 0 {
-            self.state.warnings.meet(Warning::StepDropped { moved, parameters: self.state.len() });
+            self.state.warnings.record(Warning::StepDropped { moved, parameters: self.state.len() });
         }
     }
 }
 
 /// The error for a gradient or a window that is not finite.
-fn not_finite(path: &str, what: &str, remedy: &'static str) -> Error {
+fn not_finite_error(path: &str, what: &str, remedy: &'static str) -> Error {
     let problem = format!("{what} a number that is infinite, NaN or too large to be squared");
     Error::new(ErrorKind::NotFinite, problem).at(path).with_remedy(remedy)
 }
 
 /// The error for a second gradient.
-fn pushed_twice(path: &str) -> Error {
+fn second_push(path: &str) -> Error {
     let problem = "a gradient was pushed for it in this step already";
     Error::new(ErrorKind::Contract, problem)
         .at(path)

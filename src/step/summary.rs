@@ -1,10 +1,10 @@
 //! The plans of all leaves together: whether the call is refused, which leaves (parameters with their state)
 //! have no gradient, and the outcome.
 //!
-//! The order in [`StepSummary::committed`] matters. Windows (the calls that an `AccumGrad` collects) and
-//! steps are counted first, because code of the program runs afterwards and may panic: rules, owners of
+//! The order in [`StepSummary::committed_outcome`] matters. Windows (the calls that an `AccumGrad` collects)
+//! and steps are counted first, because code of the program runs afterwards and may panic: rules, owners of
 //! memory, a logger. Leaves get the rates of the next step last, because the outcome and its warnings are
-//! about this one.
+//! about this step.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -13,7 +13,7 @@ use super::leaf::LeafPlan;
 use super::outcome::{LeafFigures, Outcome, Paths, SkipReason, Status};
 use crate::engine::{Progress, Windows};
 use crate::error::warning::Warning;
-use crate::error::{Error, ErrorKind, Result, joined, listed};
+use crate::error::{Error, ErrorKind, Result, comma_separated, first_names};
 use crate::model::cuts::{advice, is_running_statistic};
 use crate::model::lent::Lent;
 use crate::numbers::counts;
@@ -46,9 +46,9 @@ pub(super) struct StepSummary {
 
 impl StepSummary {
     /// A summary of these plans.
-    pub(super) fn of<'p>(call: &UpdateCall, plans: impl IntoIterator<Item = &'p LeafPlan>) -> Self {
+    pub(super) fn new<'p>(call: &UpdateCall, plans: impl IntoIterator<Item = &'p LeafPlan>) -> Self {
         let plans = plans.into_iter();
-        let mut all = StepSummary {
+        let mut summary = StepSummary {
             moved: Vec::with_capacity(plans.size_hint().0),
             accumulated: 0,
             frozen: 0,
@@ -64,20 +64,20 @@ impl StepSummary {
             limited: LimitedNorms::new(),
         };
         for (leaf, plan) in plans.enumerate() {
-            all.has_gradient |= plan.has_gradient;
-            all.moves |= plan.moves;
-            all.windows.open |= plan.windows.open;
-            all.windows.released |= plan.windows.released;
-            all.given_up.extend(plan.gives_up_window.then_some(leaf));
-            all.norms.extend(plan.norms.clone().map(|norms| (leaf, norms)));
+            summary.has_gradient |= plan.has_gradient;
+            summary.moves |= plan.moves;
+            summary.windows.open |= plan.windows.open;
+            summary.windows.released |= plan.windows.released;
+            summary.given_up.extend(plan.gives_up_window.then_some(leaf));
+            summary.norms.extend(plan.norms.clone().map(|norms| (leaf, norms)));
             match plan.progress {
-                None => all.frozen += 1,
-                Some(Progress::Applied) => all.moved.push(leaf),
-                Some(Progress::Accumulated) => all.accumulated += 1,
-                Some(progress) => all.missing.add(leaf, progress, plan.allows_missing),
+                None => summary.frozen += 1,
+                Some(Progress::Applied) => summary.moved.push(leaf),
+                Some(Progress::Accumulated) => summary.accumulated += 1,
+                Some(progress) => summary.missing.add(leaf, progress, plan.allows_missing),
             }
         }
-        all
+        summary
     }
 
     /// Whether any leaf moves or collects.
@@ -86,18 +86,18 @@ impl StepSummary {
     }
 
     /// Whether no leaf has a gradient, and the call does not allow that.
-    fn lacks_any(&self) -> bool {
+    fn lacks_gradients(&self) -> bool {
         !self.allows_none && !self.has_gradient
     }
 
     /// Whether required gradients are missing.
     pub(super) fn is_refused(&self) -> bool {
-        self.lacks_any() || self.missing.is_refused() && (self.collects() || !self.allows_none)
+        self.lacks_gradients() || self.missing.is_refused() && (self.collects() || !self.allows_none)
     }
 
-    /// The error of a refused call, with whether anything has moved.
+    /// The error of a refused call, which says whether anything has moved.
     pub(super) fn refusal(&self, state: &StateTree) -> Error {
-        if !self.lacks_any() {
+        if !self.lacks_gradients() {
             let moved = if self.is_streamed {
                 "the parameters whose gradients were pushed have moved"
             } else {
@@ -111,50 +111,50 @@ impl StepSummary {
     }
 
     /// Counts a committed call in windows and steps, and makes its outcome.
-    pub(super) fn committed(self, state: &mut StateTree, parameters: &[Lent<'_>]) -> Result<Outcome> {
+    pub(super) fn committed_outcome(self, state: &mut StateTree, parameters: &[Lent<'_>]) -> Result<Outcome> {
         let has_stepped = !self.moved.is_empty();
-        state.calls = if self.windows.open { counts::after(state.calls, 1) } else { 0 };
+        state.calls = if self.windows.open { counts::add(state.calls, 1) } else { 0 };
         if has_stepped {
-            // Not in a call that only collects, because averages count steps.
-            state.count_missed(&self.moved);
-            state.steps = counts::after(state.steps, 1);
+            // A call that only collects is not counted, because averages count steps.
+            state.count_missed_steps(&self.moved);
+            state.steps = counts::add(state.steps, 1);
             state.skipped = 0;
         }
         // A panic is held back until leaves have the rates of the next step.
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.observed(state, parameters)));
-        // The step is counted, so an error here is that of the next update, which makes the rates once more.
-        let _ = state.act(state.steps);
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.counted_outcome(state, parameters)));
+        // This step is counted, so an error of the rates is left to the next update, which makes them again.
+        let _ = state.go_to_step(state.steps);
         outcome.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     /// The outcome of a call that was counted, with its warnings.
-    fn observed(self, state: &mut StateTree, parameters: &[Lent<'_>]) -> Result<Outcome> {
+    fn counted_outcome(self, state: &mut StateTree, parameters: &[Lent<'_>]) -> Result<Outcome> {
         let has_stepped = !self.moved.is_empty();
-        let mut given_up = Vec::new();
+        let mut given_up_warnings = Vec::new();
         for &leaf in &self.given_up {
             let leaf = &mut state.leaves[leaf];
             leaf.end_window().map_err(|error| error.at(&leaf.path))?;
-            given_up.push(Warning::WindowsGivenUp { path: leaf.path.clone() });
+            given_up_warnings.push(Warning::WindowsGivenUp { path: leaf.path.clone() });
         }
         let status = if has_stepped { Status::Stepped } else { Status::Accumulated };
-        // A call without any gradient comes here only if that is allowed, so there is nothing to warn of.
-        let missing = if self.has_gradient { self.missing.warn(state) } else { None };
-        let warnings = missing.into_iter().chain(state.warn_of_shown());
+        // A call without any gradient comes here only if such calls are allowed: nothing to warn of.
+        let missing_warning = if self.has_gradient { self.missing.warn(state) } else { None };
+        let warnings = missing_warning.into_iter().chain(state.warn_of_leaves());
         let mut warnings: Vec<Warning> = warnings.collect();
         if has_stepped {
-            self.moved.iter().for_each(|&leaf| state.leaves[leaf].remember(&*parameters[leaf]));
+            self.moved.iter().for_each(|&leaf| state.leaves[leaf].keep_checksum(&*parameters[leaf]));
             warnings.extend(state.warn_of_numbers(parameters));
             warnings.extend(state.warn_of_rate_of_zero());
         }
-        warnings.extend(given_up.into_iter().filter_map(|warning| state.warnings.meet(warning)));
-        let figures = |(leaf, norms): &(usize, LeafNorms)| LeafFigures::found(&state.leaves[*leaf], norms);
+        warnings.extend(given_up_warnings.into_iter().filter_map(|warning| state.warnings.record(warning)));
+        let figures = |(leaf, norms): &(usize, LeafNorms)| LeafFigures::new(&state.leaves[*leaf], norms);
         let figures = self.norms.iter().filter_map(figures).collect();
         Ok(Outcome { warnings, figures, ..self.outcome(state, status) })
     }
 
     /// The outcome of a call with this status.
     pub(super) fn outcome(self, state: &StateTree, status: Status) -> Outcome {
-        let counts = match status {
+        let (applied, accumulated) = match status {
             Status::Skipped(SkipReason::NothingToMove) | Status::Stepped | Status::Accumulated => {
                 (self.moved.len(), self.accumulated)
             }
@@ -162,8 +162,8 @@ impl StepSummary {
         };
         let first = self.moved.first().map(|&leaf| &state.leaves[leaf]);
         Outcome {
-            applied: counts.0,
-            accumulated: counts.1,
+            applied,
+            accumulated,
             open_calls: state.calls,
             frozen: self.frozen,
             without_gradient: self.missing.into_paths(state),
@@ -176,7 +176,7 @@ impl StepSummary {
     }
 }
 
-/// The leaves without a gradient in a call, by index. Allocates nothing if all have one.
+/// The leaves without a gradient in a call, by index. Allocates nothing if all leaves have a gradient.
 struct Missing {
     leaves: Vec<usize>,
     /// Whether the state requires all gradients.
@@ -184,19 +184,19 @@ struct Missing {
     /// The leaves that need a gradient and would miss a step.
     refused: Vec<usize>,
     /// Whether any of `leaves` needs a gradient.
-    is_odd: bool,
+    has_required: bool,
 }
 
 impl Missing {
     /// An empty list.
     fn new(requires_all: bool) -> Self {
-        Missing { leaves: Vec::new(), requires_all, refused: Vec::new(), is_odd: false }
+        Missing { leaves: Vec::new(), requires_all, refused: Vec::new(), has_required: false }
     }
 
     /// Adds a leaf.
     fn add(&mut self, leaf: usize, progress: Progress, is_allowed: bool) {
         self.leaves.push(leaf);
-        self.is_odd |= !is_allowed;
+        self.has_required |= !is_allowed;
         // `Progress::Waiting` is not refused, because a later call of the window may bring the gradient.
         if self.requires_all && progress == Progress::WithoutGradient && !is_allowed {
             self.refused.push(leaf);
@@ -208,7 +208,7 @@ impl Missing {
         !self.refused.is_empty()
     }
 
-    /// The error of a refused call. `moved` is its clause about what has moved.
+    /// The error of a refused call. `moved` is the clause of its remedy about what has moved.
     fn refusal(&self, state: &StateTree, moved: &str) -> Error {
         let paths = labels(self.refused.iter().map(|&leaf| &*state.leaves[leaf]));
         let (missing, leaves) = (self.refused.len(), state.len());
@@ -216,7 +216,7 @@ impl Missing {
             ErrorKind::NoGradient,
             format!("{missing} of {leaves} parameters have no gradient, and the state requires all:"),
         )
-        .with_got(joined(&paths))
+        .with_got(comma_separated(&paths))
         .with_remedy(format!(
             "freeze parameters that need no gradient, leave them out with `setup_with`, or declare them with \
              `Selection::allow_missing`; {moved}. {}",
@@ -226,14 +226,20 @@ impl Missing {
 
     /// Warns, once in the life of a state, of parameters that are not trained.
     fn warn(&self, state: &mut StateTree) -> Option<Warning> {
-        if !self.is_odd || !state.warnings.would_meet(|met| matches!(met, Warning::WithoutGradient { .. })) {
+        if !self.has_required
+            || !state.warnings.would_record(|warning| matches!(warning, Warning::WithoutGradient { .. }))
+        {
             return None;
         }
-        let odd =
-            || self.leaves.iter().map(|&leaf| &*state.leaves[leaf]).filter(|leaf| !leaf.waiting.is_allowed);
-        let paths = labels(odd());
-        let (missing, parameters, remedy) = (odd().count(), state.len(), advice(&paths));
-        state.warnings.meet(Warning::WithoutGradient { missing, parameters, paths, remedy })
+        let required = || {
+            self.leaves
+                .iter()
+                .map(|&leaf| &*state.leaves[leaf])
+                .filter(|leaf| !leaf.missing_gradients.is_allowed)
+        };
+        let paths = labels(required());
+        let (missing, parameters, remedy) = (required().count(), state.len(), advice(&paths));
+        state.warnings.record(Warning::WithoutGradient { missing, parameters, paths, remedy })
     }
 
     /// The paths of the leaves.
@@ -246,5 +252,5 @@ impl Missing {
 fn labels<'l>(leaves: impl Iterator<Item = &'l Leaf>) -> Vec<String> {
     let (statistics, others): (Vec<&Leaf>, Vec<&Leaf>) =
         leaves.partition(|leaf| is_running_statistic(leaf.path()));
-    listed(others.into_iter().chain(statistics).map(Leaf::label))
+    first_names(others.into_iter().chain(statistics).map(Leaf::label))
 }

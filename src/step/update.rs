@@ -1,8 +1,8 @@
 //! The public side of a step: [`update`] and [`Update`].
 //!
 //! `apply`, `apply_owned` and `release_windows` lead to `Update::run`. All that can fail there before `step`
-//! (`step/pipeline.rs`) is in one closure, `begin`, to which an error of the look-up comes as a value. An error
-//! of this closure goes through `settle`, because the other ranks may already wait for this rank.
+//! (`step/pipeline.rs`) is in one closure, `begin`, also an error of the look-up, which is passed as a value.
+//! An error of `begin` goes through `settle`, because the other ranks may already wait for this rank.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -15,7 +15,7 @@ use super::pipeline::step;
 use crate::engine::{Engine, Sources};
 use crate::error::Result;
 use crate::model::Model;
-use crate::model::gradients::{GradientLookUp, Gradients, look_up, looked_up};
+use crate::model::gradients::{GradientLookUp, Gradients, look_up, with_look_up};
 use crate::model::lent::Lent;
 use crate::ranks::Call;
 use crate::tree::{Leaf, StateTree};
@@ -24,8 +24,8 @@ use crate::tree::{Leaf, StateTree};
 ///
 /// `model` is the model that was given to [`setup`](crate::setup). `grads` is candle's `GradStore`, or a map
 /// or list of gradients by path. All checks and norms come before the first write, so an error about the
-/// arguments leaves model and state as they were; [below](#what-is-left-in-the-middle) is what a failing
-/// device leaves.
+/// arguments leaves model and state as they were; a failing device [may
+/// not](#what-is-left-in-the-middle).
 ///
 /// A parameter without a gradient keeps its value, its state and its counters. Only a window of
 /// [`AccumGrad`](crate::AccumGrad) advances, and an [average](crate::Ema) counts the step. The outcome lists
@@ -67,9 +67,9 @@ use crate::tree::{Leaf, StateTree};
 /// - An owner of [lent memory](crate::Lend) does not lend its memory, or lends other memory than it has
 ///   described.
 /// - A parameter was changed outside of `update` although it [follows a master](crate::MixedPrecision), or
-///   the state has a [copy](crate::Slot::parameter) or a [norm](crate::Hyperball) of it, or what its
-///   roundings [have lost](crate::Kahan); or the model holds other weights instead of its parameters
-///   ([`Changed`](crate::ErrorKind::Changed)).
+///   although the state has its [copy](crate::Slot::parameter), its [norm](crate::Hyperball) or its [rounding
+///   errors](crate::Kahan). Or the model holds other weights instead of its parameters. Both are errors of
+///   the kind [`Changed`](crate::ErrorKind::Changed).
 /// - A clipping rule refuses a norm that is not finite.
 /// - A device fails, usually for lack of memory.
 /// - The state is [divided](crate::Setup::over) among ranks, and another rank refuses the call, has left,
@@ -79,9 +79,9 @@ use crate::tree::{Leaf, StateTree};
 /// If a rule outside of this crate, or an owner of [lent memory](crate::Lend), panics. Model and state are
 /// then as they were, unless the panic came while parameters were written: arithmetic, a [late
 /// function](crate::Gradient::with_tensors_late) and an owner can panic at that stage.
-/// [`Rule`](crate::Rule#panics) describes what that leaves. A panic after that stage, of an owner, a rule's
-/// description or a logger, leaves a step that counts and that has used up the scaled loss; over ranks only
-/// after all ranks have the new parameters.
+/// [`Rule`](crate::Rule#panics) describes what such a panic leaves. After that stage an owner, a rule's
+/// description or a logger can panic. Then the step counts and has used up the scaled loss, and over ranks
+/// all ranks have the new parameters.
 ///
 /// # What is left in the middle
 /// While parameters are written, only four things can fail: a device, a rule's [late
@@ -197,7 +197,7 @@ impl<'s, S> Update<'s, S> {
     /// up](crate::SkipReason::WindowsGivenUp).
     ///
     /// Squares are checked because an infinite [second moment](crate::Slot::second_moment) stays infinite:
-    /// its parameter stands still or is NaN from then on. So after loss scale and clipping no number may
+    /// its parameter does not move any more, or is NaN. So after loss scale and clipping no number may
     /// exceed a quarter of the root of the largest number in the dtype of the second moment: 4.6e18 in F32,
     /// bf16 and 8 bits, 3.3e153 in F64. For rules that add up squares of a whole tensor
     /// ([`Adafactor`](crate::Adafactor), [`Shampoo`](crate::Shampoo), [`SOAP`](crate::SOAP) and the like) the
@@ -256,7 +256,7 @@ impl<'s, S> Update<'s, S> {
     /// Accepts a call in which no parameter has a gradient, such as an empty micro-batch.
     ///
     /// Without this option such a call is an error. Windows of [`AccumGrad`](crate::AccumGrad) count the
-    /// call. If it is the last call of a window, it makes the step from what the other calls have collected.
+    /// call. The last call of a window makes the step from what the other calls of the window have collected.
     /// Otherwise the outcome is [`Accumulated`](crate::Status::Accumulated), or
     /// [`Skipped`](crate::Status::Skipped) if no window counted the call.
     pub fn allow_no_gradients(mut self) -> Self {
@@ -307,27 +307,27 @@ impl<'s> Update<'s> {
     /// As [`apply`](Update::apply). The gradients are freed after an error, too.
     pub fn apply_owned<M: Model + ?Sized, G: Gradients>(self, model: &M, grads: G) -> Result<Outcome> {
         let loss_scale = grads.loss_scale();
-        // If gradients are only lent, these must own the collection, because the sources borrow from it until
-        // the step ends.
-        let (mut kept, mut collection, mut map) = (None, None, None);
+        // If the collection only lends its gradients, these variables own it, because the sources borrow from
+        // it until the step ends.
+        let (mut owned_grads, mut collection, mut map) = (None, None, None);
         self.run(model, loss_scale, Ok(&()), |state, parameters| {
             check_known(state, &grads)?;
-            // For all leaves at once, because the collection has handles too, and must be dropped before the
-            // step.
-            if let Some(owned) = looked_up(&grads, |grads| owned(state, parameters, grads))? {
+            // All leaves are looked up at once, because the collection has handles, too, and must be dropped
+            // before the step.
+            if let Some(sources) = with_look_up(&grads, |grads| owned_sources(state, parameters, grads))? {
                 drop(grads);
-                return Ok(owned);
+                return Ok(sources);
             }
-            let grads = look_up(collection.insert(&*kept.insert(grads)), &mut map)?;
+            let grads = look_up(collection.insert(&*owned_grads.insert(grads)), &mut map)?;
             GradientSource::look_up_all(state, parameters.iter().map(|x| &**x), grads)
         })
     }
 
     /// Ends the open windows of [`AccumGrad`](crate::AccumGrad) by a step with what they have collected.
     ///
-    /// For the last window of an epoch, if too few calls are left to fill it. The mean is over the calls that
-    /// the window has counted, and the next call is the first of new windows. If nothing was collected, no
-    /// step is made, and the outcome is [`NothingToMove`](crate::SkipReason::NothingToMove).
+    /// Use this method if too few calls remain to fill the last window of an epoch. The mean is over the
+    /// calls that the window has counted, and the next call is the first of new windows. If nothing was
+    /// collected, no step is made, and the outcome is [`NothingToMove`](crate::SkipReason::NothingToMove).
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -379,33 +379,34 @@ impl<'s> Update<'s> {
         self.run(model, loss_scale, collection, |state, _| check_known(state, grads).map(|()| Vec::new()))
     }
 
-    /// Applies the step to the gradients in `grads`, or to the sources that `give` returns for each leaf.
+    /// Applies the step to the gradients in `grads`, or to the sources that `make_sources` returns, one for
+    /// each leaf.
     fn run<'g, M: Model + ?Sized>(
         self,
         model: &M,
         loss_scale: Option<f64>,
         grads: Result<&'g dyn GradientLookUp>,
-        give: impl FnOnce(&StateTree, &[Lent<'_>]) -> Result<Vec<GradientSource<'g>>>,
+        make_sources: impl FnOnce(&StateTree, &[Lent<'_>]) -> Result<Vec<GradientSource<'g>>>,
     ) -> Result<Outcome> {
         let Update { state, options, mut scaler } = self;
         let begin = || {
             let call = UpdateCall::new(options, scaler.as_deref(), loss_scale)?;
             // The model before the gradients: if a parameter was added after `setup`, the error about the
-            // parameter is more useful than the one about its gradient.
+            // parameter is more useful than the error about its gradient.
             let parameters = state.parameters(model)?;
-            let by_leaf = give(state, &parameters)?;
+            let by_leaf = make_sources(state, &parameters)?;
             Ok((call, parameters, by_leaf, grads?))
         };
         let (call, parameters, by_leaf, grads) = match begin() {
-            Ok(begun) => begun,
+            Ok(arguments) => arguments,
             // The other ranks wait in their agreement on the call.
             Err(error) => return state.settle(Call::Update, Err(error)),
         };
-        let (scale, counted) = (call.loss_scale, (state.steps, state.calls));
-        let stepped = catch_unwind(AssertUnwindSafe(|| step(call, state, &parameters, grads, by_leaf)));
-        let mut outcome = stepped.unwrap_or_else(|panic| {
+        let (scale, counts) = (call.loss_scale, (state.steps, state.calls));
+        let result = catch_unwind(AssertUnwindSafe(|| step(call, state, &parameters, grads, by_leaf)));
+        let mut outcome = result.unwrap_or_else(|panic| {
             // The gradients of a call that was counted must not be applied once more.
-            if let (true, Some(scaler)) = ((state.steps, state.calls) != counted, &mut scaler) {
+            if let (true, Some(scaler)) = ((state.steps, state.calls) != counts, &mut scaler) {
                 scaler.forget_loss();
             }
             resume_unwind(panic)
@@ -420,16 +421,16 @@ impl<'s> Update<'s> {
 }
 
 /// Handles of the gradients of all leaves; `None` if any gradient is memory that the collection only lends.
-fn owned(
+fn owned_sources(
     state: &StateTree,
     parameters: &[Lent<'_>],
     grads: &dyn GradientLookUp,
 ) -> Result<Option<Vec<GradientSource<'static>>>> {
-    let of_leaf = |(leaf, x): (&Leaf, &Lent<'_>)| {
-        let owned = sources(leaf.paths(), &**x, grads)?.into_iter().map(Lent::into_owned);
-        Ok(owned.collect::<Option<Sources<'_>>>().map(GradientSource::found))
+    let source = |(leaf, x): (&Leaf, &Lent<'_>)| {
+        let handles = sources(leaf.paths(), &**x, grads)?.into_iter().map(Lent::into_owned);
+        Ok(handles.collect::<Option<Sources<'_>>>().map(GradientSource::from_handles))
     };
-    state.leaves().zip(parameters).map(of_leaf).collect()
+    state.leaves().zip(parameters).map(source).collect()
 }
 
 /// Refuses a gradient for a path that the state neither has nor left out.

@@ -9,49 +9,50 @@ use crate::numbers::{DType, is_wider};
 use crate::tensors::dtype_of;
 use crate::tree::{ChosenOptimisers, Leaf};
 
-/// For each variable the dtype of its layer if that is narrower, otherwise `None`.
+/// For each variable the dtype of its layer, if the layer's dtype is narrower, otherwise `None`.
 ///
 /// # Errors
 /// If no layer has a variable of the model.
 pub(super) fn wire_of_layers(choices: &ChosenOptimisers<'_>) -> Result<Vec<Option<DType>>> {
     let layers = layer_dtypes();
     let xs = || choices.iter().map(|(variable, _)| &*variable.x);
-    let of_layer = xs().map(|x| layers.get(&x.tensor()?.id()).copied()).collect::<Vec<_>>();
-    if of_layer.iter().all(Option::is_none) {
+    let dtypes = xs().map(|x| layers.get(&x.tensor()?.id()).copied()).collect::<Vec<_>>();
+    if dtypes.iter().all(Option::is_none) {
         let problem = "no layer that `Autocast` made has a variable of the model";
         let remedy = "make the layers by `Autocast::layer` before the state, and do not drop them; or leave \
                       `wire_as_computed` out";
         return Err(Error::new(ErrorKind::Model, problem).with_remedy(remedy));
     }
-    Ok(xs().zip(of_layer).map(|(x, dtype)| dtype.filter(|dtype| is_wider(x.dtype(), *dtype))).collect())
+    Ok(xs().zip(dtypes).map(|(x, dtype)| dtype.filter(|dtype| is_wider(x.dtype(), *dtype))).collect())
 }
 
-/// The warning of gradients that travel in another dtype than that of their values: rounded by the wire, or,
-/// if none is, in a wider dtype that the program has not chosen.
+/// The warning of gradients that travel in another dtype than that of their values.
 ///
-/// The gradients decide, because they may be narrower than their parameters.
-pub(super) fn other_wire(own: &[OwnLeaf<'_>], leaves: &[Box<Leaf>]) -> Option<Warning> {
+/// The wire rounds these gradients; or, if it rounds none, they travel in a wider dtype that the program has
+/// not chosen. The dtypes of gradients are compared, because they may be narrower than those of the
+/// parameters.
+pub(super) fn wire_warning(own_leaves: &[OwnLeaf<'_>], leaves: &[Box<Leaf>]) -> Option<Warning> {
     let layers = layer_dtypes();
-    let sent = own
-        .iter()
-        .zip(leaves)
-        .filter(|(_, leaf)| !leaf.frozen)
-        .filter_map(|(own, leaf)| Some((leaf, own, *layers.get(&leaf.id?)?, own.sent_dtype()?)));
-    let (rounded, others): (Vec<_>, Vec<_>) = sent.partition(|(_, own, values, travels)| {
-        let is_rounded = own.gradient.as_ref().is_some_and(|gradient| dtype_of(gradient) != *travels);
-        is_rounded && values != travels && !is_wider(*travels, *values)
+    // The leaf, this rank's share, the dtype of its layer and the dtype on the wire.
+    let gradients =
+        own_leaves.iter().zip(leaves).filter(|(_, leaf)| !leaf.frozen).filter_map(|(own_leaf, leaf)| {
+            Some((leaf, own_leaf, *layers.get(&leaf.id?)?, own_leaf.sent_dtype()?))
+        });
+    let (rounded, others): (Vec<_>, Vec<_>) = gradients.partition(|(_, own_leaf, values, wire)| {
+        let is_rounded = own_leaf.gradient.as_ref().is_some_and(|gradient| dtype_of(gradient) != *wire);
+        is_rounded && values != wire && !is_wider(*wire, *values)
     });
-    let is_wide = |(_, own, values, travels): &(_, &OwnLeaf<'_>, _, _)| {
-        own.parts.wire.is_none() && is_wider(*travels, *values)
+    let is_wide = |(_, own_leaf, values, wire): &(_, &OwnLeaf<'_>, _, _)| {
+        own_leaf.parts.wire.is_none() && is_wider(*wire, *values)
     };
     let loses_bits = !rounded.is_empty();
-    let differing = if loses_bits { rounded } else { others.into_iter().filter(is_wide).collect() };
-    let (leaf, _, values, travels) = differing.first()?;
+    let reported = if loses_bits { rounded } else { others.into_iter().filter(is_wide).collect() };
+    let (leaf, _, values, wire) = reported.first()?;
     Some(Warning::WireDiffers {
-        parameters: differing.len(),
+        parameters: reported.len(),
         path: leaf.path().to_string(),
         values: format!("{values:?}"),
-        travels: format!("{travels:?}"),
+        travels: format!("{wire:?}"),
         loses_bits,
     })
 }

@@ -2,7 +2,7 @@ use crate::rule::{Describe, Describer, IntoOptimiser, Optimiser, Rule, Store};
 
 /// Trains f16 and bf16 parameters without a master, by Kahan's summation.
 ///
-/// What a step loses by rounding is kept in a second number of the parameter's dtype, and added to the next
+/// The rounding error of a step is kept in a second number of the parameter's dtype, and added to the next
 /// step.
 ///
 /// ```text
@@ -14,12 +14,12 @@ use crate::rule::{Describe, Describer, IntoOptimiser, Optimiser, Rule, Store};
 /// Parameter and compensation together carry about twice the digits of the dtype. Source: Zamirai et al.
 /// 2020, "Revisiting BFloat16 Training", [arXiv 2010.06192](https://arxiv.org/abs/2010.06192). Parameters in
 /// F32 or F64 are stored as without this wrapper. After new weights call
-/// [`refresh_masters`](crate::StateTree::refresh_masters), which drops what the old ones have lost. Until
-/// then an [`update`](crate::update) on the CPU refuses such weights. A program that masks or clamps its
-/// weights after each step calls [`keep_masters`](crate::Update::keep_masters).
+/// [`refresh_masters`](crate::StateTree::refresh_masters), which drops the rounding errors of the old
+/// weights. Until then an [`update`](crate::update) on the CPU refuses the new weights. A program that masks
+/// or clamps its weights after each step calls [`keep_masters`](crate::Update::keep_masters).
 ///
-/// State per parameter: `compensation` (2 bytes) and the rule's, in f32 unless [`StoreAs`](crate::StoreAs)
-/// changes it.
+/// State per parameter: `compensation` (2 bytes) and the rule's state, in f32 unless
+/// [`StoreAs`](crate::StoreAs) changes the dtype.
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Var};
@@ -42,7 +42,7 @@ pub struct Kahan<R> {
 }
 
 impl<R: Rule + Clone> Kahan<R> {
-    /// Runs `inner`, and keeps what its steps lose by rounding.
+    /// Runs `inner`, and keeps the rounding errors of its steps.
     pub fn new(inner: R) -> Self {
         Kahan { store: Store::Compensated, inner }
     }
@@ -56,6 +56,6 @@ impl<R: Rule + Clone> Describe for Kahan<R> {
 
 impl<R: Rule + Clone> IntoOptimiser for Kahan<R> {
     fn into_optimiser(self) -> Optimiser {
-        Optimiser::stored(self.store, self.inner)
+        Optimiser::with_store(self.store, self.inner)
     }
 }

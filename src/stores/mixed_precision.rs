@@ -14,19 +14,21 @@ use crate::rule::{Describe, Describer, IntoOptimiser, Optimiser, Rule, Store};
 /// optimiser serves a model with f16 matrices and f32 norms.
 ///
 /// `dtype` is F32 or F64; [`setup`](crate::setup) refuses any other. State per parameter: the master (4 bytes
-/// in F32) and the inner rule's. For bf16 parameters [`SplitMaster`](crate::SplitMaster) keeps the same
+/// in F32) and the inner rule's state. For bf16 parameters [`SplitMaster`](crate::SplitMaster) keeps the same
 /// master in 2.125 bytes, with the same bits in every step.
 ///
 /// The parameter follows its master, so the next step overwrites new weights that are put into the model.
 /// [`StateTree::refresh_masters`](crate::StateTree::refresh_masters) copies such weights to the masters, and
-/// [`StateTree::set_masters`](crate::StateTree::set_masters) sets both. [`update`](crate::update) refuses a
-/// parameter that was changed, as far as it compares:
+/// [`StateTree::set_masters`](crate::StateTree::set_masters) sets masters and parameters.
+/// [`update`](crate::update) refuses a parameter that was changed, as far as `update` compares it with its
+/// master:
 ///
-/// - On the CPU: every element before the first step, which is also the first after a restore or
-///   [`rebind`](crate::StateTree::rebind). Before other steps a sample: runs of 64 elements, one for each
-///   1024 elements up to 16 and at least 4, then two for each million.
-/// - On a device: the same sample before the first step, brought to the CPU. Before other steps nothing,
-///   because each step would wait for the device.
+/// - On the CPU `update` compares every element before the first step (also the first after a restore or
+///   [`rebind`](crate::StateTree::rebind)), and a sample before other steps: runs of 64 elements, one run for
+///   each 1024 elements, but at least 4 and at most 16 runs, and in very long parameters two for each million
+///   elements.
+/// - On a device `update` brings the same sample to the CPU before the first step. Before other steps it
+///   compares nothing, because each step would wait for the device.
 ///
 /// [`StateTree::check_masters`](crate::StateTree::check_masters) compares every element anywhere. If weights
 /// are loaded on a device in the middle of a training, call one of these three methods; otherwise the new
@@ -35,8 +37,8 @@ use crate::rule::{Describe, Describer, IntoOptimiser, Optimiser, Rule, Store};
 /// A parameter without a gradient is not compared. Before its first gradient a parameter may change, and its
 /// master follows. So BatchNorm's running statistics need not be [left out](crate::setup_with).
 ///
-/// This wrapper stores the parameter, so it is the outermost one. Any rule or chain can be inside. It does
-/// not compile inside a chain or itself.
+/// This wrapper stores the parameter, so it is the outermost one. Any rule or chain can be inside. The
+/// wrapper does not compile inside a chain or inside itself.
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Var};
@@ -71,7 +73,8 @@ impl<R: Rule + Clone> MixedPrecision<R> {
     }
 }
 
-/// A dtype of masters: all that is `Into<DType>`. A trait of std cannot tell the compiler what to write.
+/// A dtype of masters: every type that is `Into<DType>`. The bound is not `Into` itself, because only a trait
+/// of this crate can have the compiler message above.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no dtype that this crate knows",
     label = "expected a dtype, as in `MixedPrecision::new(F32, rule)`",
@@ -92,6 +95,6 @@ impl<R: Rule + Clone> Describe for MixedPrecision<R> {
 
 impl<R: Rule + Clone> IntoOptimiser for MixedPrecision<R> {
     fn into_optimiser(self) -> Optimiser {
-        Optimiser::stored(self.store, self.inner)
+        Optimiser::with_store(self.store, self.inner)
     }
 }

@@ -27,7 +27,8 @@ use crate::rule::{Described, Description, IntoOptimiser, Optimiser};
 /// [`MixedPrecision`](crate::MixedPrecision), x̂ is the master of that wrapper (4 bytes in F32). Otherwise x̂
 /// is a copy of the parameter in the parameter's dtype (2 or 4 bytes; 8 in F64). The optimiser's own state
 /// comes in addition: 8 bytes for the moments of AdamW, and 2.125 for what
-/// [`SplitMaster`](crate::SplitMaster) keeps of a master. In bytes per element of a bf16 parameter:
+/// [`SplitMaster`](crate::SplitMaster) keeps of a master. The table has bytes per element of a bf16
+/// parameter:
 ///
 /// | | on the device | on the CPU |
 /// | --- | --- | --- |
@@ -41,7 +42,7 @@ use crate::rule::{Described, Description, IntoOptimiser, Optimiser};
 ///   size: it has the rounded parameter for the upload;
 /// - on the CPU during a step, the gradients of three batches (see below): one is downloaded, one waits and
 ///   one is computed. If a norm, or the check that gradients are finite, comes first, the gradients of all
-///   parameters are there;
+///   parameters are in memory;
 /// - on the device, the copy that one transfer needs, at most as large as one parameter.
 ///
 /// The parameter follows x̂, as with any master. In every step [`update`](crate::update) downloads a sample
@@ -55,8 +56,8 @@ use crate::rule::{Described, Description, IntoOptimiser, Optimiser};
 ///
 /// A checkpoint can be restored on any other device. With [`converting`](crate::CheckpointFile::converting)
 /// it can also be restored into a state without this wrapper. [`rebind`](crate::StateTree::rebind) to a model
-/// on another device moves no state. It only makes or drops what this wrapper adds: the staging buffer, or x̂
-/// if it is a copy of the parameter.
+/// on another device moves no state. `rebind` only makes or drops the tensors that this wrapper adds: the
+/// staging buffer, or x̂ if it is a copy of the parameter.
 ///
 /// # Speed
 /// Parameters are updated in batches of about a million elements: several parameters, or a part of a large
@@ -98,7 +99,7 @@ impl Offload {
         Offload(inner.into_optimiser().offloaded())
     }
 
-    /// Treats parameters on the CPU as if they were on another device: for tests without one.
+    /// Treats parameters on the CPU as if they were on another device: for tests without such a device.
     ///
     /// ```
     /// use candle_core::{DType::F32, Device, Var};
@@ -151,7 +152,7 @@ mod tests {
     /// Moves a state to another device and back, as `rebind` does.
     #[test]
     fn the_copy_of_a_parameter_is_where_it_is_needed() {
-        for (mixed, dtype, here, there) in [
+        for (mixed, dtype, near_names, far_names) in [
             (false, DType::F32, vec!["m", "v"], vec!["master", "m", "v"]),
             (true, DType::F32, vec!["m", "v"], vec!["master", "m", "v"]),
             (true, DType::BF16, vec!["master", "m", "v"], vec!["master", "m", "v"]),
@@ -165,16 +166,16 @@ mod tests {
             let near = Optimiser::new(Offload::new(inner.clone()));
             let far = Optimiser::new(Offload::new(inner).everywhere());
             let state = near.make_state(&x).expect("a state");
-            assert_eq!(names(&state), here);
+            assert_eq!(names(&state), near_names);
             let moved = far.state_for(&state, &x).expect("a state elsewhere");
             assert_eq!(
                 (names(&moved), moved.staging.is_some()),
-                (there.iter().map(|name| name.to_string()).collect(), true)
+                (far_names.iter().map(|name| name.to_string()).collect(), true)
             );
-            let again = far.state_for(&moved, &x).expect("a state on a third device");
-            assert_eq!((names(&again), again.staging.is_some()), (names(&moved), true));
-            let back = near.state_for(&again, &x).expect("a state on the CPU");
-            assert_eq!((names(&back), back.staging.is_some()), (names(&state), false));
+            let third = far.state_for(&moved, &x).expect("a state on a third device");
+            assert_eq!((names(&third), third.staging.is_some()), (names(&moved), true));
+            let returned = near.state_for(&third, &x).expect("a state on the CPU");
+            assert_eq!((names(&returned), returned.staging.is_some()), (names(&state), false));
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::rule::{Describe, Describer, IntoOptimiser, Optimiser, Rule, Store};
 /// without this wrapper. Source: Gupta et al. 2015, "Deep Learning with Limited Numerical Precision",
 /// [arXiv 1502.02551](https://arxiv.org/abs/1502.02551).
 ///
-/// State per parameter: the rule's, in f32 unless [`StoreAs`](crate::StoreAs) changes it.
+/// State per parameter: the rule's state, in f32 unless [`StoreAs`](crate::StoreAs) changes the dtype.
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Var};
@@ -55,6 +55,6 @@ impl<R: Rule + Clone> Describe for StochasticRounding<R> {
 
 impl<R: Rule + Clone> IntoOptimiser for StochasticRounding<R> {
     fn into_optimiser(self) -> Optimiser {
-        Optimiser::stored(self.store, self.inner)
+        Optimiser::with_store(self.store, self.inner)
     }
 }

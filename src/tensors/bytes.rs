@@ -4,11 +4,11 @@ use std::io::{self, Write};
 
 use bytemuck::{cast_slice, cast_slice_mut};
 
-use super::{CpuStorage, Layout, Storage, dtype_of_numbers, failure, on_cpu};
+use super::{CpuStorage, Layout, Storage, cpu_numbers, dtype_of_numbers, failure};
 use crate::numbers::DType;
 
-/// Makes a function that lends the bytes of a storage.
-macro_rules! lend {
+/// Makes a function that returns the bytes of a storage.
+macro_rules! byte_function {
     ($name:ident, $storage:ty, $bytes:ty, $cast:ident) => {
         /// The bytes of the values in place, in the processor's byte order.
         pub(crate) fn $name(storage: $storage) -> super::Result<$bytes> {
@@ -22,25 +22,25 @@ macro_rules! lend {
                 CpuStorage::BF16(values) => $cast(values),
                 CpuStorage::F32(values) => $cast(values),
                 CpuStorage::F64(values) => $cast(values),
-                #[allow(unreachable_patterns, reason = "of the dtypes that candle has besides")]
+                #[allow(unreachable_patterns, reason = "only candle has further dtypes")]
                 _ => return Err(failure("tensors of this dtype cannot be saved or sent")),
             })
         }
     };
 }
 
-lend!(bytes, &CpuStorage, &[u8], cast_slice);
-lend!(bytes_mut, &mut CpuStorage, &mut [u8], cast_slice_mut);
+byte_function!(bytes, &CpuStorage, &[u8], cast_slice);
+byte_function!(bytes_mut, &mut CpuStorage, &mut [u8], cast_slice_mut);
 
-/// The dtype of numbers and their size in bytes. If [`bytes`] refuses the dtype, the largest size: any length
-/// check may pass, because nobody makes a pointer to such numbers.
-pub(crate) fn held_on_cpu(numbers: &CpuStorage) -> (DType, usize) {
+/// The dtype of numbers and their size in bytes. If [`bytes`] refuses the dtype, the size is `usize::MAX`:
+/// any length check may pass, because no code makes a pointer to such numbers.
+pub(crate) fn cpu_extent(numbers: &CpuStorage) -> (DType, usize) {
     (dtype_of_numbers(numbers), bytes(numbers).map_or(usize::MAX, <[u8]>::len))
 }
 
 /// The bytes of a contiguous tensor on the CPU, in place.
 pub(crate) fn bytes_of<'s>(storage: &'s Storage, layout: &Layout) -> super::Result<&'s [u8]> {
-    let (Some(numbers), Some((start, end))) = (on_cpu(storage), layout.contiguous_offsets()) else {
+    let (Some(numbers), Some((start, end))) = (cpu_numbers(storage), layout.contiguous_offsets()) else {
         return Err(failure("the values of a tensor do not lie in order on the CPU"));
     };
     let size = dtype_of_numbers(numbers).size_in_bytes();

@@ -1,4 +1,4 @@
-//! candle's types and functions under the names that `plain.rs` has as well, and what needs candle's
+//! candle's types and functions under the names that `plain.rs` has as well, and functions that need candle's
 //! internals.
 
 use std::cell::RefCell;
@@ -32,7 +32,8 @@ pub(crate) fn zeros(shape: impl Into<Shape>, dtype: DType, device: &Device) -> R
     Tensor::zeros(shape, dtype.into(), device)
 }
 
-pub(crate) fn zeroed(shape: &Shape, dtype: DType) -> Result<CpuStorage> {
+/// A storage of zeros on the CPU.
+pub(crate) fn zero_storage(shape: &Shape, dtype: DType) -> Result<CpuStorage> {
     CpuDevice.zeros_impl(shape, dtype.into())
 }
 
@@ -50,7 +51,7 @@ pub(crate) fn dtype_of_numbers(numbers: &CpuStorage) -> DType {
 }
 
 /// The numbers of a locked tensor, if they are on the CPU.
-pub(crate) fn on_cpu(storage: &Storage) -> Option<&CpuStorage> {
+pub(crate) fn cpu_numbers(storage: &Storage) -> Option<&CpuStorage> {
     if let Storage::Cpu(numbers) = storage { Some(numbers) } else { None }
 }
 
@@ -64,13 +65,13 @@ pub(crate) fn copy_elements(
     from.copy_strided_src(to, start, layout)
 }
 
-/// The dtype of a locked storage and its size in bytes. The size is 0 if the storage is not on the tensor's
-/// device, so that no pointer into it passes a length check.
-pub(crate) fn held(storage: &Storage, tensor: &Tensor) -> (DType, usize) {
+/// The dtype of a locked storage and its size in bytes. If the storage is not on the tensor's device, the
+/// size is 0, so that no pointer into the storage passes a length check.
+pub(crate) fn storage_extent(storage: &Storage, tensor: &Tensor) -> (DType, usize) {
     match (storage, tensor.device()) {
-        (Storage::Cpu(numbers), Device::Cpu) => super::held_on_cpu(numbers),
+        (Storage::Cpu(numbers), Device::Cpu) => super::cpu_extent(numbers),
         #[cfg(feature = "cuda")]
-        (Storage::Cuda(storage), Device::Cuda(_)) => held_on_cuda(storage, tensor),
+        (Storage::Cuda(storage), Device::Cuda(_)) => cuda_extent(storage, tensor),
         // Any length passes, because the fused engines make no pointers to Metal memory.
         (Storage::Metal(_), Device::Metal(_)) => (dtype_of(tensor), usize::MAX),
         (storage, _) => (storage.dtype().into(), 0),
@@ -78,11 +79,12 @@ pub(crate) fn held(storage: &Storage, tensor: &Tensor) -> (DType, usize) {
 }
 
 #[cfg(feature = "cuda")]
-pub(crate) fn held_on_cuda(storage: &CudaStorage, tensor: &Tensor) -> (DType, usize) {
+pub(crate) fn cuda_extent(storage: &CudaStorage, tensor: &Tensor) -> (DType, usize) {
     use candle_core::cuda::CudaStorageSlice::{BF16, F16, F32, F64, I16, I32, I64, U8, U32};
-    let is_here = matches!(tensor.device(), Device::Cuda(device) if device.id() == storage.device().id());
+    let is_on_device =
+        matches!(tensor.device(), Device::Cuda(device) if device.id() == storage.device().id());
     let length = match &storage.slice {
-        _ if !is_here => 0,
+        _ if !is_on_device => 0,
         U8(values) => values.len(),
         U32(values) => values.len(),
         I16(values) => values.len(),
@@ -97,7 +99,7 @@ pub(crate) fn held_on_cuda(storage: &CudaStorage, tensor: &Tensor) -> (DType, us
     (storage.dtype().into(), length * storage.dtype().size_in_bytes())
 }
 
-/// Lends the numbers of a tensor on the CPU to `run`, while nobody else can read or write them.
+/// Lends the numbers of a tensor on the CPU to `run`, while no other code can read or write them.
 ///
 /// # Errors
 /// If the tensor is on another device, and those of `run`.
@@ -113,8 +115,8 @@ pub(crate) fn with_numbers_mut(
 /// A function that writes the numbers of a tensor.
 type WriteNumbers<'f> = &'f mut dyn FnMut(&mut CpuStorage, &Layout) -> error::Result<()>;
 
-/// An in-place operation, because candle locks a storage for writing only during such operations. The outcome
-/// is kept in a field, because candle would wrap an error of this crate, and candle 0.10.2 would never lend a
+/// An in-place operation, because candle locks a storage for writing only during in-place operations. A field
+/// stores the outcome, because candle would wrap an error of this crate, and candle 0.10.2 would never lend a
 /// storage again after a panic. The fields are cells, because candle passes the operation by `&`.
 struct LendNumbers<'f> {
     run: RefCell<WriteNumbers<'f>>,
@@ -135,7 +137,7 @@ impl InplaceOp1 for LendNumbers<'_> {
 
 /// The result of an operation on the elements of a tensor. A tensor without elements is returned as it is,
 /// because candle would launch a kernel for it, and CUDA refuses a launch without threads.
-fn on_elements(tensor: &Tensor, operation: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
+fn unless_empty(tensor: &Tensor, operation: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
     if tensor.elem_count() == 0 { Ok(tensor.clone()) } else { operation() }
 }
 
@@ -155,19 +157,19 @@ pub(crate) fn rows_of(tensor: &Tensor, rows: Vec<usize>) -> Result<Tensor> {
 }
 
 pub(crate) fn sum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    on_elements(a, || a + b)
+    unless_empty(a, || a + b)
 }
 
 pub(crate) fn difference(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    on_elements(a, || a - b)
+    unless_empty(a, || a - b)
 }
 
 /// A tensor times a number of the same dtype.
 pub(crate) fn product(tensor: &Tensor, number: &Tensor) -> Result<Tensor> {
-    on_elements(tensor, || tensor.broadcast_mul(number))
+    unless_empty(tensor, || tensor.broadcast_mul(number))
 }
 
 /// A tensor divided by a number of the same dtype.
 pub(crate) fn quotient(tensor: &Tensor, number: &Tensor) -> Result<Tensor> {
-    on_elements(tensor, || tensor.broadcast_div(number))
+    unless_empty(tensor, || tensor.broadcast_div(number))
 }

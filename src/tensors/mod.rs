@@ -1,8 +1,8 @@
 //! The tensors of this crate: candle's, or without the feature `candle` those of `plain.rs`.
 //!
 //! Both have the same names and functions, so that most other modules are written once, without naming
-//! candle. These move tensors, read and write their memory, and need hardly any arithmetic. What needs more
-//! (rules of whole tensors, the reference engine, devices) exists only with candle.
+//! candle. Those modules move tensors, read and write their memory, and need hardly any arithmetic. Code that
+//! needs more (rules of whole tensors, the reference engine, devices) exists only with candle.
 
 mod bytes;
 #[cfg(feature = "candle")]
@@ -11,22 +11,22 @@ mod candle;
 mod plain;
 mod room;
 
-pub(crate) use bytes::{bytes, bytes_mut, bytes_of, held_on_cpu, write_values};
+pub(crate) use bytes::{bytes, bytes_mut, bytes_of, cpu_extent, write_values};
 #[cfg(feature = "candle")]
 pub(crate) use candle::*;
 #[cfg(not(feature = "candle"))]
 pub(crate) use plain::*;
 #[cfg(feature = "emulate")]
 pub(crate) use room::LARGEST;
-pub(crate) use room::allocated;
+pub(crate) use room::allocate;
 
 use safetensors::Dtype;
 
 use crate::numbers::DType::{self, BF16, F16, F32, F64, I16, I32, I64, U8, U32};
 
-/// The dtypes that files have. By hand, because candle converts to the names of the `safetensors` that candle
-/// is built with, which may be another version.
-const IN_FILES: [(DType, Dtype); 9] = [
+/// The dtypes that files have. Written by hand, because candle converts to the names of the `safetensors`
+/// that candle is built with, which may be another version.
+const FILE_DTYPES: [(DType, Dtype); 9] = [
     (U8, Dtype::U8),
     (U32, Dtype::U32),
     (I16, Dtype::I16),
@@ -39,14 +39,14 @@ const IN_FILES: [(DType, Dtype); 9] = [
 ];
 
 /// The dtype of a tensor in a file.
-pub(crate) fn from_file(dtype: Dtype) -> Result<DType> {
-    let known = IN_FILES.iter().find(|(_, in_file)| *in_file == dtype);
-    known.map(|(own, _)| *own).ok_or_else(|| failure(format!("tensors of dtype {dtype:?} are not read")))
+pub(crate) fn dtype_from_file(dtype: Dtype) -> Result<DType> {
+    let row = FILE_DTYPES.iter().find(|(_, file)| *file == dtype);
+    row.map(|(own, _)| *own).ok_or_else(|| failure(format!("tensors of dtype {dtype:?} are not read")))
 }
 
-/// The name in files of a dtype; `None` if no file has it.
-pub(crate) fn in_file(dtype: DType) -> Option<Dtype> {
-    IN_FILES.iter().find(|(own, _)| *own == dtype).map(|(_, in_file)| *in_file)
+/// The name of a dtype in files; `None` if no file can have the dtype.
+pub(crate) fn file_dtype(dtype: DType) -> Option<Dtype> {
+    FILE_DTYPES.iter().find(|(own, _)| *own == dtype).map(|(_, file)| *file)
 }
 
 /// A tensor of zeros with memory for a single number, which is repeated by strides of 0.

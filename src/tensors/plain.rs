@@ -1,8 +1,8 @@
 //! Tensors without candle: numbers of one dtype in a shape, under a lock.
 //!
-//! This is the part of candle that other modules use, with candle's names. Each function must return what
-//! candle's returns, to the bit: `.ci/run plain` compares the two builds. Arithmetic on tensors is here only
-//! for sums of tied gradients, for means, and for what compensated parameters lack.
+//! This is the part of candle that other modules use, with candle's names. Each function must return the bits
+//! that candle's returns: `.ci/run plain` compares the two builds. Arithmetic on tensors is here only for
+//! sums of tied gradients, for means, and for the compensations of parameters.
 //!
 //! ```text
 //! Tensor ─┐                          a handle; clones are one tensor
@@ -10,11 +10,11 @@
 //!               └─────> Storage      the numbers, under a lock; a tensor and its views share them
 //! ```
 //!
-//! A view is a new `Inner` with the same storage. A thread that has locked a storage to write must not read
-//! another tensor: that tensor may be a view of the same storage, and the thread would wait for itself.
+//! A view is a new `Inner` with the same storage. A thread that has locked a storage for writing must not
+//! read another tensor: that tensor may be a view of the same storage, and the thread would wait for itself.
 //!
-//! Programs cannot name these types, and have only the methods of the crate's own traits for them. No program
-//! can therefore depend on which tensors a build has.
+//! Programs cannot name these types, and have only the methods of the crate's own traits for them. So no
+//! program can depend on whether a build has these tensors or candle's.
 #![allow(unreachable_pub, reason = "signatures that are public with candle name them")]
 
 use std::ops::Deref;
@@ -25,7 +25,7 @@ use half::{bf16, f16};
 
 use crate::error::{self, Error, ErrorKind};
 pub(crate) use crate::numbers::Shape;
-use crate::numbers::{DType, place_of, round_to_odd};
+use crate::numbers::{DType, element_offset, round_to_odd};
 
 /// The device of a tensor.
 #[derive(Clone, Debug, PartialEq)]
@@ -130,14 +130,15 @@ pub(crate) trait WithDType: Copy {
 /// Copies the elements of a layout, in row-major order.
 fn copy<T: Copy>(from: &[T], layout: &Layout, to: Option<&mut [T]>) -> Result<()> {
     let short = || failure("the numbers are fewer than the elements");
-    let to = to.and_then(|to| to.get_mut(..layout.elem_count())).ok_or_else(short)?;
+    let to = to.and_then(|numbers| numbers.get_mut(..layout.elem_count())).ok_or_else(short)?;
     if let Some((start, end)) = layout.contiguous_offsets() {
         to.copy_from_slice(from.get(start..end).ok_or_else(short)?);
         return Ok(());
     }
-    for (element, to) in to.iter_mut().enumerate() {
-        *to =
-            *from.get(layout.start + place_of(element, layout.dims(), layout.stride())).ok_or_else(short)?;
+    for (element, number) in to.iter_mut().enumerate() {
+        *number = *from
+            .get(layout.start + element_offset(element, layout.dims(), layout.stride()))
+            .ok_or_else(short)?;
     }
     Ok(())
 }
@@ -148,7 +149,7 @@ pub(crate) fn failure(text: impl Into<String>) -> TensorError {
 
 /// A tensor of these numbers, which are in row-major order.
 pub(crate) fn tensor_of(numbers: CpuStorage, shape: impl Into<Shape>) -> Tensor {
-    Tensor::viewing(Arc::new(RwLock::new(Storage(numbers))), Layout::of(shape.into()))
+    Tensor::with_layout(Arc::new(RwLock::new(Storage(numbers))), Layout::row_major(shape.into()))
 }
 
 pub(crate) fn zeros(shape: impl Into<Shape>, dtype: DType, _device: &Device) -> Result<Tensor> {
@@ -160,11 +161,11 @@ pub(crate) fn zeros(shape: impl Into<Shape>, dtype: DType, _device: &Device) -> 
 pub(crate) fn from_bytes(bytes: &[u8], dtype: DType, shape: &[usize]) -> Result<Tensor> {
     let shape = Shape::from(shape);
     let mut numbers = zero_numbers(shape.elem_count(), dtype);
-    let room = super::bytes_mut(&mut numbers)?;
-    if room.len() != bytes.len() {
+    let number_bytes = super::bytes_mut(&mut numbers)?;
+    if number_bytes.len() != bytes.len() {
         return Err(failure(format!("{} bytes are no tensor of {dtype:?} and shape {shape:?}", bytes.len())));
     }
-    room.copy_from_slice(bytes);
+    number_bytes.copy_from_slice(bytes);
     Ok(tensor_of(numbers, shape))
 }
 
@@ -172,18 +173,18 @@ pub(crate) fn dtype_of(tensor: &Tensor) -> DType {
     tensor.dtype()
 }
 
-pub(crate) fn zeroed(shape: &Shape, dtype: DType) -> Result<CpuStorage> {
+pub(crate) fn zero_storage(shape: &Shape, dtype: DType) -> Result<CpuStorage> {
     Ok(zero_numbers(shape.elem_count(), dtype))
 }
 
 /// The numbers of a locked tensor.
-pub(crate) fn on_cpu(storage: &Storage) -> Option<&CpuStorage> {
+pub(crate) fn cpu_numbers(storage: &Storage) -> Option<&CpuStorage> {
     Some(&storage.0)
 }
 
 /// The dtype of a locked storage, and its size in bytes.
-pub(crate) fn held(storage: &Storage, _tensor: &Tensor) -> (DType, usize) {
-    super::held_on_cpu(&storage.0)
+pub(crate) fn storage_extent(storage: &Storage, _tensor: &Tensor) -> (DType, usize) {
+    super::cpu_extent(&storage.0)
 }
 
 /// The contents of the lock of a tensor.
@@ -199,8 +200,8 @@ pub(crate) struct Layout {
 
 impl Layout {
     /// The layout of row-major order from the first number on.
-    fn of(shape: Shape) -> Self {
-        Layout { stride: row_major(shape.dims()), shape, start: 0 }
+    fn row_major(shape: Shape) -> Self {
+        Layout { stride: row_major_strides(shape.dims()), shape, start: 0 }
     }
 
     pub(crate) fn dims(&self) -> &[usize] {
@@ -220,12 +221,12 @@ impl Layout {
     }
 
     fn is_contiguous(&self) -> bool {
-        let mut next = 1;
+        let mut expected = 1;
         self.dims().iter().zip(&self.stride).rev().all(|(dim, stride)| {
-            // The stride of a dimension of 1 is never used, so any will do.
-            let follows = *dim == 1 || *stride == next;
-            next *= dim;
-            follows
+            // The stride of a dimension of size 1 is never used, so it may be any number.
+            let is_right = *dim == 1 || *stride == expected;
+            expected *= dim;
+            is_right
         })
     }
 
@@ -235,7 +236,7 @@ impl Layout {
     }
 }
 
-fn row_major(dims: &[usize]) -> Vec<usize> {
+fn row_major_strides(dims: &[usize]) -> Vec<usize> {
     let mut strides = vec![1; dims.len()];
     for dim in (1..dims.len()).rev() {
         strides[dim - 1] = strides[dim] * dims[dim];
@@ -277,7 +278,7 @@ impl Deref for Tensor {
     }
 }
 
-/// Lends the numbers of a tensor to `run`, while nobody else can read or write them.
+/// Lends the numbers of a tensor to `run`, while no other code can read or write them.
 pub(crate) fn with_numbers_mut(
     tensor: &Tensor,
     run: &mut dyn FnMut(&mut CpuStorage, &Layout) -> error::Result<()>,
@@ -286,7 +287,7 @@ pub(crate) fn with_numbers_mut(
 }
 
 impl Tensor {
-    fn viewing(storage: Arc<RwLock<Storage>>, layout: Layout) -> Self {
+    fn with_layout(storage: Arc<RwLock<Storage>>, layout: Layout) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = TensorId(NEXT.fetch_add(1, Ordering::Relaxed));
         let dtype = dtype_of_numbers(&storage.read().unwrap_or_else(PoisonError::into_inner).0);
@@ -295,7 +296,7 @@ impl Tensor {
 
     /// The same numbers in another layout.
     fn view(&self, shape: Shape, stride: Vec<usize>, start: usize) -> Self {
-        Tensor::viewing(self.0.storage.clone(), Layout { shape, stride, start })
+        Tensor::with_layout(self.0.storage.clone(), Layout { shape, stride, start })
     }
 
     pub(crate) fn from_vec<T: WithDType>(
@@ -315,13 +316,13 @@ impl Tensor {
     pub(crate) fn cat(vectors: &[Tensor], _dim: usize) -> Result<Self> {
         let first = vectors.first().ok_or_else(|| failure("no vectors to join"))?;
         let length: usize = vectors.iter().map(Tensor::elem_count).sum();
-        let whole = zeros(length, first.dtype(), &Device::Cpu)?;
+        let joined = zeros(length, first.dtype(), &Device::Cpu)?;
         let mut start = 0;
         for vector in vectors {
-            whole.slice_set(vector, 0, start)?;
+            joined.slice_set(vector, 0, start)?;
             start += vector.elem_count();
         }
-        Ok(whole)
+        Ok(joined)
     }
 
     pub(crate) fn id(&self) -> TensorId {
@@ -352,19 +353,19 @@ impl Tensor {
 
     /// Overwrites the numbers with those of a tensor of the same shape and dtype.
     pub(crate) fn set(&self, next: &Tensor) -> Result<()> {
-        let (own, shape) = (self.shape(), next.shape());
-        if shape != own {
+        let (expected, shape) = (self.shape(), next.shape());
+        if shape != expected {
             return Err(failure(format!(
-                "a variable of shape {own:?} cannot take values of shape {shape:?}"
+                "a variable of shape {expected:?} cannot take values of shape {shape:?}"
             )));
         }
-        self.put(0, next)
+        self.overwrite(0, next)
     }
 
     /// Overwrites numbers from `start` on. This tensor is contiguous.
-    fn put(&self, start: usize, next: &Tensor) -> Result<()> {
+    fn overwrite(&self, start: usize, next: &Tensor) -> Result<()> {
         // Copied before the lock is taken, because `next` may be in the same storage.
-        let (numbers, layout) = (next.numbers()?, Layout::of(next.shape().clone()));
+        let (numbers, layout) = (next.numbers()?, Layout::row_major(next.shape().clone()));
         let mut storage = self.0.storage.write().unwrap_or_else(PoisonError::into_inner);
         copy_elements(&numbers, &layout, &mut storage.0, self.layout().start + start)
     }
@@ -416,7 +417,7 @@ impl Tensor {
     /// A copy of the elements, in row-major order.
     fn numbers(&self) -> Result<CpuStorage> {
         let (storage, layout) = self.storage_and_layout();
-        // If the elements are the whole storage, a clone saves the zeros that are overwritten below.
+        // If the elements are the whole storage, a clone avoids the zeros that are overwritten below.
         if layout.contiguous_offsets()
             == Some((0, super::bytes(&storage.0)?.len() / self.dtype().size_in_bytes()))
         {
@@ -447,8 +448,8 @@ impl Tensor {
                 self.shape()
             )));
         }
-        let whole = self.contiguous()?;
-        Ok(whole.view(shape.clone(), row_major(shape.dims()), whole.layout().start))
+        let contiguous = self.contiguous()?;
+        Ok(contiguous.view(shape.clone(), row_major_strides(shape.dims()), contiguous.layout().start))
     }
 
     pub(crate) fn flatten_all(&self) -> Result<Self> {
@@ -471,25 +472,25 @@ impl Tensor {
     /// A view of a larger shape, in which the elements repeat by strides of 0.
     pub(crate) fn broadcast_as(&self, shape: impl Into<Shape>) -> Result<Self> {
         let (shape, layout) = (shape.into(), self.layout());
-        let fit = |shape: &[usize]| {
-            let new = shape.len().checked_sub(self.rank())?;
-            let fits = self.dims().iter().zip(&shape[new..]).all(|(own, dim)| own == dim || *own == 1);
-            let repeated = self.dims().iter().zip(&layout.stride);
-            let repeated = repeated.map(|(own, stride)| if *own == 1 { 0 } else { *stride });
-            fits.then(|| vec![0; new].into_iter().chain(repeated).collect::<Vec<_>>())
+        let broadcast_strides = |dims: &[usize]| {
+            let added = dims.len().checked_sub(self.rank())?;
+            let fits = self.dims().iter().zip(&dims[added..]).all(|(own, dim)| own == dim || *own == 1);
+            let own_dims = self.dims().iter().zip(&layout.stride);
+            let strides = own_dims.map(|(own, stride)| if *own == 1 { 0 } else { *stride });
+            fits.then(|| vec![0; added].into_iter().chain(strides).collect::<Vec<_>>())
         };
-        let stride = fit(shape.dims())
+        let stride = broadcast_strides(shape.dims())
             .ok_or_else(|| failure(format!("{:?} cannot be broadcast to {shape:?}", self.shape())))?;
         Ok(self.view(shape, stride, layout.start))
     }
 
     /// Overwrites rows from `start` on. This tensor is contiguous.
     pub(crate) fn slice_set(&self, rows: &Tensor, dim: usize, start: usize) -> Result<()> {
-        let (first, own) = (rows.dims().first().unwrap_or(&0), self.dims().first().unwrap_or(&0));
-        if dim != 0 || start + first > *own {
+        let (count, all) = (rows.dims().first().unwrap_or(&0), self.dims().first().unwrap_or(&0));
+        if dim != 0 || start + count > *all {
             return Err(failure("rows are set within dimension 0"));
         }
-        self.put(start * self.stride().first().unwrap_or(&1), rows)
+        self.overwrite(start * self.stride().first().unwrap_or(&1), rows)
     }
 
     pub(crate) fn to_vec1<T: WithDType>(&self) -> Result<Vec<T>> {
@@ -502,7 +503,7 @@ pub(crate) fn in_dtype(tensor: &Tensor, dtype: DType) -> Result<Tensor> {
     if dtype == tensor.dtype() {
         return Ok(tensor.clone());
     }
-    Ok(tensor_of(converted(tensor.numbers()?, dtype)?, tensor.shape().clone()))
+    Ok(tensor_of(convert(tensor.numbers()?, dtype)?, tensor.shape().clone()))
 }
 
 pub(crate) fn rows_of(tensor: &Tensor, rows: Vec<usize>) -> Result<Tensor> {
@@ -519,7 +520,7 @@ pub(crate) fn rows_of(tensor: &Tensor, rows: Vec<usize>) -> Result<Tensor> {
 macro_rules! operations {
     ($($name:ident $sign:tt)*) => {$(
         pub(crate) fn $name(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-            combined(a, b, |a, b| a $sign b, |a, b| a $sign b)
+            combine(a, b, |a, b| a $sign b, |a, b| a $sign b)
         }
     )*};
 }
@@ -528,30 +529,33 @@ operations! { sum + difference - product * quotient / }
 
 /// Applies a function to pairs of elements. Numbers of 16 bits are computed in f32 and rounded again, as
 /// candle does.
-fn combined(
+fn combine(
     a: &Tensor,
     b: &Tensor,
-    of_f32: fn(f32, f32) -> f32,
-    of_f64: fn(f64, f64) -> f64,
+    f32_function: fn(f32, f32) -> f32,
+    f64_function: fn(f64, f64) -> f64,
 ) -> Result<Tensor> {
-    fn pairs<T: Copy>(mut a: Vec<T>, b: Vec<T>, of: fn(T, T) -> T) -> Vec<T> {
-        a.iter_mut().zip(b).for_each(|(a, b)| *a = of(*a, b));
+    fn apply_to_pairs<T: Copy>(mut a: Vec<T>, b: Vec<T>, function: fn(T, T) -> T) -> Vec<T> {
+        a.iter_mut().zip(b).for_each(|(a, b)| *a = function(*a, b));
         a
     }
     if a.dtype() != b.dtype() {
         return Err(failure(format!("{:?} does not go with {:?}", a.dtype(), b.dtype())));
     }
     let numbers = match (a.numbers()?, b.broadcast_as(a.shape())?.numbers()?) {
-        (CpuStorage::F64(a), CpuStorage::F64(b)) => CpuStorage::F64(pairs(a, b, of_f64)),
-        (of_a, of_b) => {
-            let wide = |numbers| f32::numbers(converted(numbers, DType::F32)?);
-            converted(CpuStorage::F32(pairs(wide(of_a)?, wide(of_b)?, of_f32)), a.dtype())?
+        (CpuStorage::F64(a), CpuStorage::F64(b)) => CpuStorage::F64(apply_to_pairs(a, b, f64_function)),
+        (a_numbers, b_numbers) => {
+            let widen = |numbers| f32::numbers(convert(numbers, DType::F32)?);
+            convert(
+                CpuStorage::F32(apply_to_pairs(widen(a_numbers)?, widen(b_numbers)?, f32_function)),
+                a.dtype(),
+            )?
         }
     };
     Ok(tensor_of(numbers, a.shape().clone()))
 }
 
-fn converted(numbers: CpuStorage, dtype: DType) -> Result<CpuStorage> {
+fn convert(numbers: CpuStorage, dtype: DType) -> Result<CpuStorage> {
     let narrow = |numbers: Vec<f32>| {
         Ok(match dtype {
             DType::F16 => CpuStorage::F16(numbers.into_iter().map(f16::from_f32).collect()),
@@ -568,7 +572,8 @@ fn converted(numbers: CpuStorage, dtype: DType) -> Result<CpuStorage> {
         CpuStorage::F64(numbers) if dtype == DType::F32 => {
             narrow(numbers.into_iter().map(|number| number as f32).collect())
         }
-        // To 16 bits. Without `round_to_odd` f64 to f32 to 16 bits would round twice.
+        // The dtype has 16 bits. Without `round_to_odd`, the way from f64 by f32 to 16 bits would round
+        // twice.
         CpuStorage::F64(numbers) => narrow(numbers.into_iter().map(round_to_odd).collect()),
         numbers => Err(failure(format!("{:?} is not converted to {dtype:?}", dtype_of_numbers(&numbers)))),
     }

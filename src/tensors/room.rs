@@ -1,8 +1,8 @@
 //! Memory for new tensors, and the error if there is none left.
 //!
-//! candle ends the process if the CPU has no memory left for a tensor. So an allocation there is tried first.
-//! Linux refuses only what it can never have: if many allocations together are too large, it ends the process
-//! when they are written.
+//! candle ends the process if the CPU has no memory left for a tensor. So an allocation on the CPU is tried
+//! first. Linux refuses only a size that can never fit. If many allocations together are too large, Linux
+//! ends the process when they are written.
 
 #[cfg(feature = "emulate")]
 use std::cell::Cell;
@@ -11,8 +11,8 @@ use super::Device;
 use crate::error::{Error, Result};
 use crate::numbers::DType;
 
-/// Smaller allocations are not tried, because trying takes longer than they do.
-const TRIED: usize = 1 << 20;
+/// The least number of bytes that is tried. For smaller allocations the trial would take longer than they do.
+const LEAST_TRIED: usize = 1 << 20;
 
 #[cfg(feature = "emulate")]
 thread_local! {
@@ -25,7 +25,7 @@ thread_local! {
 /// # Errors
 /// That of `make`; of the kind [`OutOfMemory`](crate::ErrorKind::OutOfMemory) with the number of bytes, if
 /// there is no memory left.
-pub(crate) fn allocated<T>(
+pub(crate) fn allocate<T>(
     elements: usize,
     dtype: DType,
     device: &Device,
@@ -34,11 +34,11 @@ pub(crate) fn allocated<T>(
     let bytes = elements.saturating_mul(dtype.size_in_bytes());
     #[cfg(feature = "emulate")]
     if bytes > LARGEST.get() {
-        // As from CUDA, so that what is made of such an error is tested, too.
-        let of_driver = super::failure("DriverError(CUDA_ERROR_OUT_OF_MEMORY, \"out of memory\")");
-        return Err(Error::from(of_driver).asking_for(bytes));
+        // The text of CUDA's error, so that the conversion of such an error is tested, too.
+        let driver_error = super::failure("DriverError(CUDA_ERROR_OUT_OF_MEMORY, \"out of memory\")");
+        return Err(Error::from(driver_error).asking_for(bytes));
     }
-    if device.is_cpu() && bytes >= TRIED && Vec::<u8>::new().try_reserve_exact(bytes).is_err() {
+    if device.is_cpu() && bytes >= LEAST_TRIED && Vec::<u8>::new().try_reserve_exact(bytes).is_err() {
         return Err(Error::out_of_memory().asking_for(bytes));
     }
     make().map_err(|error| Error::from(error).asking_for(bytes))

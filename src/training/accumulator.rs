@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use crate::engine::{filled, rounded};
 use crate::error::{Error, ErrorKind, FLOATS, Result};
-use crate::model::gradients::{GradientLookUp, Gradients, looked_up};
+use crate::model::gradients::{GradientLookUp, Gradients, with_look_up};
 use crate::model::lent::Lent;
 use crate::model::{Model, Variable, empty_model, in_path_order};
 use crate::numbers::{DType, compute_dtype, counts, is_supported};
@@ -20,10 +20,11 @@ use crate::tree::is_trainable;
 /// take:  mean = sum / Σ w,   sum = 0,  Σ w = 0
 /// ```
 ///
-/// In one process [`AccumGrad`](crate::AccumGrad) in the chain is the better choice: it does the same inside
-/// of the state. Use `Accumulator` for a state that is [divided](crate::Setup::over) among ranks. There
-/// `AccumGrad` sends the gradients of every call, and keeps a part of the sum on each rank (ZeRO stage 2).
-/// `Accumulator` keeps the whole sum on each rank, and the sum is sent once per step (stage 1).
+/// In one process [`AccumGrad`](crate::AccumGrad) in the chain is the better choice, because it keeps the
+/// sums in the state. Use `Accumulator` for a state that is [divided](crate::Setup::over) among ranks. For
+/// such a state, `AccumGrad` sends the gradients of every call, and keeps a part of the sum on each rank
+/// (ZeRO stage 2). `Accumulator` keeps the whole sum on each rank, and the sum is sent once per step (stage
+/// 1).
 ///
 /// | | memory of each of N ranks, per parameter | sent in a window of n calls, per parameter |
 /// | --- | --- | --- |
@@ -32,13 +33,13 @@ use crate::tree::is_trainable;
 /// | [`StoreAs`](crate::StoreAs) `([("acc", BF16)], AccumGrad)` | 2 / N | 2 n (bf16 gradients) |
 /// | `AccumGrad` | 4 / N | 2 n |
 ///
-/// In all four cases the parameters are also sent once per step. Multiply all figures of what is sent by
-/// (N - 1) / N. A mean is sent in the dtype of its sum, and the means of all ranks are added up in the compute
-/// dtype.
+/// In all four cases the parameters are also sent once per step. Multiply all figures in the last column by
+/// (N - 1) / N. A mean is sent in the dtype of its sum, and the means of all ranks are added up in the
+/// compute dtype.
 ///
 /// If micro-batches have different sizes, give each a weight by [`add_weighted`](Accumulator::add_weighted),
-/// and give the update the sum of the weights: `Update::new(&mut state).weight(accumulator.weight())`. Read
-/// that sum before `take`, which resets it.
+/// and give the update the sum of the weights: `Update::new(&mut state).weight(accumulator.weight())`. Call
+/// `weight` before `take`, which resets the sum of the weights.
 ///
 /// A checkpoint does not contain the sums, so save between steps.
 ///
@@ -85,12 +86,12 @@ impl Accumulator {
     /// Pass the model that the losses are computed with.
     ///
     /// # Errors
-    /// If the dtype is any other, if the model has no trainable parameter, or if two parameters have one
-    /// path.
+    /// If the dtype is none of these four, if the model has no trainable parameter, or if two parameters have
+    /// one path.
     pub fn new<M: Model + ?Sized>(dtype: impl Into<DType>, model: &M) -> Result<Self> {
         let dtype = dtype.into();
-        let known = in_path_order(model, is_trainable)?;
-        if known.is_empty() {
+        let parameters = in_path_order(model, is_trainable)?;
+        if parameters.is_empty() {
             return Err(empty_model());
         }
         if !is_supported(dtype) {
@@ -98,21 +99,25 @@ impl Accumulator {
                 .with_got(format_args!("{dtype:?}"))
                 .with_expected(FLOATS));
         }
-        let sum = |Variable { paths, x }: Variable<'_>| {
+        let empty_sum = |Variable { paths, x }: Variable<'_>| {
             let x = match x {
                 Lent::Tensor(tensor) => tensor,
-                // Of memory that is no tensor only shape and dtype are used, and a repeated zero has both.
+                // For memory that is no tensor, only shape and dtype are used, and a repeated zero has both.
                 x => repeated_zero(x.shape(), x.dtype(), &Device::Cpu)?,
             };
             Ok(GradientSum { paths, x, sum: None })
         };
-        Ok(Accumulator { dtype, sums: known.into_iter().map(sum).collect::<Result<_>>()?, weight: 0 })
+        Ok(Accumulator {
+            dtype,
+            sums: parameters.into_iter().map(empty_sum).collect::<Result<_>>()?,
+            weight: 0,
+        })
     }
 
     /// Adds the gradients of a call. Parameters may lack a gradient.
     ///
     /// # Errors
-    /// As [`update`](crate::update); if the weights add up to more than `u64::MAX / 2`. After an error
+    /// As [`update`](crate::update), and if the weights add up to more than `u64::MAX / 2`. After an error
     /// nothing is added, unless a device has failed.
     pub fn add<G: Gradients + ?Sized>(&mut self, grads: &G) -> Result<()> {
         self.add_weighted(grads, 1)
@@ -129,38 +134,41 @@ impl Accumulator {
         if weight == 0 {
             return Ok(());
         }
-        let all = self.weight.saturating_add(weight);
-        counts::check("the sum of the weights of the accumulator is", all)
+        let total_weight = self.weight.saturating_add(weight);
+        counts::check("the sum of the weights of the accumulator is", total_weight)
             .map_err(|error| error.with_remedy("add with smaller weights, or `take` the mean first"))?;
-        let known: HashSet<&str> = self.sums.iter().flat_map(|own| &own.paths).map(String::as_str).collect();
-        if let Some(path) = grads.paths().find(|path| !known.contains(path)) {
-            let paths = self.sums.iter().map(|own| &*own.paths[0]);
+        let known_paths: HashSet<&str> =
+            self.sums.iter().flat_map(|sum| &sum.paths).map(String::as_str).collect();
+        if let Some(path) = grads.paths().find(|path| !known_paths.contains(path)) {
+            let paths = self.sums.iter().map(|sum| &*sum.paths[0]);
             return Err(Error::unknown_path("parameter for the gradient of", path, paths));
         }
-        looked_up(grads, |grads| self.add_found(grads, weight))
+        with_look_up(grads, |grads| self.add_gradients(grads, weight))
     }
 
-    fn add_found(&mut self, grads: &dyn GradientLookUp, weight: u64) -> Result<()> {
+    fn add_gradients(&mut self, grads: &dyn GradientLookUp, weight: u64) -> Result<()> {
         // All gradients are read before the first is added, so that an owner that fails leaves all sums as
         // they were. Only memory that is no tensor is copied for this.
-        let mut found = Vec::with_capacity(self.sums.len());
+        let mut gradients = Vec::with_capacity(self.sums.len());
         for GradientSum { paths, x, .. } in &self.sums {
             let sources = sources(paths.iter().map(String::as_str), x, grads)?;
-            found.push(sources.iter().map(|source| source.tensor_or_copy()).collect::<Result<Vec<_>>>()?);
+            gradients.push(sources.iter().map(|source| source.tensor_or_copy()).collect::<Result<Vec<_>>>()?);
         }
-        for (own, sources) in self.sums.iter_mut().zip(found) {
-            let mut dtypes = sources.iter().map(dtype_of).chain([self.dtype]);
+        for (gradient_sum, parts) in self.sums.iter_mut().zip(gradients) {
+            let mut dtypes = parts.iter().map(dtype_of).chain([self.dtype]);
             let compute = compute_dtype(dtypes.find(|dtype| *dtype == DType::F64).unwrap_or(DType::F32));
             // Detached, because a gradient may have a graph, which the sum would keep in memory.
-            let wide = |tensor: &Tensor| in_dtype(&tensor.detach(), compute);
-            let part = |source: &Tensor| Ok(wide(source)?.reshape(own.x.shape())?);
+            let widen = |tensor: &Tensor| in_dtype(&tensor.detach(), compute);
+            let term = |part: &Tensor| Ok(widen(part)?.reshape(gradient_sum.x.shape())?);
             let total =
-                sources.iter().map(part).reduce(|total: Result<Tensor>, part| Ok(sum(&total?, &part?)?));
+                parts.iter().map(term).reduce(|total: Result<Tensor>, term| Ok(sum(&total?, &term?)?));
             let Some(gradient) = total.transpose()? else { continue };
-            let weighted = weighted(gradient, weight, compute)?;
-            let before =
-                own.sum.as_ref().map_or_else(|| zeros(weighted.shape(), compute, weighted.device()), wide)?;
-            own.sum = Some(rounded(&sum(&before, &weighted)?, self.dtype)?);
+            let addend = weighted(gradient, weight, compute)?;
+            let old_sum = gradient_sum
+                .sum
+                .as_ref()
+                .map_or_else(|| zeros(addend.shape(), compute, addend.device()), widen)?;
+            gradient_sum.sum = Some(rounded(&sum(&old_sum, &addend)?, self.dtype)?);
         }
         self.weight += weight;
         Ok(())
@@ -174,19 +182,19 @@ impl Accumulator {
     /// Returns the mean gradients of the parameters that have had a gradient, by path, and resets all sums.
     ///
     /// # Errors
-    /// If a device fails. All sums stay then.
+    /// If a device fails. The sums then stay as they are.
     #[must_use = "these are the gradients, which are forgotten here: `drop` them to begin anew without"]
     pub fn take(&mut self) -> Result<BTreeMap<String, Tensor>> {
         let compute = compute_dtype(self.dtype);
         let mut means = BTreeMap::new();
-        for own in &self.sums {
-            let Some(sum) = &own.sum else { continue };
+        for GradientSum { paths, sum, .. } in &self.sums {
+            let Some(sum) = sum else { continue };
             let weight = filled(self.weight as f64, (), compute, sum.device())?;
             let mean = in_dtype(&quotient(&in_dtype(sum, compute)?, &weight)?, self.dtype)?;
-            means.insert(own.paths[0].clone(), mean);
+            means.insert(paths[0].clone(), mean);
         }
-        // Only when all means are there, so that an error loses no sum.
-        self.sums.iter_mut().for_each(|own| own.sum = None);
+        // Reset after all means are computed, so that an error loses no sum.
+        self.sums.iter_mut().for_each(|gradient_sum| gradient_sum.sum = None);
         self.weight = 0;
         Ok(means)
     }

@@ -1,9 +1,9 @@
 //! The audit: which variables of a model a loss reaches.
 //!
 //! One case is difficult: a matrix can be several matrices in one, and only some of them get a gradient. The
-//! whole matrix has a gradient then, so the audit looks for rows of zeros. But rows of zeros are also usual
-//! in a table that is looked up, and for outputs without influence. So only matrices of linear layers are
-//! searched ([`Projections`]), and only regular ranges of rows are reported ([`cut`]).
+//! gradient of the whole matrix then has rows of zeros, which the audit looks for. But rows of zeros are also
+//! usual in a table that is looked up, and for outputs without influence. So only matrices of linear layers
+//! are searched ([`Projections`]), and only regular ranges of rows are reported ([`find_cut_rows`]).
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -12,9 +12,9 @@ use std::ops::Range;
 use candle_core::{Device, Tensor, TensorId};
 
 use crate::error::warning::{TRAIN_OTHERS, Warning, others_reached};
-use crate::error::{Error, ErrorKind, Result, joined, listed};
-use crate::model::candle::{CandleVariable, of_candle};
-use crate::model::cuts::{NORMS, QUERIES, STATISTICS, USUAL, cuts, is_running_statistic};
+use crate::error::{Error, ErrorKind, Result, comma_separated, first_names};
+use crate::model::candle::{CandleVariable, candle_variables};
+use crate::model::cuts::{NORMS, QUERIES, STATISTICS, USUAL, cut_hint, is_running_statistic};
 use crate::model::lent::Lend;
 use crate::model::{Model, empty_model};
 use crate::numbers::DType;
@@ -22,17 +22,18 @@ use crate::tree::{StateTree, is_trainable};
 
 /// Finds out, by one backward pass, which variables of `model` the loss reaches.
 ///
-/// An audit needs no state, so call it before training, with the model that the loss was computed with. The
-/// result prints as a table with remarks. The parameters stay as they are, and the loss can be used again.
-/// Gradients are copied to the CPU one at a time.
+/// An audit needs no state, so call `audit` before training, with the model that the loss was computed with.
+/// The result prints as a table with remarks. The parameters stay as they are, and the loss can be used
+/// again. Gradients are copied to the CPU one at a time.
 ///
-/// A remark names the variables whose gradient is exactly zero. For one of LoRA's two factors that is right
-/// in the first step, because the other factor is zero. But `VarBuilder::get` without an initialiser makes
-/// zeros in a `VarMap`, and a model with a norm or table of zeros may never train.
-/// [`StateTree::require_all`](crate::StateTree::require_all) accepts such a model, because it has gradients.
+/// A remark names the variables whose gradient is exactly zero. For one of LoRA's two factors a zero gradient
+/// is right in the first step, because the other factor is zero. But `VarBuilder::get` without an initialiser
+/// makes zeros in a `VarMap`, and a model with a norm or table of zeros may never train.
+/// [`StateTree::require_all`](crate::StateTree::require_all) accepts such a model, because all its variables
+/// have gradients.
 ///
-/// If a matrix is several in one, the audit shows which [rows](Audited::cut_rows) have no gradient. Variables
-/// that the model does not show have no path, and are listed [by shape and dtype](Audit::outside).
+/// If a matrix is several matrices in one, the audit shows which [rows](Audited::cut_rows) have no gradient.
+/// Variables that the model does not show have no path, and are listed [by shape and dtype](Audit::outside).
 ///
 /// # Errors
 /// If the model has no trainable variable, two variables have one path, or the backward pass fails.
@@ -69,31 +70,31 @@ use crate::tree::{StateTree, is_trainable};
 /// output.weight  [1, 8]  F32    norm 2.828e0
 /// ```
 pub fn audit<M: Model + ?Sized>(model: &M, loss: &Tensor) -> Result<Audit> {
-    let variables = of_candle(model, is_trainable)?;
+    let variables = candle_variables(model, is_trainable)?;
     if variables.is_empty() {
         return Err(empty_model());
     }
-    let known: HashSet<TensorId> = variables.iter().map(|variable| variable.tensor.id()).collect();
+    let ids: HashSet<TensorId> = variables.iter().map(|variable| variable.tensor.id()).collect();
     let nodes = loss.sorted_nodes();
-    let outside = outside(&nodes, |x| known.contains(&x.id()));
-    let (projections, gradients) = (Projections::of(&nodes), loss.backward()?);
-    let audited = |CandleVariable { paths, tensor }| {
+    let outside = unknown_variables(&nodes, |x| ids.contains(&x.id()));
+    let (projections, gradients) = (Projections::new(&nodes), loss.backward()?);
+    let audit_variable = |CandleVariable { paths, tensor }| {
         let (mut reach, mut cut_rows) = (Reach::Unreached, Vec::new());
         if let Some(gradient) = gradients.get(&tensor) {
             let numbers: Vec<f64> =
                 gradient.to_device(&Device::Cpu)?.to_dtype(DType::F64.into())?.flatten_all()?.to_vec1()?;
-            reach = Reach::of(&numbers);
-            if matches!(reach, Reach::Gradient { .. }) && projections.has(&tensor) {
-                cut_rows = cut(&numbers, tensor.dims());
+            reach = Reach::from_gradient(&numbers);
+            if matches!(reach, Reach::Gradient { .. }) && projections.contains(&tensor) {
+                cut_rows = find_cut_rows(&numbers, tensor.dims());
             }
         }
         Ok(Audited { paths, shape: tensor.dims().to_vec(), dtype: tensor.dtype().into(), reach, cut_rows })
     };
-    Ok(Audit { variables: variables.into_iter().map(audited).collect::<Result<_>>()?, outside })
+    Ok(Audit { variables: variables.into_iter().map(audit_variable).collect::<Result<_>>()?, outside })
 }
 
-/// The shapes and dtypes of variables in a graph that are not known.
-fn outside(nodes: &[&Tensor], is_known: impl Fn(&Tensor) -> bool) -> Vec<(Vec<usize>, DType)> {
+/// The shapes and dtypes of the variables in a graph for which `is_known` is false.
+fn unknown_variables(nodes: &[&Tensor], is_known: impl Fn(&Tensor) -> bool) -> Vec<(Vec<usize>, DType)> {
     let unknown = nodes.iter().filter(|node| node.is_variable() && !is_known(node));
     unknown.map(|variable| (variable.dims().to_vec(), variable.dtype().into())).collect()
 }
@@ -102,21 +103,21 @@ impl StateTree {
     /// Warns once of variables that the loss reaches and that are unknown to this state, or refuses them if
     /// the state requires all gradients.
     pub(crate) fn check_reached(&mut self, loss: &Tensor) -> Result<Option<Warning>> {
-        let has_warned = !self.warnings.would_meet(|met| matches!(met, Warning::NotInState { .. }));
+        let has_warned = !self.warnings.would_record(|warning| matches!(warning, Warning::NotInState { .. }));
         if self.allows_others || has_warned && !self.requires_all {
             return Ok(None);
         }
-        let outside = outside(&loss.sorted_nodes(), |x| self.by_id().contains_key(&x.id()));
+        let outside = unknown_variables(&loss.sorted_nodes(), |x| self.by_id().contains_key(&x.id()));
         if outside.is_empty() {
             return Ok(None);
         }
-        let shapes = listed(outside.iter().map(|(shape, dtype)| format!("{shape:?} of {dtype}")));
+        let shapes = first_names(outside.iter().map(|(shape, dtype)| format!("{shape:?} of {dtype}")));
         if self.requires_all {
             let problem = format!("{}:", others_reached(outside.len()));
-            let error = Error::new(ErrorKind::Model, problem).with_got(joined(&shapes));
+            let error = Error::new(ErrorKind::Model, problem).with_got(comma_separated(&shapes));
             return Err(error.with_remedy(format!("to train them, {TRAIN_OTHERS}")));
         }
-        Ok(self.warnings.meet(Warning::NotInState { variables: outside.len(), shapes }))
+        Ok(self.warnings.record(Warning::NotInState { variables: outside.len(), shapes }))
     }
 }
 
@@ -132,7 +133,7 @@ pub struct Audit {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Audited {
-    /// The paths of the variable; several if it is tied.
+    /// The paths of the variable; several if the variable is tied.
     pub paths: Vec<String>,
     /// The shape of the variable.
     pub shape: Vec<usize>,
@@ -140,16 +141,17 @@ pub struct Audited {
     pub dtype: DType,
     /// The kind of gradient that the variable has.
     pub reach: Reach,
-    /// The rows without any gradient, if they are whole parts of the matrix and all other rows have one.
+    /// The rows without any gradient, if they are whole parts of the matrix and all other rows have a
+    /// gradient.
     ///
     /// An example is a linear layer for queries, keys and values before `rotary_emb::rope` or
     /// `ops::softmax_last_dim`, which [cut](crate::guide::cuts) the graph: the rows of queries and keys have
     /// no gradient. If each head has its own part, there are several ranges. In all other cases the list is
-    /// empty. It is empty for an embedding, because most rows of an embedding rightly have no gradient.
+    /// empty, also for an embedding, because most rows of an embedding rightly have no gradient.
     pub cut_rows: Vec<Range<usize>>,
 }
 
-/// What kind of gradient a variable has.
+/// The kind of gradient that a variable has.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Reach {
     /// No gradient: the loss does not depend on the variable, or the graph is cut.
@@ -163,13 +165,13 @@ pub enum Reach {
     },
     /// A finite gradient.
     Gradient {
-        /// Its 2-norm.
+        /// The 2-norm of the gradient.
         norm: f64,
     },
 }
 
 impl Reach {
-    fn of(numbers: &[f64]) -> Self {
+    fn from_gradient(numbers: &[f64]) -> Self {
         let count = numbers.iter().filter(|number| !number.is_finite()).count();
         let largest = numbers.iter().fold(0.0, |largest: f64, number| largest.max(number.abs()));
         if count > 0 {
@@ -186,30 +188,30 @@ impl Reach {
     }
 }
 
-/// The matrices whose transpose a graph multiplies by, as linear layers do. Each row of them makes one
-/// output. An embedding is not among them, because it is looked up.
+/// The matrices by whose transpose a graph multiplies, as linear layers do. Each row of such a matrix makes
+/// one output. An embedding is not among them, because its rows are looked up.
 struct Projections {
     /// By memory and number of columns: a transpose is a view, with the memory of the matrix.
     transposed: HashSet<(Option<usize>, usize)>,
-    /// The matrices of which a copy in another dtype is transposed.
-    copied: HashSet<TensorId>,
+    /// The matrices that are transposed as a copy in another dtype.
+    cast: HashSet<TensorId>,
 }
 
 impl Projections {
-    fn of(nodes: &[&Tensor]) -> Self {
-        let transposed = |node: &&Tensor| match *node.stride() {
+    fn new(nodes: &[&Tensor]) -> Self {
+        let as_transpose = |node: &&Tensor| match *node.stride() {
             [.., 1, columns] if columns > 1 => Some((Lend::memory(*node), columns)),
             _ => None,
         };
-        let transposed = nodes.iter().filter_map(transposed).collect();
-        let mut projections = Projections { transposed, copied: HashSet::new() };
+        let transposed = nodes.iter().filter_map(as_transpose).collect();
+        let mut projections = Projections { transposed, cast: HashSet::new() };
         // A layer may multiply by a copy of x in another dtype. The nodes have results before operands, so
         // the copy is right before x.
         for pair in nodes.windows(2) {
             let [node, x] = [pair[0], pair[1]];
-            let is_copy = node.dims() == x.dims() && node.dtype() != x.dtype() && !node.is_variable();
-            if is_copy && projections.is_transposed(node) {
-                projections.copied.insert(x.id());
+            let is_cast = node.dims() == x.dims() && node.dtype() != x.dtype() && !node.is_variable();
+            if is_cast && projections.is_transposed(node) {
+                projections.cast.insert(x.id());
             }
         }
         projections
@@ -220,20 +222,20 @@ impl Projections {
         self.transposed.contains(&(Lend::memory(matrix), columns))
     }
 
-    fn has(&self, x: &Tensor) -> bool {
-        self.is_transposed(x) || self.copied.contains(&x.id())
+    fn contains(&self, x: &Tensor) -> bool {
+        self.is_transposed(x) || self.cast.contains(&x.id())
     }
 }
 
 /// The fewest rows of a part. Fewer rows may be outputs that happen to have no influence.
 const SMALLEST_PART: usize = 4;
 
-/// The ranges of rows without any gradient, if something seems to cut the graph after them; else empty.
+/// The ranges of rows without any gradient, if the graph seems to be cut after them; else empty.
 ///
-/// With n ranges the matrix has n heads of equal length. Each head must have one range, at the same place. A
-/// range must be a quarter of its head or more. There must be a length of parts, at least `SMALLEST_PART`, so
-/// that head and range consist of whole parts.
-fn cut(numbers: &[f64], shape: &[usize]) -> Vec<Range<usize>> {
+/// With n ranges the matrix must consist of n heads of equal length. Each head must have one range, at the
+/// same place in each head. A range must be a quarter of its head or more. Heads and ranges must consist of
+/// whole parts of one length, which is at least `SMALLEST_PART`.
+fn find_cut_rows(numbers: &[f64], shape: &[usize]) -> Vec<Range<usize>> {
     let [rows, columns] = *shape else { return Vec::new() };
     let mut runs: Vec<Range<usize>> = Vec::new();
     for row in (0..rows).filter(|row| numbers[row * columns..][..columns].iter().all(|&number| number == 0.0))
@@ -244,16 +246,16 @@ fn cut(numbers: &[f64], shape: &[usize]) -> Vec<Range<usize>> {
         }
     }
     let Some(first) = runs.first() else { return runs };
-    let of_head = rows / runs.len();
+    let head_rows = rows / runs.len();
     let is_regular = |(head, run): (usize, &Range<usize>)| {
-        *run == (first.start + head * of_head..first.end + head * of_head)
+        *run == (first.start + head * head_rows..first.end + head * head_rows)
     };
-    let is_made_of =
-        |part: usize| [of_head, first.start, first.end].iter().all(|end| end.is_multiple_of(part));
+    let consists_of_parts =
+        |part: usize| [head_rows, first.start, first.end].iter().all(|bound| bound.is_multiple_of(part));
     let is_cut = rows.is_multiple_of(runs.len())
         && runs.iter().enumerate().all(is_regular)
-        && 4 * first.len() >= of_head
-        && (SMALLEST_PART..=first.len()).any(is_made_of);
+        && 4 * first.len() >= head_rows
+        && (SMALLEST_PART..=first.len()).any(consists_of_parts);
     if is_cut { runs } else { Vec::new() }
 }
 
@@ -265,50 +267,52 @@ impl Audit {
 
     /// The paths of the variables that the loss does not reach.
     pub fn unreached(&self) -> impl Iterator<Item = &str> {
-        self.with(|reach| reach == Reach::Unreached)
+        self.paths_where(|reach| reach == Reach::Unreached)
     }
 
     /// The variables that the loss reaches and the model does not show, by shape and dtype.
     ///
-    /// No optimiser of this model trains these variables, and no update can detect that. They have no path,
+    /// No optimiser of this model trains these variables, and no update can detect them. They have no path,
     /// because only a model has paths. Examples are the fields that [`model!`](crate::model) leaves out by
-    /// `..`, and those that an own [`Model::visit`] forgets.
+    /// `..`, and fields that a hand-written [`Model::visit`] forgets.
     pub fn outside(&self) -> &[(Vec<usize>, DType)] {
         &self.outside
     }
 
-    fn with(&self, wanted: impl Fn(Reach) -> bool) -> impl Iterator<Item = &str> {
-        self.variables.iter().filter(move |variable| wanted(variable.reach)).map(Audited::path)
+    fn paths_where(&self, condition: impl Fn(Reach) -> bool) -> impl Iterator<Item = &str> {
+        self.variables.iter().filter(move |variable| condition(variable.reach)).map(Audited::path)
     }
 
-    /// What is likely to have cut the graph. What cuts leaves no trace in it, as its result is a constant. So
-    /// only the variables that are cut off tell.
+    /// The operations that are likely to have cut the graph. Such an operation leaves no trace in the graph,
+    /// because its result is a constant. So they are guessed from the variables that are cut off.
     fn likely_cuts(&self) -> Vec<&'static str> {
-        let is_of_queries = |x: &Audited| x.cut_rows.first().is_some_and(|rows| rows.start == 0);
-        let queries = self.variables.iter().any(is_of_queries) || self.has_cut_pair();
-        let with_matrix: HashSet<&str> =
+        let begins_with_queries = |x: &Audited| x.cut_rows.first().is_some_and(|rows| rows.start == 0);
+        let are_queries_cut = self.variables.iter().any(begins_with_queries) || self.has_cut_pair();
+        let modules_with_matrix: HashSet<&str> =
             self.variables.iter().filter(|x| x.shape.len() > 1).map(Audited::module).collect();
         let is_of_norm = |x: &&Audited| {
             let is_scale = x.shape.len() == 1 && !x.path().ends_with("bias");
-            is_scale && !is_running_statistic(x.path()) && !with_matrix.contains(x.module())
+            is_scale && !is_running_statistic(x.path()) && !modules_with_matrix.contains(x.module())
         };
         let norms: Vec<&Audited> = self.variables.iter().filter(is_of_norm).collect();
-        if norms.is_empty() && !queries {
+        if norms.is_empty() && !are_queries_cut {
             return USUAL.to_vec();
         }
-        let norm = norms.iter().any(|x| x.reach == Reach::Unreached);
-        [(queries, QUERIES), (norm, NORMS)].into_iter().filter_map(|(is, cut)| is.then_some(cut)).collect()
+        let is_norm_cut = norms.iter().any(|x| x.reach == Reach::Unreached);
+        let causes = [(are_queries_cut, QUERIES), (is_norm_cut, NORMS)];
+        causes.into_iter().filter_map(|(is_likely, cause)| is_likely.then_some(cause)).collect()
     }
 
-    /// Whether the loss reaches neither of two matrices, and another next to them: queries, keys and values.
+    /// Whether the loss reaches one of three sibling matrices and not the two others: values, queries and
+    /// keys.
     fn has_cut_pair(&self) -> bool {
         let mut siblings: BTreeMap<String, [Vec<&[usize]>; 2]> = BTreeMap::new();
         for x in self.variables.iter().filter(|x| x.shape.len() > 1) {
             let names: Vec<&str> = x.path().split('.').collect();
-            // `q` of `q.weight`, or of a model that has its matrices without layers. Layers in a row are
-            // named by numbers, and are no siblings.
-            for at in (0..names.len()).rev().take(2).filter(|&at| names[at].parse::<usize>().is_err()) {
-                let key = [&names[..at], &["*"], &names[at + 1..]].concat().join(".");
+            // Siblings differ in one of the last two names: `q` of `q.weight`, or of a model whose matrices
+            // are in no layer. Layers in a row are named by numbers, and are no siblings.
+            for i in (0..names.len()).rev().take(2).filter(|&i| names[i].parse::<usize>().is_err()) {
+                let key = [&names[..i], &["*"], &names[i + 1..]].concat().join(".");
                 siblings.entry(key).or_default()[usize::from(x.reach != Reach::Unreached)].push(&x.shape);
             }
         }
@@ -340,6 +344,20 @@ impl fmt::Display for Reach {
 
 impl fmt::Display for Audit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write_table(f)?;
+        let has_cut_variables = self.write_unreached(f)?;
+        let has_cut_rows = self.write_cut_rows(f)?;
+        if has_cut_variables || has_cut_rows {
+            writeln!(f, "{}.", cut_hint(&self.likely_cuts()))?;
+        }
+        self.write_zeros(f)?;
+        self.write_outside(f)
+    }
+}
+
+/// The table and the remarks, in the order in which an audit prints them.
+impl Audit {
+    fn write_table(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let row = |variable: &Audited| {
             let Audited { paths, shape, dtype, reach, .. } = variable;
             [paths.join(" = "), format!("{shape:?}"), format!("{dtype:?}"), reach.to_string()]
@@ -351,27 +369,41 @@ impl fmt::Display for Audit {
         for [path, shape, dtype, reach] in &rows {
             writeln!(f, "{path:<0$}  {shape:<1$}  {dtype:<2$}  {reach}", widths[0], widths[1], widths[2])?;
         }
+        Ok(())
+    }
+
+    /// Returns whether the graph is cut before a variable. Running statistics are no sign of a cut.
+    fn write_unreached(&self, f: &mut fmt::Formatter<'_>) -> Result<bool, fmt::Error> {
         let (unreached, all) = (self.unreached().count(), self.variables.len());
-        let mut is_cut = unreached > 0;
-        if self.unreached().all(is_running_statistic) && is_cut {
-            is_cut = false;
+        if unreached == 0 {
+            return Ok(false);
+        }
+        if self.unreached().all(is_running_statistic) {
             writeln!(f, "The loss does not reach {unreached} of {all} variables. {STATISTICS}.")?;
-        } else if unreached == all {
+            return Ok(false);
+        }
+        if unreached == all {
             writeln!(
                 f,
                 "The loss reaches none of the {all} variables. Pass the model that the loss was computed \
                  with; if this is that model, something cuts the graph."
             )?;
-        } else if is_cut {
+        } else {
             writeln!(
                 f,
                 "The loss does not reach {unreached} of {all} variables. If it should depend on them, \
                  something cuts the graph."
             )?;
         }
+        Ok(true)
+    }
+
+    /// Returns whether a matrix has cut rows.
+    fn write_cut_rows(&self, f: &mut fmt::Formatter<'_>) -> Result<bool, fmt::Error> {
+        let mut has_cut_rows = false;
         for Audited { paths, shape, cut_rows, .. } in &self.variables {
             let Some(first) = cut_rows.first() else { continue };
-            is_cut = true;
+            has_cut_rows = true;
             let heads = if cut_rows.len() > 1 {
                 format!(" (and so on, {} times)", cut_rows.len())
             } else {
@@ -389,30 +421,36 @@ impl fmt::Display for Audit {
                  after these rows. (A single position is an exception: its queries and keys have no effect.)"
             )?;
         }
-        if is_cut {
-            writeln!(f, "{}.", cuts(&self.likely_cuts()))?;
+        Ok(has_cut_rows)
+    }
+
+    fn write_zeros(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let zeros: Vec<&str> = self.paths_where(|reach| reach == Reach::Zero).collect();
+        if zeros.is_empty() {
+            return Ok(());
         }
-        let zeros: Vec<&str> = self.with(|reach| reach == Reach::Zero).collect();
-        if !zeros.is_empty() {
-            writeln!(
-                f,
-                "{} of {all} variables have a gradient of exactly zero: {}. In the first step that is right \
-                 for one of LoRA's two factors. Otherwise these variables are multiplied by zeros, for \
-                 example by a variable that `VarBuilder::get` made in a `VarMap` without an initialiser.",
-                zeros.len(),
-                joined(&listed(zeros.iter().copied()))
-            )?;
-        }
+        writeln!(
+            f,
+            "{} of {} variables have a gradient of exactly zero: {}. In the first step that is right for one \
+             of LoRA's two factors. Otherwise these variables are multiplied by zeros, for example by a \
+             variable that `VarBuilder::get` made in a `VarMap` without an initialiser.",
+            zeros.len(),
+            self.variables.len(),
+            comma_separated(&first_names(zeros.iter().copied()))
+        )
+    }
+
+    fn write_outside(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (shape, dtype) in &self.outside {
             writeln!(f, "The loss reaches a variable that the model does not show: {shape:?} of {dtype}.")?;
         }
-        if !self.outside.is_empty() {
-            writeln!(
-                f,
-                "An optimiser of this model does not train such a variable. To train the variable, name its \
-                 field in the `model!` of the struct, or show the variable in `Model::visit`."
-            )?;
+        if self.outside.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        writeln!(
+            f,
+            "An optimiser of this model does not train such a variable. To train the variable, name its \
+             field in the `model!` of the struct, or show the variable in `Model::visit`."
+        )
     }
 }

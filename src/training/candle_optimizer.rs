@@ -8,7 +8,7 @@ use candle_core::{Tensor, Var};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::Model;
-use crate::model::candle::{CandleVariable, of_candle};
+use crate::model::candle::{CandleVariable, candle_variables};
 use crate::rule::IntoOptimiser;
 use crate::step::outcome::Outcome;
 use crate::step::setup::setup;
@@ -40,10 +40,10 @@ use crate::tree::{Leaf, StateTree, is_trainable};
 ///
 /// [`for_model`](CandleOptimizer::for_model) keeps the names of the model. The trait's `new` names parameters
 /// by their places in the list: `0`, `1`, and so on. `VarMap::all_vars` has another order in each run of the
-/// program. So a state from `new` is refused wherever parameters are found by name: it cannot be saved,
+/// program. So calls that find parameters by name refuse a state from `new`: the state cannot be saved,
 /// [restored](crate::CheckpointFile::restore), or [bound](StateTree::rebind) to another model. If your list
 /// has the same order in each run, write `for_model(&list, rule)`. A restore then compares shapes, and
-/// [warns](crate::Warning::OrderUnseen) if some are equal.
+/// [warns](crate::Warning::OrderUnseen) if some shapes are equal.
 ///
 /// With equal settings the steps are candle-nn's up to rounding. `Descent` has the steps of `SGD` bit for
 /// bit. `AdamW` rounds in other places: over 100 steps of an MLP the losses agree to 1e-13 in f64 and to 1e-5
@@ -51,22 +51,22 @@ use crate::tree::{Leaf, StateTree, is_trainable};
 /// networks, f32 losses differ more.
 ///
 /// # Departures
-/// From candle-nn's optimisers:
+/// The differences from candle-nn's optimisers:
 /// - A variable that is listed twice moves once in a step. Integer variables are passed over, as in
 ///   candle-nn.
 /// - If the loss reaches a variable that the optimiser does not have, `backward_step`
 ///   [warns](crate::Warning::NotInState) once, or refuses the loss if the state [requires
 ///   all](StateTree::require_all) gradients.
 /// - If no variable has a gradient, a step is an error ([`NoGradient`](crate::ErrorKind::NoGradient));
-///   candle-nn does nothing. An empty list is accepted by both, and steps do nothing.
+///   candle-nn does nothing. Both accept an empty list, whose steps do nothing.
 /// - [`set_learning_rate`](https://docs.rs/candle-nn/0.11/candle_nn/optim/trait.Optimizer.html#tymethod.set_learning_rate)
-///   refuses a rate that is negative or not finite. It refuses any rate if no rule has one, or if a
+///   refuses a rate that is negative or not finite. It refuses any rate if no rule has a rate, or if a
 ///   [schedule](crate::StateTree::schedule) alone decides the rate. The method cannot return an error, so the
 ///   next step returns the error and applies nothing. The learning rate stays as it was.
 /// - [`learning_rate`](https://docs.rs/candle-nn/0.11/candle_nn/optim/trait.Optimizer.html#tymethod.learning_rate)
-///   is the rate of the first parameter, or NaN without one.
-/// - If several members of a chain have a rate, both methods mean [their product](crate::Adjust::adjust), as
-///   in torch's RMSprop with momentum.
+///   is the rate of the first parameter, or NaN if the first parameter has no rate.
+/// - If several members of a chain have a rate, both methods use [the product](crate::Adjust::adjust) of the
+///   rates, as in torch's RMSprop with momentum.
 ///
 /// Errors of this crate are converted to candle's, with the same message.
 #[must_use = "it trains nothing until `backward_step` or `step` is called"]
@@ -76,11 +76,10 @@ pub struct CandleOptimizer<O: IntoOptimiser> {
     variables: BTreeMap<String, Tensor>,
     state: StateTree,
     outcome: Option<Outcome>,
-    /// Whether the state required all gradients when the graph of a loss was searched for variables that the
-    /// state lacks; `None` before that.
-    searched: Option<bool>,
+    /// Whether the state required all gradients in the last `check_reached`; `None` before the first.
+    required_all_in_check: Option<bool>,
     /// The first error of `set_learning_rate` that no step has returned yet.
-    refused: Option<Error>,
+    rate_error: Option<Error>,
     optimiser: PhantomData<O>,
 }
 
@@ -109,11 +108,17 @@ impl<O: IntoOptimiser> CandleOptimizer<O> {
 
     fn with_state<M: Model + ?Sized>(model: &M, state: StateTree) -> Result<Self> {
         let mut variables = BTreeMap::new();
-        for CandleVariable { paths, tensor } in of_candle(model, is_trainable)? {
+        for CandleVariable { paths, tensor } in candle_variables(model, is_trainable)? {
             variables.extend(paths.into_iter().map(|path| (path, tensor.clone())));
         }
-        let (outcome, searched, refused) = (None, None, None);
-        Ok(CandleOptimizer { variables, state, outcome, searched, refused, optimiser: PhantomData })
+        Ok(CandleOptimizer {
+            variables,
+            state,
+            outcome: None,
+            required_all_in_check: None,
+            rate_error: None,
+            optimiser: PhantomData,
+        })
     }
 
     /// The state of all variables.
@@ -124,11 +129,11 @@ impl<O: IntoOptimiser> CandleOptimizer<O> {
     /// The state of all variables, for changes: to adjust or freeze parts, to [require
     /// all](StateTree::require_all) gradients, or to [restore](crate::CheckpointFile::restore).
     ///
-    /// The variables of this optimiser stay those that it was made for. To add or remove parameters, go on
-    /// with [`into_state`](CandleOptimizer::into_state) and [`update`](crate::update).
+    /// The list of variables in this optimiser never changes. To add or remove parameters, go on with
+    /// [`into_state`](CandleOptimizer::into_state) and [`update`](crate::update).
     ///
-    /// For steps that candle's trait cannot express, give the state to an [`Update`](crate::Update), also
-    /// with a [`LossScaler`](crate::LossScaler).
+    /// For steps that candle's trait cannot express, for example with a [`LossScaler`](crate::LossScaler),
+    /// give the state to an [`Update`](crate::Update).
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -192,13 +197,13 @@ impl<O: IntoOptimiser> candle_nn::Optimizer for CandleOptimizer<O> {
             }
             state => state?,
         };
-        state.leaves.iter_mut().for_each(|leaf| leaf.is_place = true);
+        state.leaves.iter_mut().for_each(|leaf| leaf.is_unnamed = true);
         Ok(Self::with_state(&vars, state)?)
     }
 
     fn step(&mut self, grads: &GradStore) -> candle_core::Result<()> {
         self.outcome = None;
-        if let Some(error) = self.refused.take() {
+        if let Some(error) = self.rate_error.take() {
             return Err(error.into());
         }
         let outcome = if self.variables.is_empty() {
@@ -213,9 +218,10 @@ impl<O: IntoOptimiser> candle_nn::Optimizer for CandleOptimizer<O> {
     fn backward_step(&mut self, loss: &Tensor) -> candle_core::Result<()> {
         self.outcome = None;
         let requires_all = Some(self.state.requires_all());
-        let warning = if self.searched == requires_all { None } else { self.state.check_reached(loss)? };
+        let warning =
+            if self.required_all_in_check == requires_all { None } else { self.state.check_reached(loss)? };
         self.step(&loss.backward()?)?;
-        self.searched = requires_all;
+        self.required_all_in_check = requires_all;
         self.outcome.iter_mut().for_each(|outcome| outcome.warnings.extend(warning.clone()));
         Ok(())
     }
@@ -229,7 +235,7 @@ impl<O: IntoOptimiser> candle_nn::Optimizer for CandleOptimizer<O> {
             return;
         }
         if let Err(error) = self.state.adjust(learning_rate) {
-            self.refused.get_or_insert(error);
+            self.rate_error.get_or_insert(error);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use candle_core::{Device, Shape, Tensor, Var};
 
 use crate::error::{Error, ErrorKind, FLOATS, Result};
-use crate::model::candle::{CandleVariable, of_candle};
+use crate::model::candle::{CandleVariable, candle_variables};
 use crate::model::{Model, empty_model};
 use crate::numbers::{DType, is_supported};
 use crate::tree::is_trainable;
@@ -38,17 +38,17 @@ use crate::tree::is_trainable;
 /// paths, which does not depend on the order of fields or on the hashes of a `VarMap`. In Optimisers.jl
 /// `trainable` and `isnumeric` decide what is trainable, here [`Model`] and `is_variable`.
 pub fn trainables<M: Model + ?Sized>(model: &M) -> Result<BTreeMap<String, Tensor>> {
-    let variables = of_candle(model, is_trainable)?.into_iter();
-    let under_first = |CandleVariable { paths, tensor }| Some((paths.into_iter().next()?, tensor));
-    Ok(variables.filter_map(under_first).collect())
+    let variables = candle_variables(model, is_trainable)?.into_iter();
+    let under_first_path = |CandleVariable { paths, tensor }| Some((paths.into_iter().next()?, tensor));
+    Ok(variables.filter_map(under_first_path).collect())
 }
 
 /// All trainable parameters of `model` in one new vector, and the [`Structure`] to go back.
 ///
 /// The parameters are in the order of [`trainables`], each in row-major order. The dtype of the vector is the
 /// widest of all parameters (F32 for F16 together with BF16), so every value is exact. The device is that of
-/// the first parameter. The vector is a copy, and differentiable: `backward` of a function of the vector has
-/// gradients of the model's variables.
+/// the first parameter. The vector is a copy, and differentiable: `backward` of a function of the vector
+/// returns gradients of the model's variables.
 ///
 /// # Errors
 /// If the model has no trainable parameter, a parameter of a dtype other than F16, BF16, F32 and F64, or two
@@ -80,23 +80,25 @@ pub fn trainables<M: Model + ?Sized>(model: &M) -> Result<BTreeMap<String, Tenso
 /// Optimisers.jl's `destructure` returns a function that makes a new model. A model of candle is code around
 /// its tensors, so [`Structure::rebuild`] makes a map of tensors by path. [`Structure::assign`] corresponds
 /// to the function that `destructure!` returns. In Optimisers.jl the parameters are in the order of the
-/// model's fields, arrays are column-major, and the vector may have any number type. There parameters on
-/// several devices are undefined behaviour, and a model without parameters has an empty vector.
+/// model's fields, arrays are column-major, and the vector may have any number type. Parameters on several
+/// devices are undefined behaviour there, and a model without parameters has an empty vector.
 pub fn destructure<M: Model + ?Sized>(model: &M) -> Result<(Tensor, Structure)> {
-    let variables = of_candle(model, is_trainable)?;
+    let variables = candle_variables(model, is_trainable)?;
     let first = variables.first().ok_or_else(empty_model)?;
     let device = first.tensor.device().clone();
     let mut dtype = DType::from(first.tensor.dtype());
     for variable in &variables {
-        let part = DType::from(variable.tensor.dtype());
-        if !is_supported(part) {
-            return Err(Error::dtype("it", part, FLOATS).at(variable.path()).with_remedy("convert it"));
+        let own_dtype = DType::from(variable.tensor.dtype());
+        if !is_supported(own_dtype) {
+            return Err(Error::dtype("it", own_dtype, FLOATS).at(variable.path()).with_remedy("convert it"));
         }
-        dtype = widest(dtype, part);
+        dtype = wider(dtype, own_dtype);
     }
-    let part = |x: &Tensor| x.reshape(x.elem_count())?.to_dtype(dtype.into())?.to_device(&device);
-    let parts =
-        variables.iter().map(|variable| part(&variable.tensor)).collect::<candle_core::Result<Vec<_>>>()?;
+    let flatten = |x: &Tensor| x.reshape(x.elem_count())?.to_dtype(dtype.into())?.to_device(&device);
+    let parts = variables
+        .iter()
+        .map(|variable| flatten(&variable.tensor))
+        .collect::<candle_core::Result<Vec<_>>>()?;
     let flat = match &parts[..] {
         [only] => only.force_contiguous()?, // `cat` would return a view of the variable.
         parts => Tensor::cat(parts, 0)?,
@@ -106,8 +108,8 @@ pub fn destructure<M: Model + ?Sized>(model: &M) -> Result<(Tensor, Structure)> 
     Ok((flat, Structure { parameters, dtype, elements }))
 }
 
-/// The narrowest dtype that holds all values of both.
-fn widest(a: DType, b: DType) -> DType {
+/// The narrowest dtype that holds all values of both dtypes.
+fn wider(a: DType, b: DType) -> DType {
     match (a, b) {
         _ if a == b => a,
         (DType::F64, _) | (_, DType::F64) => DType::F64,
@@ -115,7 +117,7 @@ fn widest(a: DType, b: DType) -> DType {
     }
 }
 
-/// The places of parameters in a flat vector, made by [`destructure`], which has an example.
+/// The places of parameters in a flat vector. [`destructure`] makes it, and has an example.
 #[derive(Clone, Debug)]
 pub struct Structure {
     parameters: Vec<StructurePart>,
@@ -126,7 +128,7 @@ pub struct Structure {
 /// A parameter without its values.
 #[derive(Clone, Debug)]
 struct StructurePart {
-    /// Sorted. A tied variable has several.
+    /// The sorted paths. A tied variable has several.
     paths: Vec<String>,
     shape: Shape,
     dtype: DType,
@@ -155,8 +157,8 @@ impl Structure {
     /// A tied variable is in the map under its first path. The tensors are copies, and differentiable:
     /// `backward` of a function of them reaches `flat` if `flat` is a variable or depends on variables.
     ///
-    /// Values are rounded to a narrower dtype by candle's `to_dtype`. From F64 to F16 or BF16 that may take
-    /// the second nearest number if two are almost equally near.
+    /// Values are rounded to a narrower dtype by candle's `to_dtype`. From F64 to F16 or BF16, the result may
+    /// be the second nearest number if two numbers are almost equally near.
     ///
     /// # Errors
     /// If `flat` has another shape or dtype than the vector of [`destructure`], or a device fails. `flat` may
@@ -179,13 +181,13 @@ impl Structure {
     pub fn rebuild(&self, flat: &Tensor) -> Result<BTreeMap<String, Tensor>> {
         let tensors = self.parts(flat)?.into_iter().zip(&self.parameters).map(|(part, parameter)| {
             let tensor = part.reshape(&parameter.shape)?;
-            // A copy also without a conversion, so that no tensor shares the memory of `flat`.
-            let tensor = if parameter.dtype == self.dtype {
+            // Copied also if the dtype is right, so that no tensor shares the memory of `flat`.
+            let copy = if parameter.dtype == self.dtype {
                 tensor.force_contiguous()?
             } else {
                 tensor.to_dtype(parameter.dtype.into())?
             };
-            Ok((parameter.paths.first().cloned().unwrap_or_default(), tensor.to_device(&parameter.device)?))
+            Ok((parameter.paths.first().cloned().unwrap_or_default(), copy.to_device(&parameter.device)?))
         });
         tensors.collect()
     }
@@ -198,11 +200,11 @@ impl Structure {
     /// Use this only for a model without optimiser state. If there is a state, call
     /// `state.set_masters(&model, &structure.rebuild(&flat)?)`, because a state may have values of the old
     /// parameters:
-    /// - masters: the next [`update`](crate::update) refuses a parameter that differs from its rounded
-    ///   master,
-    /// - lost bits of [`SplitMaster`](crate::SplitMaster) and [`Kahan`](crate::Kahan), and copies of
-    ///   parameters in [`Lookahead`](crate::Lookahead) and [`ScheduleFree`](crate::ScheduleFree): they would
-    ///   be used with the new values.
+    /// - If there are masters, the next [`update`](crate::update) refuses a parameter that differs from its
+    ///   rounded master.
+    /// - The lost bits of [`SplitMaster`](crate::SplitMaster) and [`Kahan`](crate::Kahan), and the copies of
+    ///   parameters in [`Lookahead`](crate::Lookahead) and [`ScheduleFree`](crate::ScheduleFree), would be
+    ///   combined with the new values.
     ///
     /// If the dtypes of the parameters are too narrow, make variables of the
     /// [masters](crate::StateTree::masters), and [`destructure`] and rebuild those variables.
@@ -222,7 +224,7 @@ impl Structure {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn assign<M: Model + ?Sized>(&self, flat: &Tensor, model: &M) -> Result<()> {
-        let variables = of_candle(model, is_trainable)?;
+        let variables = candle_variables(model, is_trainable)?;
         self.check_model(&variables)?;
         let tensors = self.rebuild(flat)?;
         let next = variables.iter().zip(tensors.into_values()).map(|(variable, tensor)| {
@@ -244,8 +246,8 @@ impl Structure {
                 .with_remedy("pass a vector with the length of that from `destructure`"));
         }
         if flat.dtype() != self.dtype {
-            let other = Error::dtype(WHAT, flat.dtype(), format_args!("{:?}", self.dtype));
-            return Err(other.with_remedy("convert it with `to_dtype`"));
+            let error = Error::dtype(WHAT, flat.dtype(), format_args!("{:?}", self.dtype));
+            return Err(error.with_remedy("convert it with `to_dtype`"));
         }
         let lengths: Vec<usize> =
             self.parameters.iter().map(|parameter| parameter.shape.elem_count()).collect();
@@ -257,9 +259,9 @@ impl Structure {
     /// Refuses variables that are not those of the structure.
     fn check_model(&self, variables: &[CandleVariable]) -> Result<()> {
         const REMEDY: &str = "pass the model that `destructure` saw, or its equal";
-        for place in 0..self.parameters.len().max(variables.len()) {
-            let expected = self.parameters.get(place).map_or(&[][..], |parameter| &parameter.paths);
-            let got = variables.get(place).map_or(&[][..], |variable| &variable.paths);
+        for index in 0..self.parameters.len().max(variables.len()) {
+            let expected = self.parameters.get(index).map_or(&[][..], |parameter| &parameter.paths);
+            let got = variables.get(index).map_or(&[][..], |variable| &variable.paths);
             if expected != got {
                 let path = expected.first().into_iter().chain(got.first()).min();
                 let at_path =
@@ -273,14 +275,14 @@ impl Structure {
         }
         for (parameter, variable) in self.parameters.iter().zip(variables) {
             let (x, what) = (&variable.tensor, "its variable in the model");
-            let other = if *x.shape() != parameter.shape {
+            let error = if *x.shape() != parameter.shape {
                 Error::shape(what, x.shape(), &parameter.shape)
             } else if x.dtype() != parameter.dtype {
                 Error::dtype(what, x.dtype(), format_args!("{:?}", parameter.dtype))
             } else {
                 continue;
             };
-            return Err(other.with_remedy(REMEDY).at(variable.path()));
+            return Err(error.with_remedy(REMEDY).at(variable.path()));
         }
         Ok(())
     }
@@ -289,7 +291,7 @@ impl Structure {
 /// Cuts a vector into parts of these lengths, by halves.
 ///
 /// `backward` pads the gradient of a part to the length of the tensor from which the part is cut. If all
-/// parts were cut from the whole vector, that would take quadratic time.
+/// parts were cut from the whole vector, the padding would take quadratic time.
 fn cut(flat: &Tensor, lengths: &[usize], parts: &mut Vec<Tensor>) -> candle_core::Result<()> {
     if lengths.len() < 2 {
         parts.push(flat.clone());

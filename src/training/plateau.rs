@@ -16,7 +16,7 @@ enum Mode {
     Max,
 }
 
-/// The margin by which an observation has to be better than the best one.
+/// The margin by which an observation has to be better than the best earlier observation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 enum Threshold {
     Relative(f64),
@@ -61,10 +61,10 @@ enum Threshold {
 /// ```
 ///
 /// # Which leaves
-/// [`observe`](ReduceOnPlateau::observe) reduces the leaves (parameters) that it gets: those of a state, or
-/// of a part as in `plateau.observe(loss, state.at("encoder")?)`. Each leaf's own rate is reduced, so rates
-/// keep their ratios (down to `min_eta`). Frozen leaves are reduced as well. Leaves without a rate are passed
-/// over. A leaf that is added later starts from its own rate.
+/// [`observe`](ReduceOnPlateau::observe) reduces the rates of the leaves (parameters) that it gets: all
+/// leaves of a state, or a part of them as in `plateau.observe(loss, state.at("encoder")?)`. Each leaf's own
+/// rate is reduced, so rates keep their ratios (down to `min_eta`). The rates of frozen leaves are reduced as
+/// well. Leaves without a rate are passed over. A leaf that is added later starts from its own rate.
 ///
 /// # With a schedule
 /// A [relative](crate::Schedule::relative) schedule multiplies the leaf's own rate, so warm-up or decay go on
@@ -98,8 +98,8 @@ enum Threshold {
 /// ```
 ///
 /// # From torch
-/// serde reads and writes this object with its counts. Those of `ReduceLROnPlateau.state_dict()` go in by
-/// name:
+/// serde reads and writes this object with its counts. A program takes over the counts of
+/// `ReduceLROnPlateau.state_dict()` by name:
 ///
 /// ```
 /// use optimisers::ReduceOnPlateau;
@@ -113,17 +113,17 @@ enum Threshold {
 /// # Ok::<(), serde_json::Error>(())
 /// ```
 ///
-/// The settings are those of the program. If torch has observed nothing yet, its `best` is infinite: leave
-/// `best` as it is.
+/// The settings are those of the program. If torch has observed nothing yet, its `best` is infinite. Then
+/// leave `best` as it is here.
 ///
 /// # Over ranks
 /// Let every rank observe the same metric, such as the mean of all ranks, because the next
 /// [`update`](crate::update) refuses ranks with different rates.
 ///
 /// # Departures
-/// Rates are those of torch's code bit for bit, except in the first case:
+/// Rates are those of torch's code bit for bit, except in the first of these cases:
 /// - In torch, a best metric below 0 with a relative threshold has its margin on the wrong side: a loss that
-///   stands still improves with each observation, and rates are never reduced.
+///   does not change counts as better in each observation, and rates are never reduced.
 /// - torch accepts a relative threshold of 1 or more, with which no loss ever improves.
 /// - torch's `min_lr` can be a list. Here use one object for each part of the model.
 /// - In torch, a schedule that is a factor undoes reductions.
@@ -140,14 +140,14 @@ pub struct ReduceOnPlateau {
     /// The hyper-parameter that is reduced.
     field: String,
     best: Option<Number>,
-    /// Observations in a row without improvement.
+    /// The number of observations in a row without improvement.
     bad: u64,
-    /// The remaining observations of the cooldown.
+    /// The number of remaining observations of the cooldown.
     cooling: u64,
 }
 
 /// The fields of a leaf that a reduction sets, with their new values.
-type Falls = SmallVec<[(SetField<'static>, f64); 1]>;
+type Reductions = SmallVec<[(SetField<'static>, f64); 1]>;
 
 impl Default for ReduceOnPlateau {
     fn default() -> Self {
@@ -183,7 +183,7 @@ impl ReduceOnPlateau {
         ReduceOnPlateau { factor, ..self }
     }
 
-    /// The number of observations in a row that may lack improvement. The next one without it reduces.
+    /// The number of observations in a row that may lack improvement. The next such observation reduces.
     pub fn patience(self, patience: u64) -> Self {
         ReduceOnPlateau { patience, ..self }
     }
@@ -232,20 +232,23 @@ impl ReduceOnPlateau {
     ///
     /// # Errors
     /// If a setting is out of range, if no leaf has the field, or if a schedule that is not relative decides
-    /// the field. If the field is not the learning rate and several members of a chain have it. After an
+    /// the field. Also if several members of a chain have the field, unless it is the learning rate. After an
     /// error nothing has changed, and the metric does not count.
     pub fn observe<'t>(&mut self, metric: f64, leaves: impl Into<Selection<'t>>) -> Result<bool> {
         self.check()?;
         let mut leaves = leaves.into();
         leaves.check_leaves()?;
-        let falls = self.falls(&leaves)?;
+        let reductions = self.reductions(&leaves)?;
         // Counted in a copy, so that an error below leaves the counts as they are.
         let mut next = self.clone();
-        let has_changed = next.count(metric) && falls.iter().any(|falls| !falls.is_empty());
-        // Prepared in each observation, so that the first one is refused if a reduction would have no effect.
-        let setting = |falls: Falls| falls.into_iter().map(|(field, to)| (field, to.into())).collect();
-        let settings = falls.into_iter().map(setting);
-        let adjustment = Adjustment::of_each(leaves.leaves(), leaves.steps, settings)?;
+        let has_changed = next.count(metric) && reductions.iter().any(|fields| !fields.is_empty());
+        // Prepared in each observation, so that the first observation is refused if a reduction would have no
+        // effect.
+        let setting = |reductions: Reductions| {
+            reductions.into_iter().map(|(field, value)| (field, value.into())).collect()
+        };
+        let settings = reductions.into_iter().map(setting);
+        let adjustment = Adjustment::per_leaf(leaves.leaves(), leaves.steps, settings)?;
         if has_changed {
             leaves.commit(adjustment);
         }
@@ -253,7 +256,7 @@ impl ReduceOnPlateau {
         Ok(has_changed)
     }
 
-    /// Counts an observation, and returns whether it reduces.
+    /// Counts an observation, and returns whether a reduction is due.
     fn count(&mut self, metric: f64) -> bool {
         if self.is_better(metric) {
             self.best = Some(Number(metric));
@@ -290,33 +293,33 @@ impl ReduceOnPlateau {
     }
 
     /// For each leaf, the fields that a reduction would set.
-    fn falls(&self, leaves: &Selection<'_>) -> Result<Vec<Falls>> {
+    fn reductions(&self, leaves: &Selection<'_>) -> Result<Vec<Reductions>> {
         let mut has_field = false;
-        let falls_of = |leaf: &Leaf| {
+        let leaf_reductions = |leaf: &Leaf| {
             let numbers = driven_numbers(&self.field, leaf.optimiser().description());
             let Some(numbers) = numbers.map_err(|error| error.at(leaf.path()))? else {
-                return Ok(Falls::new());
+                return Ok(Reductions::new());
             };
             has_field = true;
-            Ok(numbers.iter().filter_map(|number| self.fall(number)).collect())
+            Ok(numbers.iter().filter_map(|number| self.reduction(number)).collect())
         };
-        let falls = leaves.leaves().map(falls_of).collect::<Result<_>>()?;
+        let reductions = leaves.leaves().map(leaf_reductions).collect::<Result<_>>()?;
         match has_field {
-            true => Ok(falls),
+            true => Ok(reductions),
             false => Err(Error::unknown("field", &self.field, &available_in(leaves.leaves(), &self.field))),
         }
     }
 
     /// The value that a reduction would give a number; `None` if the reduction would be `epsilon` or less.
-    fn fall(&self, number: &DrivenNumber) -> Option<(SetField<'static>, f64)> {
-        let rate = number.own.rate();
+    fn reduction(&self, number: &DrivenNumber) -> Option<(SetField<'static>, f64)> {
+        let rate = number.field.rate();
         let next = (rate * self.factor).max(self.min_eta);
         let is_due = rate - next > self.epsilon;
-        let to = number.own.value_for(next).filter(|_| is_due)?;
-        Some((SetField::Number(number.place()), to))
+        let value = number.field.value_for(next).filter(|_| is_due)?;
+        Some((SetField::Number(number.place()), value))
     }
 
-    /// The best metric so far; `None` before the first, or if all metrics were NaN or the worst infinity.
+    /// The best metric so far; `None` before the first observation, or if all were NaN or the worst infinity.
     pub fn best(&self) -> Option<f64> {
         self.best.map(|Number(best)| best)
     }

@@ -1,78 +1,79 @@
-//! What acts in a leaf: its own optimiser, or a copy with the values of its schedules.
+//! The optimiser that acts in a leaf: the leaf's own, or a copy with the values of its schedules.
 //!
 //! A schedule never writes the own optimiser, because edits and files need the own values. Leaves with the
-//! same own optimiser and the same schedules share one copy ([`Once`]), so that a step of thousands of leaves
-//! is fast.
+//! same own optimiser and the same schedules share one copy ([`KeyedCache`]), so that a step of thousands of
+//! leaves is fast.
 //!
-//! A copy is made by code of its rule, which may fail or panic. So all copies of a change are made first
-//! ([`acting`]), and then assigned together with all else that changes. The end of a step cannot make its
-//! copies before it counts the step. `StateTree::acting_at` therefore has the count whose values act. If that
-//! count is another one, the next update makes the copies, and reports what fails before anything is written.
+//! A copy is made by code of its rule, which may fail or panic. So a change makes all copies first
+//! ([`acting_optimisers`]) and then assigns them together with all else that changes. The end of a step is an
+//! exception: the step is counted first, so the copies can fail afterwards. `StateTree::acting_at` has the
+//! count of steps for which the copies were made. If that count differs from `steps`, the next update
+//! makes the copies and returns the error before anything is written.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::hash::Hash;
 use std::sync::Arc;
 
-use super::drives::{Drives, GivenSchedule, ResolvedSchedules, ScheduleResolver, check_same_own};
+use super::drives::{Drives, ResolvedSchedules, ScheduleAssignment, ScheduleResolver, check_same_own_value};
 use super::{Leaf, StateTree};
 use crate::error::Result;
 use crate::rule::Optimiser;
 
-/// The optimisers that act in a step, for leaves with these own optimisers and schedules. `None` if the own
-/// one acts.
+/// The optimisers that act in a step, for leaves with these paths, own optimisers and schedules.
 ///
 /// # Errors
 /// If a rule describes other fields than when it got its schedules.
-pub(crate) fn acting<'l>(
+pub(crate) fn acting_optimisers<'l>(
     leaves: impl Iterator<Item = (&'l str, &'l Arc<Optimiser>, Option<&'l Arc<Drives>>)>,
     step: u64,
-) -> Result<Acting> {
-    let mut made = Once::default();
+) -> Result<ActingOptimisers> {
+    let mut copies = KeyedCache::default();
     // Not collected into a `Result`, which would allocate several times in each step.
     let mut acting = Vec::with_capacity(leaves.size_hint().0);
-    for (path, own, drives) in leaves {
-        let of_leaf = drives.map(|drives| {
-            let make = || drives.acting(own, step).map(Arc::new).map_err(|error| error.at(path));
+    for (path, optimiser, drives) in leaves {
+        let copy = drives.map(|drives| {
+            let make =
+                || drives.acting_optimiser(optimiser, step).map(Arc::new).map_err(|error| error.at(path));
             // If no other leaf has these schedules, a look-up would only take time.
             match Arc::strong_count(drives) {
                 1 => make(),
-                _ => made.get((Arc::as_ptr(own).cast::<()>(), Arc::as_ptr(drives)), make),
+                _ => copies.get_or_make((Arc::as_ptr(optimiser).cast::<()>(), Arc::as_ptr(drives)), make),
             }
         });
-        acting.push(of_leaf.transpose()?);
+        acting.push(copy.transpose()?);
     }
     Ok(acting)
 }
 
-/// The optimiser that acts in each leaf; `None` for the own one.
-pub(crate) type Acting = Vec<Option<Arc<Optimiser>>>;
+/// The optimiser that acts in each leaf; `None` if it is the leaf's own.
+pub(crate) type ActingOptimisers = Vec<Option<Arc<Optimiser>>>;
 
 impl StateTree {
-    /// What acts in all leaves at a count of steps; `None` if that acts already.
+    /// The optimisers that act at a count of steps; `None` if none of them changes.
     ///
     /// # Errors
-    /// As [`acting`].
-    pub(super) fn acting_for(&self, steps: u64) -> Result<Option<Acting>> {
+    /// As [`acting_optimisers`].
+    pub(super) fn acting_for(&self, steps: u64) -> Result<Option<ActingOptimisers>> {
         let changes = self.acting_at != steps && self.leaves.iter().any(|leaf| leaf.drives.is_some());
-        let own = self.leaves.iter().map(|leaf| (leaf.path(), &leaf.optimiser, leaf.drives.as_ref()));
-        changes.then(|| acting(own, steps)).transpose()
+        let leaves = self.leaves.iter().map(|leaf| (leaf.path(), &leaf.optimiser, leaf.drives.as_ref()));
+        changes.then(|| acting_optimisers(leaves, steps)).transpose()
     }
 
-    /// Sets the count of steps, with what [acts](StateTree::acting_for) at it.
-    pub(super) fn go_to(&mut self, steps: u64, acting: Option<Acting>) {
+    /// Sets the count of steps, and the optimisers that [act](StateTree::acting_for) at this count.
+    pub(super) fn set_step_count(&mut self, steps: u64, acting: Option<ActingOptimisers>) {
         let leaves = self.leaves.iter_mut().zip(acting.into_iter().flatten());
         leaves.for_each(|(leaf, acting)| leaf.acting = acting);
         (self.steps, self.acting_at) = (steps, steps);
     }
 
-    /// Sets the count of steps, and gives leaves its values.
+    /// Sets the count of steps, and gives the leaves the values of their schedules at this count.
     ///
     /// # Errors
-    /// As [`acting`]. Nothing changes then.
-    pub(crate) fn act(&mut self, steps: u64) -> Result<()> {
+    /// As [`acting_optimisers`]. Nothing changes then.
+    pub(crate) fn go_to_step(&mut self, steps: u64) -> Result<()> {
         let acting = self.acting_for(steps)?;
-        self.go_to(steps, acting);
+        self.set_step_count(steps, acting);
         Ok(())
     }
 }
@@ -97,53 +98,53 @@ impl Leaf {
     }
 
     /// The schedules of this leaf, in the order in which they were given.
-    pub(crate) fn schedules(&self) -> impl Iterator<Item = &GivenSchedule> {
-        self.drives.iter().flat_map(|drives| drives.given())
+    pub(crate) fn schedules(&self) -> impl Iterator<Item = &ScheduleAssignment> {
+        self.drives.iter().flat_map(|drives| drives.assignments())
     }
 
     /// The leaf's schedules resolved in another optimiser.
     ///
     /// # Errors
-    /// As [`ScheduleResolver::of`]; if an own value differs under a schedule that is not relative.
+    /// As [`ScheduleResolver::resolve`]; if an own value differs under a schedule that is not relative.
     pub(super) fn drives_in(
         &self,
         optimiser: &Arc<Optimiser>,
         resolver: &mut ScheduleResolver,
     ) -> Result<ResolvedSchedules> {
-        let resolved = resolver.of(optimiser, self.schedules().cloned()).and_then(|resolved| {
-            check_same_own(self.drives.as_deref(), resolved.drives.as_deref()).map(|()| resolved)
+        let resolved = resolver.resolve(optimiser, self.schedules().cloned()).and_then(|resolved| {
+            check_same_own_value(self.drives.as_deref(), resolved.drives.as_deref()).map(|()| resolved)
         });
         resolved.map_err(|error| error.at(&self.path))
     }
 }
 
-/// Values by the key that they were made from.
-pub(crate) struct Once<K, T> {
-    made: HashMap<K, T>,
-    /// The last value, because leaves in a row often have one key.
+/// Values by the key from which they are made.
+pub(crate) struct KeyedCache<K, T> {
+    values: HashMap<K, T>,
+    /// The last value, because leaves in a row often have the same key.
     last: Option<(K, T)>,
 }
 
-impl<K, T> Default for Once<K, T> {
+impl<K, T> Default for KeyedCache<K, T> {
     fn default() -> Self {
-        Once { made: HashMap::new(), last: None }
+        KeyedCache { values: HashMap::new(), last: None }
     }
 }
 
-impl<K: Hash + Eq + Copy, T: Clone> Once<K, T> {
-    /// The value for a key, made at the first time.
-    pub(crate) fn get(&mut self, key: K, make: impl FnOnce() -> Result<T>) -> Result<T> {
-        if let Some((last, made)) = &self.last
-            && *last == key
+impl<K: Hash + Eq + Copy, T: Clone> KeyedCache<K, T> {
+    /// The value for a key, made in the first call with this key.
+    pub(crate) fn get_or_make(&mut self, key: K, make: impl FnOnce() -> Result<T>) -> Result<T> {
+        if let Some((last_key, value)) = &self.last
+            && *last_key == key
         {
-            return Ok(made.clone());
+            return Ok(value.clone());
         }
-        let made = match self.made.entry(key) {
-            Entry::Occupied(made) => made.get().clone(),
-            Entry::Vacant(place) => place.insert(make()?).clone(),
+        let value = match self.values.entry(key) {
+            Entry::Occupied(entry) => entry.get().clone(),
+            Entry::Vacant(entry) => entry.insert(make()?).clone(),
         };
-        self.last = Some((key, made.clone()));
-        Ok(made)
+        self.last = Some((key, value.clone()));
+        Ok(value)
     }
 }
 
@@ -155,6 +156,7 @@ mod tests {
     use super::*;
 
     thread_local! {
+        /// The number of comparisons of keys.
         static COMPARED: Cell<usize> = const { Cell::new(0) };
     }
 
@@ -181,15 +183,15 @@ mod tests {
     #[test]
     fn comparisons_grow_with_the_keys_and_not_with_their_square() {
         const KEYS: usize = 10_000;
-        let (mut once, mut made) = (Once::default(), 0);
+        let (mut cache, mut calls) = (KeyedCache::default(), 0);
         for key in (0..KEYS).chain(0..KEYS) {
-            let got = once.get(Counted(key), || {
-                made += 1;
+            let value = cache.get_or_make(Counted(key), || {
+                calls += 1;
                 Ok(key)
             });
-            assert_eq!(got.expect("nothing fails"), key);
+            assert_eq!(value.expect("nothing fails"), key);
         }
-        assert_eq!(made, KEYS);
+        assert_eq!(calls, KEYS);
         assert!(COMPARED.get() < 8 * KEYS, "{} comparisons", COMPARED.get());
     }
 }

@@ -1,9 +1,10 @@
 //! Weights to evaluate a model with, instead of its parameters.
 //!
 //! The parameters must come back bit for bit, whatever fails. So `with_averages` works in this order:
-//! 1. Compute the averages and copy the parameters: all that can be refused, before anything is written.
+//! 1. Compute the averages and copy the parameters. All errors of the arguments come here, before anything is
+//!    written.
 //! 2. Put the copies aside in the leaves (`ParameterExchange::new`), before the first average is written.
-//! 3. Write the averages, each rank its parts, and share them among ranks.
+//! 3. Write the averages. Each rank writes its parts, and ranks share them.
 //! 4. Run `evaluate`, and write the copies back. After an error or a panic the drop of the
 //!    `ParameterExchange` writes them.
 
@@ -13,14 +14,14 @@ use super::{Leaf, ParameterExchange, StateTree};
 use crate::engine::set_lent;
 use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::model::Model;
-use crate::model::lent::{Lend, Lent, copied};
+use crate::model::lent::{Lend, Lent, copy_of};
 use crate::numbers::is_supported;
 use crate::ranks::Call;
 use crate::rule::Evaluation;
 use crate::tensors::Tensor;
 
 impl StateTree {
-    /// The weights to evaluate with, by path, in the precision of the average, or of the arithmetic.
+    /// The weights to evaluate with, by path, in the precision of the average or of the arithmetic.
     ///
     /// A parameter has such weights if it has taken a step and its rule keeps an average:
     /// [`Ema`](crate::Ema), [`UniformAverage`](crate::UniformAverage), [`ScheduleFree`](crate::ScheduleFree),
@@ -29,16 +30,16 @@ impl StateTree {
     /// A parameter without a step has no average. Examples are BatchNorm's running statistics, which are
     /// variables in a `VarMap` and move without gradients.
     ///
-    /// Over [ranks](crate::Setup::over) all call this, and each gets whole tensors. Without candle the
+    /// Over [ranks](crate::Setup::over) all call this method, and each gets whole tensors. Without candle the
     /// numbers are read as those of [`Leaf::tensor`].
     ///
     /// # Errors
-    /// If a rule's average has another shape than its parameter or no float dtype, or `model` is not the
+    /// If a rule's average has another shape than its parameter, or no float dtype; if `model` is not the
     /// state's.
     pub fn averages<M: Model + ?Sized>(&self, model: &M) -> Result<BTreeMap<String, Tensor>> {
         let parts = self.parameters(model).and_then(|parameters| self.own_averages(&parameters));
-        let whole = self.whole(self.settle(Call::Averages, parts)?)?;
-        Ok(whole.into_iter().map(|(leaf, average)| (self.leaves[leaf].path.clone(), average)).collect())
+        let averages = self.gather(self.settle(Call::Averages, parts)?)?;
+        Ok(averages.into_iter().map(|(leaf, average)| (self.leaves[leaf].path.clone(), average)).collect())
     }
 
     /// The averages of this rank's parts, each with the index of its leaf.
@@ -56,22 +57,23 @@ impl StateTree {
     /// Before the first step there are no averages, and `evaluate` runs with the parameters.
     ///
     /// The parameters always come back, bit for bit: also after an error or a panic of `evaluate`, and if a
-    /// device or another rank fails. Masters and state stay as they are. Do not write to the model meanwhile:
-    /// what you write is lost. If `evaluate` returns a tensor, detach it: its graph leads to the variables,
-    /// which have the parameters again when a later `backward` reads them. To keep the averages, save the
-    /// model in `evaluate`, as by `VarMap::save`. The exchange takes memory for a copy of the parameters.
+    /// device or another rank fails. Masters and state stay as they are. Do not write to the model in
+    /// `evaluate`, because the parameters overwrite it afterwards. If `evaluate` returns a tensor, detach the
+    /// tensor, because its graph leads to the variables, and a later `backward` would read the parameters
+    /// there. To keep the averages, save the model in `evaluate`, for example by `VarMap::save`. The exchange
+    /// takes memory for a copy of the parameters.
     ///
     /// Variables that are no parameters, such as BatchNorm's running statistics, stay as they were in the
     /// training. The example
     /// [`batch_norm`](https://docs.rs/crate/optimisers/latest/source/examples/batch_norm/main.rs) estimates
-    /// them anew for the averages. Over [ranks](crate::Setup::over) all call this; each gets its parameters
-    /// back when its own `evaluate` ends.
+    /// them anew for the averages. Over [ranks](crate::Setup::over) all call this method; each gets its
+    /// parameters back when its own `evaluate` ends.
     ///
     /// # Errors
     /// Those of `evaluate`, in a type that an [`Error`] can become, such as candle's or `Box<dyn Error>`. If
     /// no rule keeps an average, or `model` is not the state's; `evaluate` does not run then. If a device
-    /// fails to write the parameters back; the state then keeps them, and the next call of this method tries
-    /// again. Until then calls that need the parameters fail with an error of the kind
+    /// fails to write the parameters back: the state then keeps them, the next call of this method tries
+    /// again, and until then calls that need the parameters fail with an error of the kind
     /// [`Changed`](ErrorKind::Changed).
     ///
     /// ```
@@ -94,30 +96,33 @@ impl StateTree {
         F: FnOnce() -> std::result::Result<T, E>,
         E: From<Error>,
     {
-        let mut exchanged = self.exchanged(model)?;
-        let evaluated = evaluate()?;
-        // Not left to `drop`, which can only log an error.
-        exchanged.put_back()?;
-        Ok(evaluated)
+        let mut exchange = self.exchange_parameters(model)?;
+        let result = evaluate()?;
+        // Called here, because `drop` can only log an error.
+        exchange.put_back()?;
+        Ok(result)
     }
 
-    /// The model with averages instead of its parameters.
-    fn exchanged<'s, 'm, M: Model + ?Sized>(&'s mut self, model: &'m M) -> Result<ParameterExchange<'s, 'm>> {
-        let prepared = self.prepared_averages(model);
-        let AverageExchange { averages, parameters, copies } = self.settle(Call::WithAverages, prepared)?;
-        let exchanged = ParameterExchange::new(self, parameters, copies);
-        let ParameterExchange { state, parameters } = &exchanged;
-        let put = |(leaf, average): &(usize, Tensor)| {
+    /// Puts the averages into the model instead of its parameters.
+    fn exchange_parameters<'s, 'm, M: Model + ?Sized>(
+        &'s mut self,
+        model: &'m M,
+    ) -> Result<ParameterExchange<'s, 'm>> {
+        let plan = self.plan_exchange(model);
+        let AverageExchange { averages, parameters, copies } = self.settle(Call::WithAverages, plan)?;
+        let exchange = ParameterExchange::new(self, parameters, copies);
+        let ParameterExchange { state, parameters } = &exchange;
+        let write = |(leaf, average): &(usize, Tensor)| {
             set_lent(&*state.leaves[*leaf].own_part(&*parameters[*leaf])?, average)
         };
-        state.settle(Call::AveragesPut, averages.iter().try_for_each(put))?;
+        state.settle(Call::AveragesPut, averages.iter().try_for_each(write))?;
         state.share(averages.iter().map(|(leaf, _)| (*leaf, &parameters[*leaf])))?;
-        Ok(exchanged)
+        Ok(exchange)
     }
 
-    /// Everything that can be refused, before anything is written.
-    fn prepared_averages<'m, M: Model + ?Sized>(&mut self, model: &'m M) -> Result<AverageExchange<'m>> {
-        let parameters = self.parameters_back(model)?;
+    /// Computes the averages and copies the parameters, before anything is written.
+    fn plan_exchange<'m, M: Model + ?Sized>(&mut self, model: &'m M) -> Result<AverageExchange<'m>> {
+        let parameters = self.recover_parameters(model)?;
         let averages = self.own_averages(&parameters)?;
         if averages.is_empty()
             && self.leaves().map(evaluation).filter_map(Result::transpose).next().transpose()?.is_none()
@@ -125,7 +130,7 @@ impl StateTree {
             let remedy = "add `Ema` or `UniformAverage` to the end of the chain, or take `ScheduleFree`";
             return Err(Error::new(ErrorKind::Unsupported, "no parameter has an average").with_remedy(remedy));
         }
-        let copy = |(leaf, _): &(usize, Tensor)| Ok((*leaf, copied("parameter", &*parameters[*leaf])?));
+        let copy = |(leaf, _): &(usize, Tensor)| Ok((*leaf, copy_of("parameter", &*parameters[*leaf])?));
         let copies = averages.iter().map(copy).collect::<Result<_>>()?;
         Ok(AverageExchange { averages, parameters, copies })
     }
@@ -137,13 +142,13 @@ impl StateTree {
     }
 }
 
-/// The averages that go into the model, and the copies that are kept meanwhile.
+/// The averages that go into the model, and the copies of the parameters that come back.
 struct AverageExchange<'m> {
-    /// The averages of this rank's parts, by the index of their leaf.
+    /// The averages of this rank's parts, each with the index of its leaf.
     averages: Vec<(usize, Tensor)>,
     /// The variables of the model, in the order of the leaves.
     parameters: Vec<Lent<'m>>,
-    /// Whole copies of the parameters that are exchanged.
+    /// Whole copies of the parameters that are exchanged, each with the index of its leaf.
     copies: Vec<(usize, Tensor)>,
 }
 
@@ -156,12 +161,12 @@ fn evaluation(leaf: &Leaf) -> Result<Option<Evaluation<'_>>> {
 fn average(leaf: &Leaf, x: &dyn Lend) -> Result<Option<Tensor>> {
     let Some(evaluation) = evaluation(leaf)? else { return Ok(None) };
     let x = leaf.own_part(x)?;
-    let what = "the average of its rule";
+    let label = "the average of its rule";
     if evaluation.shape() != x.shape() {
-        return Err(Error::shape(what, evaluation.shape(), x.shape()).at(&leaf.path));
+        return Err(Error::shape(label, evaluation.shape(), x.shape()).at(&leaf.path));
     }
     if !is_supported(evaluation.dtype()) {
-        return Err(Error::dtype(what, evaluation.dtype(), FLOATS).at(&leaf.path));
+        return Err(Error::dtype(label, evaluation.dtype(), FLOATS).at(&leaf.path));
     }
     let precise = || leaf.optimiser.precise(&leaf.state, leaf.parameter(&*x));
     evaluation.tensor(precise).map(Some).map_err(|error| error.at(&leaf.path))

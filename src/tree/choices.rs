@@ -1,4 +1,4 @@
-//! Which optimiser each variable gets.
+//! The choice of an optimiser for each variable.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ pub(crate) type ChosenOptimisers<'m> = Vec<(Variable<'m>, Option<Arc<Optimiser>>
 ///
 /// # Errors
 /// If the answers for the paths of one variable differ.
-pub(crate) fn chosen<'m, O: IntoOptimiser>(
+pub(crate) fn choose_optimisers<'m, O: IntoOptimiser>(
     variables: Vec<Variable<'m>>,
     choose: &mut impl FnMut(&str, Parameter<'_>) -> Option<O>,
 ) -> Result<ChosenOptimisers<'m>> {
@@ -25,13 +25,13 @@ pub(crate) fn chosen<'m, O: IntoOptimiser>(
         let mut choose = |path: &str| choose(path, x).map(IntoOptimiser::into_optimiser);
         let optimiser = choose(variable.path());
         for other in variable.paths.iter().skip(1) {
-            let record = |chosen: &Optimiser| chosen.description().record();
-            let chosen = [optimiser.as_ref().map(record), choose(other).as_ref().map(record)];
-            if chosen[0] != chosen[1] {
-                let ([own, others], path) = (words(&chosen), variable.path());
+            let record = |optimiser: &Optimiser| optimiser.description().record();
+            let records = [optimiser.as_ref().map(record), choose(other).as_ref().map(record)];
+            if records[0] != records[1] {
+                let ([first, second], path) = (choices_in_words(&records), variable.path());
                 let problem = format!(
-                    "{path:?} and {other:?} are one tied parameter, but {own} was chosen for {path:?} and \
-                     {others} for {other:?}"
+                    "{path:?} and {other:?} are one tied parameter, but {first} was chosen for {path:?} and \
+                     {second} for {other:?}"
                 );
                 let remedy = "choose the same optimiser for all paths of a parameter";
                 return Err(Error::new(ErrorKind::Model, problem).at(path).with_remedy(remedy));
@@ -63,28 +63,29 @@ pub(crate) fn check_patterns(choices: &ChosenOptimisers<'_>) -> Result<()> {
 /// optimiser has chosen the same rules share one `Arc`.
 #[derive(Default)]
 pub(crate) struct ChoiceCache {
-    /// By the optimiser before the choice (its address) and the fingerprint of what it has chosen: only
-    /// choices that agree in both are shared. All optimisers before the choice live while the map is filled.
-    known: HashMap<(*const (), u64), Arc<Optimiser>>,
+    /// By the address of the optimiser before the choice, and the fingerprint of the optimiser after it. The
+    /// addresses stay valid, because all optimisers before the choice live while the map is filled.
+    optimisers: HashMap<(*const (), u64), Arc<Optimiser>>,
 }
 
 impl ChoiceCache {
-    pub(crate) fn all<'m>(choices: ChosenOptimisers<'m>) -> Result<ChosenOptimisers<'m>> {
-        let mut settled = ChoiceCache::default();
-        let of = |(variable, optimiser): (Variable<'m>, Option<Arc<Optimiser>>)| {
-            let optimiser = optimiser
-                .map(|optimiser| settled.of(&optimiser, &variable.paths, Parameter::new(&*variable.x)))
+    /// Chooses the rules for all variables.
+    pub(crate) fn resolve_all<'m>(choices: ChosenOptimisers<'m>) -> Result<ChosenOptimisers<'m>> {
+        let mut cache = ChoiceCache::default();
+        let resolve = |(variable, optimiser): (Variable<'m>, Option<Arc<Optimiser>>)| {
+            let resolved = optimiser
+                .map(|optimiser| cache.resolve(&optimiser, &variable.paths, Parameter::new(&*variable.x)))
                 .transpose()?;
-            Ok((variable, optimiser))
+            Ok((variable, resolved))
         };
-        choices.into_iter().map(of).collect()
+        choices.into_iter().map(resolve).collect()
     }
 
     /// The optimiser of one parameter, with all its rules chosen. Parameters with the same choice share it.
     ///
     /// # Errors
-    /// If the chosen rule does not go with the rules around it.
-    pub(crate) fn of(
+    /// If a chosen rule does not go with the rules around it.
+    pub(crate) fn resolve(
         &mut self,
         optimiser: &Arc<Optimiser>,
         paths: &[String],
@@ -93,21 +94,21 @@ impl ChoiceCache {
         if !optimiser.description().has_choice() {
             return Ok(optimiser.clone());
         }
-        let mut own = Optimiser::clone(optimiser);
-        own.choose(paths, x);
-        // Checked for each parameter, because its chosen rule can be wrong here while those of other
-        // parameters are right.
-        own.check().map_err(|error| error.at(paths.first().map_or("", String::as_str)))?;
-        let key = (Arc::as_ptr(optimiser).cast(), own.description().fingerprint());
-        Ok(self.known.entry(key).or_insert_with(|| Arc::new(own)).clone())
+        let mut resolved = Optimiser::clone(optimiser);
+        resolved.choose(paths, x);
+        // Checked for each parameter, because the rule that is chosen for this parameter can be wrong while
+        // the rules for others are right.
+        resolved.check().map_err(|error| error.at(paths.first().map_or("", String::as_str)))?;
+        let key = (Arc::as_ptr(optimiser).cast(), resolved.description().fingerprint());
+        Ok(self.optimisers.entry(key).or_insert_with(|| Arc::new(resolved)).clone())
     }
 }
 
 /// Two choices in words: name and hyper-parameters, or, if these are equal, the whole descriptions.
-fn words(chosen: &[Option<OptimiserRecord>; 2]) -> [String; 2] {
-    let words = |words: fn(&OptimiserRecord) -> String| {
-        chosen.each_ref().map(|chosen| chosen.as_ref().map_or("no optimiser".to_string(), words))
+fn choices_in_words(records: &[Option<OptimiserRecord>; 2]) -> [String; 2] {
+    let describe = |words: fn(&OptimiserRecord) -> String| {
+        records.each_ref().map(|record| record.as_ref().map_or("no optimiser".to_string(), words))
     };
-    let short = words(OptimiserRecord::with_fields);
-    if short[0] == short[1] { words(|record| record.words().join(", ")) } else { short }
+    let short = describe(OptimiserRecord::name_with_fields);
+    if short[0] == short[1] { describe(|record| record.words().join(", ")) } else { short }
 }

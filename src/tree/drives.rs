@@ -3,11 +3,12 @@
 //! A step must not fail because of a schedule. So whenever a leaf gets a schedule or another optimiser:
 //! 1. `driven_numbers` finds the numbers by the name of the field: a learning rate (in a chain the last one),
 //!    a real field, or one number of a pair (`beta1`).
-//! 2. A schedule replaces earlier ones of the same numbers, also by another name (`eta` and `1.eta`).
+//! 2. A schedule replaces earlier ones of the same numbers, also under another name (`eta` and `1.eta`).
 //! 3. `Drive::check` tries the least and the greatest value of the curve in a copy of the optimiser.
 //!
-//! A relative schedule multiplies the leaf's own value. Any other sets the value alone, so own values must be
-//! equal in all its leaves (`check_one_rate`) and must not change under it (`check_same_own`).
+//! A relative schedule multiplies the leaf's own value. A schedule that is not relative replaces the own
+//! value, so its leaves must have equal own values (`check_one_rate`), and these must not change while the
+//! schedule runs (`check_same_own_value`).
 
 use std::cell::LazyCell;
 use std::collections::HashMap;
@@ -15,7 +16,7 @@ use std::sync::Arc;
 
 use smallvec::{SmallVec, smallvec};
 
-use super::below;
+use super::rest_below;
 use super::schedule::{Curve, Schedule, saturating};
 use crate::error::{Error, ErrorKind, Result};
 use crate::rule::field::FieldValue;
@@ -24,68 +25,70 @@ use crate::rule::{
     out_of_range, unreachable_rate,
 };
 
+/// The remedy if a schedule would make different own values equal.
 const FLATTENED: &str = "multiply each leaf's own value by the schedule with `Schedule::relative`, give \
                          parts of the model schedules of their own with `state.at(path)?.schedule(..)`, or \
                          first `adjust` the leaves to one value";
 
-/// A number of an optimiser: the index of its field, and which number of a pair or of three it is.
+/// A number of an optimiser: the index of its field, and its index in a pair or in three numbers.
 pub(crate) type NumberPlace = (usize, Option<usize>);
 
-/// A schedule as it was given to leaves.
+/// A schedule that was given to leaves.
 #[derive(Clone, Debug)]
-pub(crate) struct GivenSchedule {
+pub(crate) struct ScheduleAssignment {
     pub(crate) schedule: Arc<Schedule>,
-    /// The count of steps when it was given, or restored.
-    pub(crate) at: u64,
-    /// Whether it comes from a file, and the program has given no schedule for the field.
-    pub(crate) is_of_file: bool,
+    /// The count of steps when the schedule was given or restored.
+    pub(crate) since: u64,
+    /// Whether the schedule comes from a file, and the program has given no schedule for the field.
+    pub(crate) is_from_file: bool,
     /// The schedule of the restored file for this field, if the program gave another. A warning names both.
-    pub(super) of_file: Option<Arc<Schedule>>,
+    pub(super) file_schedule: Option<Arc<Schedule>>,
 }
 
-impl GivenSchedule {
-    pub(crate) fn new(schedule: Schedule, at: u64, is_of_file: bool) -> Self {
-        GivenSchedule { schedule: Arc::new(schedule), at, is_of_file, of_file: None }
+impl ScheduleAssignment {
+    pub(crate) fn new(schedule: Schedule, since: u64, is_from_file: bool) -> Self {
+        ScheduleAssignment { schedule: Arc::new(schedule), since, is_from_file, file_schedule: None }
     }
 
-    /// The program's schedule after a file was restored at this count of steps.
-    pub(crate) fn restored_at(&self, at: u64) -> Self {
-        GivenSchedule { at, of_file: None, ..self.clone() }
+    /// The program's schedule after a file with this count of steps was restored.
+    pub(crate) fn restored_at(&self, steps: u64) -> Self {
+        ScheduleAssignment { since: steps, file_schedule: None, ..self.clone() }
     }
 
-    /// Replaces an earlier schedule of the same numbers, and keeps the file's for the warning.
-    fn replace(&mut self, earlier: GivenSchedule) {
+    /// Replaces an earlier schedule of the same numbers, and keeps the file's schedule for the warning.
+    fn replace(&mut self, earlier: ScheduleAssignment) {
         if earlier.schedule == self.schedule {
-            self.of_file = self.of_file.take().or(earlier.of_file);
-        } else if earlier.is_of_file && !self.is_of_file && earlier.at == self.at {
-            // Only at the same count of steps. After steps under the file's schedule, another schedule begins
-            // a new phase on purpose, so no warning is due.
-            self.of_file = Some(earlier.schedule);
+            self.file_schedule = self.file_schedule.take().or(earlier.file_schedule);
+        } else if earlier.is_from_file && !self.is_from_file && earlier.since == self.since {
+            // Only at the same count of steps, because a schedule that is given after steps under the file's
+            // schedule begins a new phase on purpose, so no warning is due.
+            self.file_schedule = Some(earlier.schedule);
         }
     }
 }
 
-/// Adds a schedule to those of all leaves. It replaces one of the same field.
-pub(crate) fn give_to_all(all: &mut Vec<GivenSchedule>, given: GivenSchedule) {
-    all.retain(|known| known.schedule.driven_field() != given.schedule.driven_field());
-    all.push(given);
+/// Adds a schedule to those of all leaves, where it replaces the schedule of the same field.
+pub(crate) fn give_to_all(all: &mut Vec<ScheduleAssignment>, assignment: ScheduleAssignment) {
+    all.retain(|earlier| earlier.schedule.driven_field() != assignment.schedule.driven_field());
+    all.push(assignment);
 }
 
 /// A number that a schedule sets in an optimiser.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DrivenNumber {
     /// The field, with the leaf's own value of the number.
-    pub(crate) own: RateField,
+    pub(crate) field: RateField,
+    /// The index in a pair or in three numbers.
     pub(crate) part: Option<usize>,
 }
 
-/// The numbers that a schedule sets: one, or one of each alternative.
+/// The numbers that a schedule sets: one number, or one in each alternative.
 type DrivenNumbers = SmallVec<[DrivenNumber; 1]>;
 
 /// A schedule of a leaf, with the numbers that it drives there.
 #[derive(Clone, Debug)]
 struct Drive {
-    given: GivenSchedule,
+    assignment: ScheduleAssignment,
     numbers: DrivenNumbers,
 }
 
@@ -101,14 +104,14 @@ pub(crate) struct ResolvedSchedules {
     pub(crate) missing: Vec<String>,
 }
 
-/// Resolves schedules in optimisers. Leaves with the same optimiser and schedules share the answer.
+/// Resolves schedules in optimisers. Leaves with the same optimiser and schedules share the result.
 #[derive(Default)]
 pub(crate) struct ScheduleResolver {
-    made: HashMap<ResolverKey, (Arc<Optimiser>, ResolvedSchedules)>,
+    cache: HashMap<ResolverKey, (Arc<Optimiser>, ResolvedSchedules)>,
 }
 
 /// The addresses of an optimiser and of its schedules, each with the address of the file's schedule. The
-/// optimiser is kept alive in `made`, so that no other gets its address.
+/// optimiser is kept alive in `cache`, so that no other optimiser gets its address.
 type ResolverKey = (*const (), Vec<(*const Schedule, Option<*const Schedule>)>);
 
 impl ScheduleResolver {
@@ -117,32 +120,33 @@ impl ScheduleResolver {
     /// # Errors
     /// If a field is no real number or several members of a chain have it; if no value of the last member of
     /// a chain makes a rate right; if a value of any step is out of range.
-    pub(crate) fn of(
+    pub(crate) fn resolve(
         &mut self,
         optimiser: &Arc<Optimiser>,
-        given: impl Iterator<Item = GivenSchedule>,
+        assignments: impl Iterator<Item = ScheduleAssignment>,
     ) -> Result<ResolvedSchedules> {
-        let given: Vec<GivenSchedule> = given.collect();
-        if given.is_empty() {
+        let assignments: Vec<ScheduleAssignment> = assignments.collect();
+        if assignments.is_empty() {
             return Ok(ResolvedSchedules::default());
         }
-        let address =
-            |given: &GivenSchedule| (Arc::as_ptr(&given.schedule), given.of_file.as_ref().map(Arc::as_ptr));
-        let key = (Arc::as_ptr(optimiser).cast(), given.iter().map(address).collect());
-        if let Some((_, known)) = self.made.get(&key) {
-            return Ok(known.clone());
+        let address = |ScheduleAssignment { schedule, file_schedule, .. }: &ScheduleAssignment| {
+            (Arc::as_ptr(schedule), file_schedule.as_ref().map(Arc::as_ptr))
+        };
+        let key = (Arc::as_ptr(optimiser).cast(), assignments.iter().map(address).collect());
+        if let Some((_, resolved)) = self.cache.get(&key) {
+            return Ok(resolved.clone());
         }
-        let resolved = resolved(optimiser, given)?;
-        self.made.insert(key, (optimiser.clone(), resolved.clone()));
+        let resolved = resolve(optimiser, assignments)?;
+        self.cache.insert(key, (optimiser.clone(), resolved.clone()));
         Ok(resolved)
     }
 }
 
-fn resolved(optimiser: &Optimiser, given: Vec<GivenSchedule>) -> Result<ResolvedSchedules> {
+fn resolve(optimiser: &Optimiser, assignments: Vec<ScheduleAssignment>) -> Result<ResolvedSchedules> {
     let (mut drives, mut missing) = (Drives::default(), Vec::new());
-    for given in given {
-        let schedule = given.schedule.clone();
-        if !drives.add(given, optimiser)? {
+    for assignment in assignments {
+        let schedule = assignment.schedule.clone();
+        if !drives.add(assignment, optimiser)? {
             missing.push(schedule.driven_field().to_string());
         }
     }
@@ -151,30 +155,31 @@ fn resolved(optimiser: &Optimiser, given: Vec<GivenSchedule>) -> Result<Resolved
 }
 
 /// Whether two names of fields reach the same numbers of a chain, as `eta` and `1.eta` do.
-fn overlap(name: &str, other: &str) -> bool {
-    let [(place, field), (other, other_field)] =
+fn names_overlap(name: &str, other: &str) -> bool {
+    let [(place, field), (other_place, other_field)] =
         [name, other].map(|name| name.rsplit_once('.').unwrap_or(("", name)));
-    field == other_field && (below(place, other).is_some() || below(other, place).is_some())
+    field == other_field
+        && (rest_below(place, other_place).is_some() || rest_below(other_place, place).is_some())
 }
 
 /// The numbers that a name drives in an optimiser; `None` if it has no such field.
 pub(crate) fn driven_numbers(name: &str, optimiser: &Description) -> Result<Option<DrivenNumbers>> {
-    if let Some(rates) = Rates::named(optimiser, name) {
-        let set = rates.fields(optimiser)?.into_iter();
-        return Ok(Some(set.map(|own| DrivenNumber { own, part: None }).collect()));
+    if let Some(rates) = Rates::for_name(optimiser, name) {
+        let fields = rates.fields(optimiser)?.into_iter();
+        return Ok(Some(fields.map(|field| DrivenNumber { field, part: None }).collect()));
     }
     let one = |index, part, value| {
-        let own = RateField { index, value, others: None };
-        Some(smallvec![DrivenNumber { own, part }])
+        let field = RateField { index, value, others: None };
+        Some(smallvec![DrivenNumber { field, part }])
     };
-    let (found, part) = optimiser.numbers_named(name);
-    match (&found[..], part) {
+    let (fields, part) = optimiser.numbers_named(name);
+    match (&fields[..], part) {
         ([], _) => Ok(None),
         ([FieldDescription { index, value: FieldValue::Real(value), .. }], None) => {
             Ok(one(*index, None, *value))
         }
         ([field], Some(part)) => {
-            Ok(field.value.numbers().get(part).and_then(|own| one(field.index, Some(part), *own)))
+            Ok(field.value.numbers().get(part).and_then(|value| one(field.index, Some(part), *value)))
         }
         ([FieldDescription { value, .. }], None) => {
             let remedy = "name a field that is a real number, or one number of a pair, as in `beta1`";
@@ -183,11 +188,12 @@ pub(crate) fn driven_numbers(name: &str, optimiser: &Description) -> Result<Opti
                 .with_expected(format_args!("{}, as a schedule gives", FieldValue::Real(0.0).expected()))
                 .with_remedy(remedy))
         }
-        (several, part) => Err(has_several(name, optimiser, several, part)),
+        (several, part) => Err(several_error(name, optimiser, several, part)),
     }
 }
 
-fn has_several(
+/// The error that several members of a chain have the field.
+fn several_error(
     name: &str,
     optimiser: &Description,
     several: &[FieldDescription],
@@ -196,8 +202,8 @@ fn has_several(
     let places = optimiser.places();
     let got: Vec<String> =
         several.iter().map(|field| format!("{} = {}", places[field.index], field.value)).collect();
-    let place = &places[several[0].index];
-    let place = part.map_or(place.to_string(), |part| format!("{place}{}", part + 1));
+    let field_place = &places[several[0].index];
+    let place = part.map_or(field_place.to_string(), |part| format!("{field_place}{}", part + 1));
     let remedy = format!(
         "name the one to drive with its place, as in `Schedule::field({place:?})` (or \
          `ReduceOnPlateau::field`)"
@@ -207,7 +213,7 @@ fn has_several(
         .with_remedy(remedy)
 }
 
-/// The values of fields with these numbers set.
+/// The values of those fields of an optimiser that have these numbers, with the numbers set.
 pub(crate) fn fields_with(
     optimiser: &Optimiser,
     numbers: impl Iterator<Item = (NumberPlace, f64)>,
@@ -221,10 +227,10 @@ pub(crate) fn fields_with(
             values.push((index, number.into()));
             continue;
         };
-        // Both numbers of a pair may be set, each by a schedule: the second then joins the first.
+        // Both numbers of a pair may be set, each by its schedule. The second is then added to the first.
         match values.last_mut() {
-            Some((known, value)) if *known == index => *value = value.with_number(part, number),
-            _ => values.extend(fields.get(index).map(|(_, own)| (index, own.with_number(part, number)))),
+            Some((last, value)) if *last == index => *value = value.with_number(part, number),
+            _ => values.extend(fields.get(index).map(|(_, value)| (index, value.with_number(part, number)))),
         }
     }
     values
@@ -232,97 +238,105 @@ pub(crate) fn fields_with(
 
 impl DrivenNumber {
     pub(crate) fn place(&self) -> NumberPlace {
-        (self.own.index, self.part)
+        (self.field.index, self.part)
     }
 }
 
 impl Drive {
-    /// The values of the numbers that follow from a value of the curve.
-    fn values(&self, of_curve: f64) -> impl Iterator<Item = (NumberPlace, f64)> {
-        let value = move |DrivenNumber { own, .. }: &DrivenNumber| match self.given.schedule.is_relative {
-            true => saturating(own.value, of_curve),
-            // A value exists, because `check` has refused curves without one.
-            false => own.value_for(of_curve).unwrap_or(own.value),
-        };
+    /// The values of all driven numbers at a value of the curve.
+    fn values(&self, curve_value: f64) -> impl Iterator<Item = (NumberPlace, f64)> {
+        let value =
+            move |DrivenNumber { field, .. }: &DrivenNumber| match self.assignment.schedule.is_relative {
+                true => saturating(field.value, curve_value),
+                // `check` has refused curves with a value for which `value_for` returns `None`.
+                false => field.value_for(curve_value).unwrap_or(field.value),
+            };
         self.numbers.iter().map(move |number| (number.place(), value(number)))
     }
 
     /// Tries the least and the greatest value of the curve, so that no step can leave the range.
     fn check(&self, optimiser: &Optimiser) -> Result<()> {
-        let schedule = &*self.given.schedule;
+        let schedule = &*self.assignment.schedule;
         for step in schedule.curve.extremes() {
-            let (value, mut tried) = (schedule.at(step), optimiser.clone());
+            let (value, mut trial) = (schedule.at(step), optimiser.clone());
             let leaves_range =
                 || Error::new(ErrorKind::Argument, format!("in step {step} the schedule leaves the range"));
             if value.is_nan() {
-                let no_number = out_of_range("Schedule", schedule.driven_field(), value, "a number");
-                return Err(leaves_range().caused_by(no_number));
+                let not_a_number = out_of_range("Schedule", schedule.driven_field(), value, "a number");
+                return Err(leaves_range().caused_by(not_a_number));
             }
-            let mut rates = self.numbers.iter().map(|number| &number.own);
+            let mut fields = self.numbers.iter().map(|number| &number.field);
             if !schedule.is_relative
-                && let Some(own) = rates.find(|own| own.value_for(value).is_none())
+                && let Some(field) = fields.find(|field| field.value_for(value).is_none())
             {
-                return Err(unreachable_rate(optimiser.description(), own, value));
+                return Err(unreachable_rate(optimiser.description(), field, value));
             }
-            tried.write(&fields_with(optimiser, self.values(value)))?;
-            tried.check().map_err(|error| leaves_range().caused_by(error))?;
+            trial.write(&fields_with(optimiser, self.values(value)))?;
+            trial.check().map_err(|error| leaves_range().caused_by(error))?;
         }
         Ok(())
     }
 }
 
 impl Drives {
-    /// A copy with one more schedule for the same optimiser. `None` if the optimiser lacks the field.
+    /// A copy with one more schedule for the same optimiser; `None` if the optimiser lacks the field.
     ///
     /// # Errors
-    /// As [`ScheduleResolver::of`]. Only the new schedule is checked.
-    pub(super) fn with(&self, given: GivenSchedule, optimiser: &Optimiser) -> Result<Option<Drives>> {
+    /// As [`ScheduleResolver::resolve`]. Only the new schedule is checked.
+    pub(super) fn with_schedule(
+        &self,
+        assignment: ScheduleAssignment,
+        optimiser: &Optimiser,
+    ) -> Result<Option<Drives>> {
         let mut drives = self.clone();
-        let has_field = drives.add(given, optimiser)?;
-        drives.0.last().filter(|_| has_field).map_or(Ok(()), |added| added.check(optimiser))?;
+        let has_field = drives.add(assignment, optimiser)?;
+        drives.0.last().filter(|_| has_field).map_or(Ok(()), |new_drive| new_drive.check(optimiser))?;
         Ok(has_field.then_some(drives))
     }
 
-    /// Adds a schedule, which replaces those of the same numbers. Returns whether the optimiser has the field.
-    fn add(&mut self, mut given: GivenSchedule, optimiser: &Optimiser) -> Result<bool> {
-        let field = given.schedule.driven_field();
+    /// Adds a schedule, which replaces those of the same numbers. Returns whether the optimiser has the
+    /// field.
+    fn add(&mut self, mut assignment: ScheduleAssignment, optimiser: &Optimiser) -> Result<bool> {
+        let field = assignment.schedule.driven_field();
         let Some(numbers) = driven_numbers(field, optimiser.description())? else { return Ok(false) };
-        let earlier = self.0.extract_if(.., |drive| overlap(drive.given.schedule.driven_field(), field));
-        let earlier: Vec<Drive> = earlier.collect();
-        earlier.into_iter().for_each(|earlier| given.replace(earlier.given));
-        self.0.push(Drive { given, numbers });
+        let overlaps = |drive: &mut Drive| names_overlap(drive.assignment.schedule.driven_field(), field);
+        let earlier_drives: Vec<Drive> = self.0.extract_if(.., overlaps).collect();
+        earlier_drives.into_iter().for_each(|earlier| assignment.replace(earlier.assignment));
+        self.0.push(Drive { assignment, numbers });
         Ok(true)
     }
 
-    pub(crate) fn given(&self) -> impl Iterator<Item = &GivenSchedule> {
-        self.0.iter().map(|drive| &drive.given)
+    pub(crate) fn assignments(&self) -> impl Iterator<Item = &ScheduleAssignment> {
+        self.0.iter().map(|drive| &drive.assignment)
     }
 
     /// The schedule that drives a number of the field with this index.
-    pub(crate) fn of_field(&self, field: usize) -> Option<&GivenSchedule> {
-        let drives = |drive: &&Drive| drive.numbers.iter().any(|number| number.own.index == field);
-        self.0.iter().find(drives).map(|drive| &drive.given)
+    pub(crate) fn assignment_for(&self, field: usize) -> Option<&ScheduleAssignment> {
+        let drives_field = |drive: &&Drive| drive.numbers.iter().any(|number| number.field.index == field);
+        self.0.iter().find(drives_field).map(|drive| &drive.assignment)
     }
 
     /// The schedules of learning rates, each with the leaf's own rate.
     pub(super) fn rates(&self) -> impl Iterator<Item = (&Arc<Schedule>, f64)> {
-        let of_rates = self.0.iter().filter(|drive| drive.given.schedule.drives_rate());
-        of_rates
-            .flat_map(|drive| drive.numbers.iter().map(|number| (&drive.given.schedule, number.own.rate())))
+        let rate_drives = self.0.iter().filter(|drive| drive.assignment.schedule.drives_rate());
+        rate_drives.flat_map(|drive| {
+            drive.numbers.iter().map(|number| (&drive.assignment.schedule, number.field.rate()))
+        })
     }
 
-    /// Whether a schedule of a learning rate is at 0 in this step. A constant 0 does not count, because
-    /// somebody means it.
+    /// Whether a schedule of a learning rate has the value 0 in this step. A constant 0 does not count,
+    /// because a program gives it on purpose.
     ///
-    /// `seen` has schedules above 0, so that leaves with one schedule compute its value once.
-    pub(super) fn has_zero_rate(&self, step: u64, seen: &mut SmallVec<[*const Schedule; 4]>) -> bool {
-        self.given().any(|GivenSchedule { schedule, .. }| {
+    /// `checked` collects schedules whose value was computed, so that a schedule that leaves share is read
+    /// once.
+    pub(super) fn has_zero_rate(&self, step: u64, checked: &mut SmallVec<[*const Schedule; 4]>) -> bool {
+        self.assignments().any(|ScheduleAssignment { schedule, .. }| {
             let address = Arc::as_ptr(schedule);
-            if !schedule.drives_rate() || seen.contains(&address) {
+            if !schedule.drives_rate() || checked.contains(&address) {
                 return false;
             }
-            if seen.len() < seen.inline_size() {
-                seen.push(address);
+            if checked.len() < checked.inline_size() {
+                checked.push(address);
             }
             schedule.at(step) == 0.0 && !matches!(schedule.curve, Curve::Constant(_))
         })
@@ -332,28 +346,28 @@ impl Drives {
     ///
     /// # Errors
     /// If the rule describes other fields than when it got the schedules.
-    pub(super) fn acting(&self, own: &Optimiser, step: u64) -> Result<Optimiser> {
-        let numbers = self.0.iter().flat_map(|drive| drive.values(drive.given.schedule.at(step)));
-        let (values, mut acting) = (fields_with(own, numbers), own.unread());
+    pub(super) fn acting_optimiser(&self, optimiser: &Optimiser, step: u64) -> Result<Optimiser> {
+        let numbers = self.0.iter().flat_map(|drive| drive.values(drive.assignment.schedule.at(step)));
+        let (values, mut acting) = (fields_with(optimiser, numbers), optimiser.clone_to_describe());
         acting.write(&values)?;
         Ok(acting)
     }
 }
 
-/// Refuses a schedule that is not relative if the leaves' own values differ, because it makes them equal.
+/// Refuses different own values under one schedule that is not relative, because they would become equal.
 pub(crate) fn check_one_rate<'l>(leaves: impl Iterator<Item = (&'l str, Option<&'l Drives>)>) -> Result<()> {
-    let mut known: HashMap<*const Schedule, (&str, f64)> = HashMap::new();
+    let mut first_rates: HashMap<*const Schedule, (&str, f64)> = HashMap::new();
     for (path, drives) in leaves {
-        let absolute = drives.into_iter().flat_map(|drives| &drives.0);
-        for drive in absolute.filter(|drive| !drive.given.schedule.is_relative) {
-            for rate in drive.numbers.iter().map(|number| number.own.rate()) {
-                let key = Arc::as_ptr(&drive.given.schedule);
-                let (first, value) = *known.entry(key).or_insert((path, rate));
-                if !is_same_rate(value, rate) {
-                    let field = drive.given.schedule.driven_field();
+        let drives = drives.into_iter().flat_map(|drives| &drives.0);
+        for drive in drives.filter(|drive| !drive.assignment.schedule.is_relative) {
+            for rate in drive.numbers.iter().map(|number| number.field.rate()) {
+                let key = Arc::as_ptr(&drive.assignment.schedule);
+                let (first_path, first_rate) = *first_rates.entry(key).or_insert((path, rate));
+                if !is_same_rate(first_rate, rate) {
+                    let field = drive.assignment.schedule.driven_field();
                     let problem = format!(
                         "one schedule would make two different values equal: its {field}, {rate}, and that \
-                         of {first:?}, {value}"
+                         of {first_path:?}, {first_rate}"
                     );
                     return Err(Error::new(ErrorKind::Argument, problem).with_remedy(FLATTENED).at(path));
                 }
@@ -363,24 +377,25 @@ pub(crate) fn check_one_rate<'l>(leaves: impl Iterator<Item = (&'l str, Option<&
     Ok(())
 }
 
-/// Refuses another own value under a schedule that is not relative, because it would have no effect.
-pub(super) fn check_same_own(old: Option<&Drives>, new: Option<&Drives>) -> Result<()> {
-    let old: SmallVec<[&Drive; 2]> = old.into_iter().flat_map(|old| &old.0).collect();
-    for Drive { given: GivenSchedule { schedule, .. }, numbers } in new.into_iter().flat_map(|new| &new.0) {
-        let before = old.iter().find(|old| Arc::ptr_eq(&old.given.schedule, schedule));
-        let Some(before) = before.filter(|_| !schedule.is_relative).and_then(|old| old.numbers.first())
+/// Refuses a new own value under a schedule that is not relative, because the value would have no effect.
+pub(super) fn check_same_own_value(old: Option<&Drives>, new: Option<&Drives>) -> Result<()> {
+    let old_drives: SmallVec<[&Drive; 2]> = old.into_iter().flat_map(|drives| &drives.0).collect();
+    let new_drives = new.into_iter().flat_map(|drives| &drives.0);
+    for Drive { assignment: ScheduleAssignment { schedule, .. }, numbers } in new_drives {
+        let old_drive = old_drives.iter().find(|old| Arc::ptr_eq(&old.assignment.schedule, schedule));
+        let Some(number) = old_drive.filter(|_| !schedule.is_relative).and_then(|old| old.numbers.first())
         else {
             continue;
         };
-        let (before, mut rates) = (before.own.rate(), numbers.iter().map(|number| number.own.rate()));
-        if let Some(rate) = rates.find(|rate| !is_same_rate(before, *rate)) {
+        let (old_rate, mut rates) = (number.field.rate(), numbers.iter().map(|number| number.field.rate()));
+        if let Some(rate) = rates.find(|rate| !is_same_rate(old_rate, *rate)) {
             let field = schedule.driven_field();
             let problem = format!(
                 "a schedule sets its {field}, so a new own value would have no effect; the own value would be"
             );
             return Err(Error::new(ErrorKind::Argument, problem)
                 .with_got(rate)
-                .with_expected(format_args!("{before}, as before"))
+                .with_expected(format_args!("{old_rate}, as before"))
                 .with_remedy(
                     "give this field of the leaf another schedule by `state.at(path)?.schedule(..)`: one such \
                      as `Schedule::constant(..)`, or one that is `relative`, which multiplies the own value",

@@ -1,18 +1,21 @@
-//! Leaves that are added, removed, renamed or rebound, as the model changes.
+//! Adding, removing, renaming and rebinding leaves, as the model changes.
 //!
 //! Each edit checks everything and makes all new state before it changes a leaf, so that an error leaves the
-//! state as it was. A program may edit each parameter of a large model by a call of its own, so only `rebind`
-//! and a clone, which go through all leaves, make the tree anew.
+//! state as it was. A program may edit each parameter of a large model by a call of its own, so edits change
+//! the tree in place. Only `rebind` and a clone, which need all leaves anyway, make a new tree.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::choices::{ChoiceCache, ChosenOptimisers};
 use super::leaf::{VariablePlace, check_count};
-use super::{Leaf, LeftOut, OtherPath, StateTree, below, chosen, is_trainable, not_in_state, selected_path};
+use super::{
+    Leaf, LeftOut, OtherPath, StateTree, choose_optimisers, is_trainable, not_in_state, rest_below,
+    selected_path,
+};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lent;
-use crate::model::{Model, Variable, in_path_order, selected};
+use crate::model::{Model, Variable, in_path_order, select_variables};
 use crate::ranks::LeafParts;
 use crate::rule::{Adjust, IntoOptimiser, Optimiser, Parameter, State};
 use crate::tensors::Tensor;
@@ -21,7 +24,7 @@ impl StateTree {
     /// Makes leaves for the variables of `model` that are new to this state, and returns their paths.
     ///
     /// Other variables keep their leaves. New leaves get the [schedules](StateTree::schedule) that were given
-    /// to all.
+    /// to all leaves.
     ///
     /// # Errors
     /// If a hyper-parameter is out of range, a new variable has a path of the state, or a schedule that is
@@ -47,16 +50,17 @@ impl StateTree {
         self.check_whole("`add`")?;
         let optimiser = Arc::new(optimiser.into_optimiser());
         optimiser.check()?;
-        let is_new = |path: &str, x: &Tensor| is_trainable(x) && self.known(x, path).is_none();
-        let mut unknown = selected(model, |path, x| x.is_none_or(|x| is_new(path, x)))?;
-        unknown.retain(|variable| self.known_as(&*variable.x, variable.path()).is_none());
-        self.extend_whole(unknown.into_iter().map(|variable| (variable, Some(optimiser.clone()))).collect())
+        let is_new = |path: &str, x: &Tensor| is_trainable(x) && self.place_of_tensor(x, path).is_none();
+        let mut new_variables = select_variables(model, |path, x| x.is_none_or(|x| is_new(path, x)))?;
+        new_variables.retain(|variable| self.place_of_parameter(&*variable.x, variable.path()).is_none());
+        let choices = new_variables.into_iter().map(|variable| (variable, Some(optimiser.clone())));
+        self.extend_whole(choices.collect())
     }
 
-    /// Makes leaves for variables of `model` without one, with the optimisers that `choose` returns.
+    /// Makes leaves for variables of `model` that have none, with the optimisers that `choose` returns.
     ///
-    /// `choose` is also called for variables that were left out. If it returns `None`, the variable is left
-    /// out from now on. Returns the paths of the new leaves.
+    /// `choose` is also called for variables that were left out. If `choose` returns `None`, updates pass the
+    /// variable over from now on. Returns the paths of the new leaves.
     ///
     /// # Errors
     /// As [`StateTree::add`], and as [`setup_with`](crate::setup_with) if the answers for the paths of one
@@ -72,19 +76,19 @@ impl StateTree {
     {
         self.check_whole("`add_with`")?;
         let has_leaf = |place| matches!(place, Some(Some(_)));
-        let is_without = |path: &str, x: &Tensor| is_trainable(x) && !has_leaf(self.known(x, path));
-        let mut without = selected(model, |path, x| x.is_none_or(|x| is_without(path, x)))?;
-        without.retain(|variable| !has_leaf(self.known_as(&*variable.x, variable.path())));
-        self.extend_whole(chosen(without, &mut choose)?)
+        let lacks_leaf = |path: &str, x: &Tensor| is_trainable(x) && !has_leaf(self.place_of_tensor(x, path));
+        let mut variables = select_variables(model, |path, x| x.is_none_or(|x| lacks_leaf(path, x)))?;
+        variables.retain(|variable| !has_leaf(self.place_of_parameter(&*variable.x, variable.path())));
+        self.extend_whole(choose_optimisers(variables, &mut choose)?)
     }
 
     /// [`StateTree::extend`] with parameters that are not divided.
     fn extend_whole(&mut self, choices: ChosenOptimisers<'_>) -> Result<Vec<String>> {
-        let settled = ChoiceCache::all(choices)?.into_iter();
-        self.extend(settled.map(|(variable, optimiser)| (variable, optimiser.map(|own| (own, None)))))
+        let resolved = ChoiceCache::resolve_all(choices)?.into_iter();
+        self.extend(resolved.map(|(variable, optimiser)| (variable, optimiser.map(|rule| (rule, None)))))
     }
 
-    /// Makes leaves for variables that have none. A variable without an optimiser here is left out.
+    /// Makes leaves for variables that have none. A variable with `None` is left out.
     pub(crate) fn extend<'m>(
         &mut self,
         choices: impl IntoIterator<Item = (Variable<'m>, Option<(Arc<Optimiser>, Option<LeafParts>)>)>,
@@ -92,16 +96,16 @@ impl StateTree {
         let (mut leaves, mut left_out) = (Vec::new(), Vec::new());
         for (Variable { paths, x }, optimiser) in choices {
             let id = x.tensor().map(Tensor::id);
-            // The path of a variable that was left out may get a leaf, but for no other variable. Lent memory
-            // without an id is known by its path, so it is the same variable.
+            // A variable that was left out may get a leaf under its old path. No other variable may take this
+            // path. Memory that is no tensor has no id and is the variable of its path.
             let is_other = |path: &str| match id {
                 Some(id) => !self.by_id().contains_key(&id),
                 None => matches!(self.other_paths.get(path), Some(OtherPath::LeftOut(Some(_)))),
             };
-            let taken =
-                |path: &&String| self.place(path).is_some_and(|known| known.is_some() || is_other(path));
-            if let Some(path) = paths.iter().find(taken) {
-                return Err(path_taken(path));
+            let is_taken =
+                |path: &&String| self.place(path).is_some_and(|place| place.is_some() || is_other(path));
+            if let Some(path) = paths.iter().find(is_taken) {
+                return Err(path_taken_error(path));
             }
             match optimiser {
                 Some((optimiser, parts)) => leaves.push(Box::new(Leaf::new(paths, &*x, optimiser, parts)?)),
@@ -109,27 +113,28 @@ impl StateTree {
             }
         }
         self.give_schedules(&mut leaves)?;
-        let added = leaves.iter().map(|leaf| leaf.path.clone()).collect();
+        let new_paths = leaves.iter().map(|leaf| leaf.path.clone()).collect();
         if !self.left_out.is_empty() {
-            let ids = leaves.iter().map(|leaf| leaf.id).chain(left_out.iter().map(|variable| variable.id));
-            let ids: HashSet<_> = ids.flatten().collect();
-            let of_leaves = leaves.iter().flat_map(|leaf| leaf.paths());
-            let named: HashSet<_> = of_leaves.chain(left_out.iter().flat_map(LeftOut::names)).collect();
-            self.take_left_out(|variable| match variable.id {
+            let leaf_ids = leaves.iter().map(|leaf| leaf.id);
+            let ids: HashSet<_> =
+                leaf_ids.chain(left_out.iter().map(|variable| variable.id)).flatten().collect();
+            let leaf_paths = leaves.iter().flat_map(|leaf| leaf.paths());
+            let paths: HashSet<_> = leaf_paths.chain(left_out.iter().flat_map(LeftOut::names)).collect();
+            self.remove_left_out(|variable| match variable.id {
                 Some(id) => ids.contains(&id),
-                None => variable.names().any(|name| named.contains(name)),
+                None => variable.names().any(|name| paths.contains(name)),
             });
         }
-        self.put_in(leaves);
+        self.insert_leaves(leaves);
         self.leave_out(left_out);
-        Ok(added)
+        Ok(new_paths)
     }
 
     /// Removes the parameters at `path` and below from the state, and returns the paths of their leaves.
     ///
-    /// The model of the next update must not have them. If a parameter stays in the model but is not trained,
-    /// [freeze](crate::Selection::freeze) it, which keeps its state, or leave it out after the removal:
-    /// `state.add_with(&model, |_, _| None::<Descent>)`.
+    /// The model of the next update must not have these parameters. For a parameter that stays in the model
+    /// without being trained there are two ways. [`freeze`](crate::Selection::freeze) keeps its state.
+    /// `state.add_with(&model, |_, _| None::<Descent>)`, called after the removal, lets updates pass it over.
     ///
     /// # Errors
     /// If there is no such parameter, or the model has an average instead of one. Nothing changes then.
@@ -150,17 +155,17 @@ impl StateTree {
         self.check_leaves()?;
         let (places, has_left_out) = (self.places_below(path), self.has_left_out(path));
         if places.is_empty() && !has_left_out {
-            return Err(self.no_leaf(&selected_path(path)));
+            return Err(self.no_leaf_error(&selected_path(path)));
         }
         places.iter().try_for_each(|&place| self.leaves[place].check_parameter())?;
-        let removed = self.take_out(&places);
+        let removed = self.remove_leaves(&places);
         if has_left_out {
-            self.take_left_out(|variable| variable.names().any(|name| below(name, path).is_some()));
+            self.remove_left_out(|variable| variable.names().any(|name| rest_below(name, path).is_some()));
         }
         Ok(removed.into_iter().map(|leaf| leaf.path).collect())
     }
 
-    /// Renames `from` and everything below it.
+    /// Renames the path `from` and all paths below it.
     ///
     /// `rename("encoder", "backbone.encoder")` makes `backbone.encoder.0.weight` of `encoder.0.weight`. The
     /// empty path stands for the root.
@@ -181,7 +186,7 @@ impl StateTree {
     pub fn rename(&mut self, from: &str, to: &str) -> Result<()> {
         self.check_leaves()?;
         let renamed = |name: &str| {
-            below(name, from).map(|rest| match (to, rest.strip_prefix('.').unwrap_or(rest)) {
+            rest_below(name, from).map(|rest| match (to, rest.strip_prefix('.').unwrap_or(rest)) {
                 ("", rest) => rest.to_string(),
                 (to, "") => to.to_string(),
                 (to, rest) => format!("{to}.{rest}"),
@@ -190,17 +195,17 @@ impl StateTree {
         let is_below = |variable: &LeftOut| variable.names().any(|name| renamed(name).is_some());
         let (places, has_left_out) = (self.places_below(from), self.has_left_out(from));
         if places.is_empty() && !has_left_out {
-            return Err(self.no_leaf(&selected_path(from)));
+            return Err(self.no_leaf_error(&selected_path(from)));
         }
         let left_out = self.left_out.iter().filter(|variable| has_left_out && is_below(variable));
-        let old = places
+        let old_paths = places
             .iter()
             .flat_map(|&place| self.leaves[place].paths())
             .chain(left_out.flat_map(LeftOut::names));
-        // A path that is renamed itself is free, as `a.b` is when `a` becomes `a.b`.
-        let taken = |name: &String| self.place(name).is_some() && renamed(name).is_none();
-        if let Some(path) = old.filter_map(renamed).find(taken) {
-            return Err(path_taken(&path));
+        // A path that is renamed itself becomes free, for example `a.b` if `a` is renamed to `a.b`.
+        let is_taken = |name: &String| self.place(name).is_some() && renamed(name).is_none();
+        if let Some(path) = old_paths.filter_map(renamed).find(is_taken) {
+            return Err(path_taken_error(&path));
         }
         let rename_all = |paths: &mut Vec<String>| {
             for path in paths.iter_mut() {
@@ -211,35 +216,35 @@ impl StateTree {
         for (path, _) in &mut self.saved_starts {
             *path = renamed(path).unwrap_or_else(|| std::mem::take(path));
         }
-        let mut leaves = self.take_out(&places);
+        let mut leaves = self.remove_leaves(&places);
         for leaf in &mut leaves {
             let mut paths: Vec<String> = leaf.paths().map(str::to_string).collect();
             rename_all(&mut paths);
-            // If `from` is the full path of a leaf, the leaf now has a name. If `from` is only a prefix, the
-            // rest of the path is still a place in a list.
-            leaf.is_place &= leaf.path != from;
+            // If `from` is the full path of a leaf, the new path is a name. If `from` is only a prefix, the
+            // rest of the path is still an index in a list.
+            leaf.is_unnamed &= leaf.path != from;
             leaf.aliases = paths.split_off(1);
             leaf.path = paths.swap_remove(0);
         }
-        let mut others = if has_left_out { self.take_left_out(is_below) } else { Vec::new() };
-        others.iter_mut().for_each(|variable| rename_all(&mut variable.paths));
-        self.put_in(leaves);
-        self.leave_out(others);
+        let mut variables = if has_left_out { self.remove_left_out(is_below) } else { Vec::new() };
+        variables.iter_mut().for_each(|variable| rename_all(&mut variable.paths));
+        self.insert_leaves(leaves);
+        self.leave_out(variables);
         Ok(())
     }
 
     /// Gives the state to another model with variables of the same paths, shapes and dtypes.
     ///
-    /// State tensors move to the devices of these variables. Use it to move a training between devices, or to
-    /// give a clone of the state to a copy of the model. Over [ranks](crate::Setup::over) each rank has to do
-    /// the same.
+    /// State tensors move to the devices of these variables. Use this method to move a training between
+    /// devices, or to give a clone of the state to a copy of the model. Over [ranks](crate::Setup::over) all
+    /// ranks have to make the same call.
     ///
     /// # Errors
-    /// If the model lacks a parameter of this state, has one that is not in the state, or has two for one
-    /// leaf with two paths. If the parameters have [no names](crate::CandleOptimizer), a shape or dtype
-    /// differs, the old model has averages instead of its parameters, or a device has no memory left. Over
-    /// ranks also if the transport has a [device](crate::Communicator::device) and a parameter is on another.
-    /// Nothing changes then.
+    /// If the model lacks a parameter of this state, has a parameter that is not in the state, or has two
+    /// variables for one leaf with two paths; if the parameters have [no names](crate::CandleOptimizer); if a
+    /// shape or dtype differs; if the old model has averages instead of its parameters; if a device has no
+    /// memory left. Over ranks also if the transport has a [device](crate::Communicator::device) and a
+    /// parameter is on another device. Nothing changes then.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -257,30 +262,33 @@ impl StateTree {
         self.check_parameters()?;
         let variables = in_path_order(model, is_trainable)?;
         self.check_ties(&variables)?;
-        let mut found: Vec<Option<Rebinding>> = self.leaves.iter().map(|_| None).collect();
+        let mut rebindings: Vec<Option<Rebinding>> = self.leaves.iter().map(|_| None).collect();
         let mut left_out = self.left_out.clone();
         for Variable { paths, x } in variables {
             match paths.iter().find_map(|path| self.by_path().get(path)) {
                 None => return Err(not_in_state(paths.first().map_or("", String::as_str))),
                 Some(None) => {
-                    let same = left_out
-                        .iter_mut()
-                        .filter(|variable| variable.paths.iter().any(|path| paths.contains(path)));
-                    same.for_each(|variable| variable.id = x.tensor().map(Tensor::id));
+                    let has_path =
+                        |variable: &&mut LeftOut| variable.paths.iter().any(|path| paths.contains(path));
+                    let id = x.tensor().map(Tensor::id);
+                    left_out.iter_mut().filter(has_path).for_each(|variable| variable.id = id);
                 }
                 Some(&Some(i)) => {
                     let path = &self.leaves[i].path;
                     self.world.iter().try_for_each(|world| world.check_device(path, x.device()))?;
-                    found[i] = Some(Rebinding::new(&self.leaves[i], &x)?);
+                    rebindings[i] = Some(Rebinding::new(&self.leaves[i], &x)?);
                 }
             }
         }
-        let found =
-            self.leaves.iter().zip(found).map(|(leaf, bound)| bound.ok_or_else(|| leaf.not_in_model()));
-        let found: Vec<Rebinding> = found.collect::<Result<_>>()?;
-        // From here on nothing can fail: state for other devices is made already.
+        let required = self
+            .leaves
+            .iter()
+            .zip(rebindings)
+            .map(|(leaf, rebinding)| rebinding.ok_or_else(|| leaf.not_in_model()));
+        let rebindings: Vec<Rebinding> = required.collect::<Result<_>>()?;
+        // From here on nothing can fail, because the state for other devices is already made.
         let mut leaves = std::mem::take(&mut self.leaves);
-        leaves.iter_mut().zip(found).for_each(|(leaf, bound)| bound.apply(leaf));
+        leaves.iter_mut().zip(rebindings).for_each(|(leaf, rebinding)| rebinding.apply(leaf));
         *self = self.with_leaves(leaves, left_out);
         Ok(())
     }
@@ -291,18 +299,17 @@ impl StateTree {
             .iter()
             .enumerate()
             .flat_map(|(i, variable)| variable.paths.iter().map(move |path| (path.as_str(), i)));
-        let places: HashMap<&str, usize> = places.collect();
-        let tied = self.other_paths.values().filter_map(|other| match other {
+        let place_by_path: HashMap<&str, usize> = places.collect();
+        let tied_leaves = self.other_paths.values().filter_map(|owner| match owner {
             OtherPath::Tied(first) => self.leaf(first),
             OtherPath::LeftOut(_) => None,
         });
-        let of_leaves = tied.map(|leaf| leaf.paths().collect::<Vec<_>>());
-        let of_others =
-            self.left_out.iter().map(|variable| variable.paths.iter().map(String::as_str).collect());
-        for paths in of_leaves.chain(of_others).filter(|paths| paths.len() > 1) {
-            let mut known = paths.into_iter().filter_map(|path| Some((path, places.get(path)?)));
-            let Some((first, place)) = known.next() else { continue };
-            if let Some((second, _)) = known.find(|(_, other)| *other != place) {
+        let leaf_paths = tied_leaves.map(|leaf| leaf.paths().collect::<Vec<_>>());
+        let left_out_paths = self.left_out.iter().map(|variable| variable.names().collect());
+        for paths in leaf_paths.chain(left_out_paths).filter(|paths| paths.len() > 1) {
+            let mut in_model = paths.into_iter().filter_map(|path| Some((path, place_by_path.get(path)?)));
+            let Some((first, place)) = in_model.next() else { continue };
+            if let Some((second, _)) = in_model.find(|(_, other)| *other != place) {
                 let problem =
                     format!("{first:?} and {second:?} are one variable in this state and two in the model");
                 let remedy = "tie the two in the model, or `remove` the parameter and `add` both";
@@ -323,7 +330,7 @@ impl StateTree {
     }
 }
 
-fn path_taken(path: &str) -> Error {
+fn path_taken_error(path: &str) -> Error {
     let remedy = "rename or remove the old parameter first (or `rebind` the state to a new model)";
     Error::new(ErrorKind::Model, "the state has this path already").at(path).with_remedy(remedy)
 }
@@ -331,28 +338,28 @@ fn path_taken(path: &str) -> Error {
 /// A leaf's new variable, and a copy of the leaf's state if the variable is on another device.
 struct Rebinding {
     x: VariablePlace,
-    moved: Option<State>,
+    new_state: Option<State>,
 }
 
 impl Rebinding {
     fn new(leaf: &Leaf, x: &Lent<'_>) -> Result<Self> {
         leaf.check_like(&**x)?;
         check_count(x.elem_count(), x.device().is_cpu()).map_err(|error| error.at(&leaf.path))?;
-        let moves = !x.device().same_device(&leaf.device);
-        let moved = moves
+        let is_elsewhere = !x.device().same_device(&leaf.device);
+        let new_state = is_elsewhere
             .then(|| {
                 leaf.optimiser
                     .state_for(&leaf.state, &*leaf.own_part(&**x)?)
                     .map_err(|error| error.at(&leaf.path))
             })
             .transpose()?;
-        Ok(Rebinding { x: VariablePlace::of(&**x), moved })
+        Ok(Rebinding { x: VariablePlace::new(&**x), new_state })
     }
 
     fn apply(self, leaf: &mut Leaf) {
-        if let Some(state) = self.moved {
+        if let Some(state) = self.new_state {
             leaf.state = state;
         }
-        leaf.follow(self.x);
+        leaf.set_variable(self.x);
     }
 }

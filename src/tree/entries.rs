@@ -1,10 +1,10 @@
 //! The entries of a state by name, read and set in memory.
 //!
-//! Values are lent, because memory may have no room for a copy of a whole state. So they are read twice:
+//! Values are lent, because memory may have no room for a copy of a whole state. So values are read twice:
 //! 1. `entry_places` finds each entry and checks its value, so that a wrong value changes nothing.
-//! 2. Over ranks all agree on the checksums of the values, because each rank writes its part alone.
-//! 3. The values are read again and written. Here only a device can fail, or an owner that does not lend its
-//!    memory again. The error then tells that a part is written.
+//! 2. Ranks agree on the checksums of the values, because each rank writes only its part.
+//! 3. The values are read again and written. Only a device can fail here, or an owner that does not lend its
+//!    memory again. The error then says how many values were written before.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -27,12 +27,12 @@ pub enum StateValue<'v> {
     /// A tensor of F16, BF16, F32 or F64.
     ///
     /// [`TensorSlice`](crate::TensorSlice) lends a slice in a shape. With the feature `candle`, tensors of
-    /// candle can be lent as they are, and `to_tensor()` copies what is lent into one.
+    /// candle can be lent as they are, and `to_tensor()` copies lent memory into a tensor of candle.
     Tensor(&'v dyn Lend),
     /// Bytes that are no numbers by themselves, as checkpoints have them.
     ///
-    /// Examples are a tensor in [8 bits](crate::Q8), whose numbers [`Leaf::tensor`] returns, and what
-    /// [`SplitMaster`](crate::SplitMaster) keeps.
+    /// Examples are a tensor in [8 bits](crate::Q8), whose numbers [`Leaf::tensor`] returns, and the low bits
+    /// of a [`SplitMaster`](crate::SplitMaster).
     Bytes(Cow<'v, [u8]>),
     /// A counter, such as the number of steps taken.
     Counter(u64),
@@ -40,7 +40,7 @@ pub enum StateValue<'v> {
     Number(f64),
 }
 
-/// Without the numbers of tensors.
+/// Shows tensors without their numbers.
 impl fmt::Debug for StateValue<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -52,7 +52,7 @@ impl fmt::Debug for StateValue<'_> {
     }
 }
 
-/// The counters of a leaf that are no rule's: [`Leaf::steps`] and those of `Waiting`.
+/// The counters of a leaf that belong to no rule: [`Leaf::steps`] and those of `MissingGradients`.
 const LEAF_COUNTERS: [&str; 3] = [LEAF_STEPS, "leaf.waited", "leaf.received"];
 
 /// The counter of the steps that were applied to a parameter.
@@ -67,28 +67,29 @@ const STATE_NORMS: &str = "state.norms";
 /// The path of the entries of the whole state.
 const STATE_PATH: &str = "";
 
-/// The remedy for another shape or length.
+/// The remedy for a wrong shape or length.
 const OTHER_STATE: &str = "pass what a state of the same rules and parameters has under that name";
 
 impl StateTree {
     /// All tensors, counters and numbers of the state: the path of a parameter, a name, and the value.
     ///
     /// With [`set_entries`](StateTree::set_entries) a program can keep a state in a database or a file of its
-    /// own. [`Checkpoint::to_bytes`](crate::Checkpoint::to_bytes) has all that a run needs to go on.
+    /// own. [`Checkpoint::to_bytes`](crate::Checkpoint::to_bytes) has everything that a run needs to go on.
     ///
     /// The names are those of checkpoints: `m` and `t`, or `1.m` in the second rule of a chain, and `master`.
     /// Nothing is copied, except from devices. Three counters of each parameter begin with `leaf.`: the steps
-    /// that were applied, the calls since the last gradient, and whether an accumulator got one. Entries of
-    /// the whole state have the path `""` and begin with `state.`: the steps that schedules count, the calls
-    /// of open windows of [`AccumGrad`](crate::AccumGrad), and the norms that decide on
-    /// [outliers](crate::Outlier), if there are any, as JSON.
+    /// that were applied, the calls since the last gradient, and 1 if an accumulator got a gradient. Entries
+    /// of the whole state have the path `""` and names that begin with `state.`: the steps that schedules
+    /// count, the calls of open windows of [`AccumGrad`](crate::AccumGrad), and, if there are any, the norms
+    /// that decide on [outliers](crate::Outlier), as JSON.
     ///
-    /// Hyper-parameters and [schedules](StateTree::schedule) are no entries, nor is whether a leaf is frozen.
+    /// There are no entries for hyper-parameters, for [schedules](StateTree::schedule), and for whether a
+    /// leaf is frozen.
     ///
     /// # Errors
-    /// If the state is divided among ranks, because each has a part (save a checkpoint then); if the model
-    /// has averages instead of its parameters, or these have [no names](crate::CandleOptimizer); if a device
-    /// fails.
+    /// If the state is divided among ranks, because each rank has only a part (save a checkpoint then); if
+    /// the model has averages instead of its parameters; if parameters have [no
+    /// names](crate::CandleOptimizer); if a device fails.
     ///
     /// ```
     /// use optimisers::{Adam, GradientSlices, MemoryRef, ParameterSlices, StateValue, TensorSlice, setup, update};
@@ -147,9 +148,9 @@ impl StateTree {
                 };
                 entries.push((leaf.path(), name, value));
             }
-            let own = [leaf.steps, leaf.waiting.calls, leaf.waiting.received];
-            let own = LEAF_COUNTERS.into_iter().map(str::to_string).zip(own);
-            let counters = leaf.counters().into_iter().chain(own);
+            let counts = [leaf.steps, leaf.missing_gradients.calls, leaf.missing_gradients.received];
+            let leaf_counters = LEAF_COUNTERS.into_iter().map(str::to_string).zip(counts);
+            let counters = leaf.counters().into_iter().chain(leaf_counters);
             entries.extend(counters.map(|(name, count)| (leaf.path(), name, StateValue::Counter(count))));
             let numbers = leaf.numbers().into_iter();
             entries.extend(numbers.map(|(name, number)| (leaf.path(), name, StateValue::Number(number))));
@@ -159,9 +160,10 @@ impl StateTree {
 
     /// Sets entries of the state, each given by path, name and value as in [`entries`](StateTree::entries).
     ///
-    /// All are set or none. An entry that is not given stays as it is. A tensor may have any float dtype: its
-    /// numbers are rounded to what the state stores, also to [8 bits](crate::Q8). The parameters stay as they
-    /// are, so a new `master` has to be the one that its parameter is rounded from.
+    /// All entries are set or none. Entries of the state that are not listed here stay as they are. A tensor
+    /// may have any float dtype: its numbers are rounded to what the state stores, also to
+    /// [8 bits](crate::Q8). The parameters stay as they are, so each parameter has to be its new `master`,
+    /// rounded.
     ///
     /// Over [ranks](crate::Setup::over) all call this with the same whole tensors, and each takes its part.
     ///
@@ -169,9 +171,9 @@ impl StateTree {
     /// If a path or a name is unknown or given twice; if a value is of another kind, shape or length; if a
     /// number is not finite, too large for its dtype, out of [its range](crate::State::with_number), or
     /// negative among squares of gradients; if a counter is above `u64::MAX / 2`; if the model has averages
-    /// instead of its parameters, or these have [no names](crate::CandleOptimizer); if ranks give different
-    /// entries. Nothing changes then. If a device fails, or memory that was lent once is not lent again, the
-    /// error says how many values were written before.
+    /// instead of its parameters; if parameters have [no names](crate::CandleOptimizer); if ranks give
+    /// different entries. Nothing changes then. If a device fails, or memory that was lent once is not lent
+    /// again, the error says how many values were written before.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -206,14 +208,14 @@ impl StateTree {
         self.assign_entries(&entries, Some(remedy))
     }
 
-    /// [`StateTree::set_entries`]. `on_non_finite` is the remedy in the error for infinities and NaN; without
-    /// one they are accepted.
+    /// [`StateTree::set_entries`]. `on_non_finite` is the remedy in the error for infinities and NaN. If it
+    /// is `None`, such numbers are accepted.
     pub(crate) fn assign_entries(
         &mut self,
         entries: &[NewEntry<'_>],
         on_non_finite: Option<&'static str>,
     ) -> Result<()> {
-        let of_steps = |((leaf, place), entry): (&(Option<usize>, EntryPlace), &NewEntry<'_>)| match (
+        let new_steps = |((leaf, place), entry): (&(Option<usize>, EntryPlace), &NewEntry<'_>)| match (
             leaf,
             place,
             &entry.value,
@@ -221,85 +223,89 @@ impl StateTree {
             (None, EntryPlace::Counter(0), StateValue::Counter(steps)) => Some(*steps),
             _ => None,
         };
-        let planned = self.entry_places(entries, on_non_finite).and_then(|places| {
-            // Sorted, because ranks may give entries in different orders, as hash maps do.
-            let mut in_order: Vec<_> = places.iter().zip(entries).filter(|_| self.is_divided()).collect();
-            in_order.sort_by_key(|(place, _)| **place);
-            let aspects: Result<Vec<_>> = in_order.into_iter().map(|(_, entry)| entry.aspect()).collect();
-            let aspects = Agreement::on(aspects?);
-            let steps = places.iter().zip(entries).find_map(of_steps).unwrap_or(self.steps);
-            // Made before anything is written, by code of rules that may panic.
-            Ok(((places, steps, self.acting_for(steps)?), aspects, Vec::new()))
+        let plan = self.entry_places(entries, on_non_finite).and_then(|places| {
+            // Sorted, because ranks may list the entries in different orders, for example those of hash maps.
+            let mut sorted: Vec<_> = places.iter().zip(entries).filter(|_| self.is_divided()).collect();
+            sorted.sort_by_key(|(place, _)| **place);
+            let aspects: Result<Vec<_>> = sorted.into_iter().map(|(_, entry)| entry.aspect()).collect();
+            let agreement = Agreement::new(aspects?);
+            let steps = places.iter().zip(entries).find_map(new_steps).unwrap_or(self.steps);
+            // Rules make the acting optimisers, and may panic, so this comes before anything is written.
+            Ok(((places, steps, self.acting_for(steps)?), agreement, Vec::new()))
         });
-        let ((places, steps, acting), _) = self.agree_on(Call::SetEntries, planned)?;
-        self.warnings.look_again();
-        let (own, of_leaves): (Vec<_>, Vec<_>) =
+        let ((places, steps, acting), _) = self.agree_on(Call::SetEntries, plan)?;
+        self.warnings.clear_cache();
+        let (tree_entries, leaf_entries): (Vec<_>, Vec<_>) =
             places.into_iter().zip(entries).partition(|((leaf, _), _)| leaf.is_none());
         let mut begun = 0;
-        let mut set = of_leaves.into_iter().filter_map(|((leaf, place), entry)| {
-            let set = self.leaves[leaf?].set_entry(place, entry, &mut begun);
-            Some(set.map_err(|error| error.at(&entry.path).after_values(begun, entries.len())))
+        let mut outcomes = leaf_entries.into_iter().filter_map(|((leaf, place), entry)| {
+            let outcome = self.leaves[leaf?].set_entry(place, entry, &mut begun);
+            Some(outcome.map_err(|error| error.at(&entry.path).after_values(begun, entries.len())))
         });
-        let mut written = set.try_for_each(|set| set);
-        if written.is_ok() {
-            written =
-                own.into_iter().try_for_each(|((_, place), entry)| self.set_own_entry(place, &entry.value));
+        let mut outcome = outcomes.try_for_each(|outcome| outcome);
+        if outcome.is_ok() {
+            outcome = tree_entries
+                .into_iter()
+                .try_for_each(|((_, place), entry)| self.set_tree_entry(place, &entry.value));
         }
-        if written.is_ok() {
-            self.go_to(steps, acting);
+        if outcome.is_ok() {
+            self.set_step_count(steps, acting);
         }
-        self.settle(Call::EntriesSet, written)
+        self.settle(Call::EntriesSet, outcome)
     }
 
-    /// Finds and checks each entry: the index of its leaf, or `None` for the whole state, and its place.
+    /// Checks each entry, and finds its place: the index of the leaf, or `None` for the whole state, and the
+    /// place among the entries there.
     fn entry_places(
         &self,
         entries: &[NewEntry<'_>],
         on_non_finite: Option<&'static str>,
     ) -> Result<Vec<(Option<usize>, EntryPlace)>> {
-        let own = EntryNames {
+        let tree_names = EntryNames {
             counters: texts(&STATE_COUNTERS),
             tensors: texts(&[STATE_NORMS]),
             numbers: Vec::new(),
         };
-        let mut of_leaves: HashMap<usize, EntryNames> = HashMap::new();
-        let mut taken = HashSet::new();
-        let mut place = |entry: &NewEntry<'_>| {
-            // By name first, because a model that is a single parameter has the path `""` as well.
-            let found = match (own.place(&entry.name), self.place(&entry.path).flatten()) {
+        let mut leaf_names: HashMap<usize, EntryNames> = HashMap::new();
+        let mut earlier_places = HashSet::new();
+        let mut entry_place = |entry: &NewEntry<'_>| {
+            // The name decides first, because a model that is a single parameter has the path `""`, too.
+            let place = match (tree_names.place(&entry.name), self.place(&entry.path).flatten()) {
                 (Some(place), _) if entry.path == STATE_PATH => (None, place),
                 (_, Some(leaf)) => {
-                    let names = of_leaves.entry(leaf).or_insert_with(|| EntryNames::of(&self.leaves[leaf]));
+                    let names =
+                        leaf_names.entry(leaf).or_insert_with(|| EntryNames::of_leaf(&self.leaves[leaf]));
                     let unknown = || Error::unknown("entry", &entry.name, &names.all());
                     (Some(leaf), names.place(&entry.name).ok_or_else(unknown)?)
                 }
                 _ if entry.path == STATE_PATH && entry.name.starts_with("state.") => {
-                    return Err(Error::unknown("entry of the whole state", &entry.name, &own.all()));
+                    return Err(Error::unknown("entry of the whole state", &entry.name, &tree_names.all()));
                 }
                 _ => {
                     let paths = self.leaves().map(Leaf::path);
                     return Err(Error::unknown_path("parameter of the state", &entry.path, paths));
                 }
             };
-            if !taken.insert(found) {
+            if !earlier_places.insert(place) {
                 let twice = Error::new(ErrorKind::Argument, format!("{} is given twice", entry.label));
                 return Err(twice.with_remedy("give each entry once"));
             }
-            let leaf = found.0.map(|leaf| &*self.leaves[leaf]);
-            // Not of all leaves for an entry of one, because a program may set entries one at a time.
+            let leaf = place.0.map(|leaf| &*self.leaves[leaf]);
+            // For an entry of a leaf only this leaf is checked, because a program may set entries one at a
+            // time.
             match leaf {
                 Some(leaf) => leaf.check_name().and_then(|()| leaf.check_parameter())?,
                 None => self.check_names().and_then(|()| self.check_parameters())?,
             }
-            entry.check(found.1, leaf, on_non_finite)?;
-            Ok(found)
+            entry.check(place.1, leaf, on_non_finite)?;
+            Ok(place)
         };
-        entries.iter().map(|entry| place(entry).map_err(|error| error.at(&entry.path))).collect()
+        entries.iter().map(|entry| entry_place(entry).map_err(|error| error.at(&entry.path))).collect()
     }
 
     /// Sets an entry of the whole state to a value that was checked.
-    fn set_own_entry(&mut self, place: EntryPlace, value: &StateValue<'_>) -> Result<()> {
-        // In the order of `STATE_COUNTERS`.
+    fn set_tree_entry(&mut self, place: EntryPlace, value: &StateValue<'_>) -> Result<()> {
+        // Counter 1 of `STATE_COUNTERS` is `calls`. The caller sets counter 0, `steps`.
         match (place, value) {
             (EntryPlace::Counter(1), StateValue::Counter(calls)) => self.calls = *calls,
             (_, StateValue::Bytes(norms)) => self.norms = read_norms(norms)?,
@@ -314,7 +320,7 @@ pub(crate) struct NewEntry<'v> {
     pub(crate) path: String,
     pub(crate) name: String,
     pub(crate) value: StateValue<'v>,
-    /// The value in errors.
+    /// What errors call the value.
     pub(crate) label: String,
 }
 
@@ -338,7 +344,7 @@ fn texts(names: &[&str]) -> Vec<String> {
 }
 
 impl EntryNames {
-    fn of(leaf: &Leaf) -> Self {
+    fn of_leaf(leaf: &Leaf) -> Self {
         let counters = leaf.counters().into_iter().map(|(name, _)| name);
         EntryNames {
             tensors: leaf.tensor_names(),
@@ -348,10 +354,11 @@ impl EntryNames {
     }
 
     fn place(&self, name: &str) -> Option<EntryPlace> {
-        let index = |names: &[String]| names.iter().position(|own| own == name);
-        let found = index(&self.tensors).map(EntryPlace::Tensor);
-        let found = found.or_else(|| index(&self.counters).map(EntryPlace::Counter));
-        found.or_else(|| index(&self.numbers).map(EntryPlace::Number))
+        let index = |names: &[String]| names.iter().position(|candidate| candidate == name);
+        index(&self.tensors)
+            .map(EntryPlace::Tensor)
+            .or_else(|| index(&self.counters).map(EntryPlace::Counter))
+            .or_else(|| index(&self.numbers).map(EntryPlace::Number))
     }
 
     fn all(&self) -> Vec<String> {
@@ -367,50 +374,71 @@ impl NewEntry<'_> {
         leaf: Option<&Leaf>,
         on_non_finite: Option<&'static str>,
     ) -> Result<()> {
-        let other = |kind, got: &dyn fmt::Display, expected: &str| {
-            Error::new(kind, format!("{} is", self.label)).with_got(got).with_expected(expected)
-        };
-        let got = match &self.value {
+        match (place, &self.value) {
+            (EntryPlace::Counter(_), StateValue::Counter(count)) => {
+                counts::check(format!("{} is", self.label), *count)
+            }
+            (EntryPlace::Counter(_), _) => Err(self.kind_error("a counter")),
+            (EntryPlace::Number(_), StateValue::Number(number)) => {
+                self.check_number(*number, leaf, on_non_finite)
+            }
+            (EntryPlace::Number(_), _) => Err(self.kind_error("a number")),
+            (EntryPlace::Tensor(index), _) => self.check_stored(index, leaf, on_non_finite),
+        }
+    }
+
+    fn check_number(
+        &self,
+        number: f64,
+        leaf: Option<&Leaf>,
+        on_non_finite: Option<&'static str>,
+    ) -> Result<()> {
+        if let Some(remedy) = on_non_finite.filter(|_| !number.is_finite()) {
+            return Err(self.error(ErrorKind::NotFinite, &number, "a finite number").with_remedy(remedy));
+        }
+        let expected = leaf.and_then(|leaf| leaf.state.number_fault(&self.name, number));
+        let got = FieldValue::Real(number);
+        expected.map_or(Ok(()), |expected| Err(self.error(ErrorKind::Argument, &got, expected)))
+    }
+
+    /// Refuses a value that the state tensor with this index, or the norms of the whole state, cannot take.
+    fn check_stored(
+        &self,
+        index: usize,
+        leaf: Option<&Leaf>,
+        on_non_finite: Option<&'static str>,
+    ) -> Result<()> {
+        let tensors = leaf.map(|leaf| (leaf, leaf.state.tensors()));
+        let tensor = tensors.as_ref().and_then(|(leaf, all)| Some((*leaf, all.get(index)?.1)));
+        let is_coded = tensor.is_some_and(|(_, tensor)| tensor.code().is_some());
+        let has_numbers = tensor.is_some_and(|(_, tensor)| tensor.has_numbers());
+        match (&self.value, tensor) {
+            (StateValue::Tensor(values), Some((leaf, tensor))) if is_coded || has_numbers => {
+                self.check_tensor(*values, leaf, tensor, on_non_finite)
+            }
+            (StateValue::Bytes(bytes), Some((leaf, tensor))) if !has_numbers => {
+                self.check_bytes(bytes, leaf, tensor, on_non_finite)
+            }
+            (StateValue::Bytes(norms), None) => read_norms(norms).map(drop),
+            _ if is_coded => Err(self.kind_error("a tensor or its bytes")),
+            _ if has_numbers => Err(self.kind_error("a tensor")),
+            _ => Err(self.kind_error("bytes")),
+        }
+    }
+
+    /// The error that the value is not of the expected kind.
+    fn kind_error(&self, expected: &str) -> Error {
+        let kind = match &self.value {
             StateValue::Tensor(_) => "a tensor",
             StateValue::Bytes(_) => "bytes",
             StateValue::Counter(_) => "a counter",
             StateValue::Number(_) => "a number",
         };
-        let expected = match (place, &self.value) {
-            (EntryPlace::Counter(_), StateValue::Counter(count)) => {
-                return counts::check(format!("{} is", self.label), *count);
-            }
-            (EntryPlace::Number(_), StateValue::Number(number)) => {
-                if let Some(remedy) = on_non_finite.filter(|_| !number.is_finite()) {
-                    let infinite = other(ErrorKind::NotFinite, number, "a finite number");
-                    return Err(infinite.with_remedy(remedy));
-                }
-                let unfit = leaf.and_then(|leaf| leaf.state.number_fault(&self.name, *number));
-                let got = FieldValue::Real(*number);
-                return unfit.map_or(Ok(()), |expected| Err(other(ErrorKind::Argument, &got, expected)));
-            }
-            (EntryPlace::Counter(_), _) => "a counter",
-            (EntryPlace::Number(_), _) => "a number",
-            (EntryPlace::Tensor(index), value) => {
-                let tensors = leaf.map(|leaf| (leaf, leaf.state.tensors()));
-                let tensor = tensors.as_ref().and_then(|(leaf, all)| Some((*leaf, all.get(index)?.1)));
-                let is_coded = tensor.is_some_and(|(_, tensor)| tensor.code().is_some());
-                let has_numbers = tensor.is_some_and(|(_, tensor)| tensor.has_numbers());
-                match (value, tensor) {
-                    (StateValue::Tensor(values), Some((leaf, tensor))) if is_coded || has_numbers => {
-                        return self.check_tensor(*values, leaf, tensor, on_non_finite);
-                    }
-                    (StateValue::Bytes(bytes), Some((leaf, tensor))) if !has_numbers => {
-                        return self.check_bytes(bytes, leaf, tensor, on_non_finite);
-                    }
-                    (StateValue::Bytes(norms), None) => return read_norms(norms).map(drop),
-                    _ if is_coded => "a tensor or its bytes",
-                    _ if has_numbers => "a tensor",
-                    _ => "bytes",
-                }
-            }
-        };
-        Err(other(ErrorKind::Argument, &got, expected))
+        self.error(ErrorKind::Argument, &kind, expected)
+    }
+
+    fn error(&self, kind: ErrorKind, got: &dyn fmt::Display, expected: &str) -> Error {
+        Error::new(kind, format!("{} is", self.label)).with_got(got).with_expected(expected)
     }
 
     fn check_tensor(
@@ -424,29 +452,29 @@ impl NewEntry<'_> {
         if !is_supported(values.dtype()) {
             return Err(Error::dtype(label, values.dtype(), FLOATS));
         }
-        let Some(shape) = whole_shape(leaf, buffer) else { return Ok(()) };
+        let Some(shape) = checked_shape(leaf, buffer) else { return Ok(()) };
         if values.shape() != shape {
             return Err(Error::shape(label, values.shape(), shape).with_remedy(OTHER_STATE));
         }
         let has_sign = !buffer.is_of_squares() && buffer.code() != Some(Code::NonNegative);
         let is_negative = |number: &f64| !has_sign && *number < 0.0;
-        let unfit = |numbers: &[f64]| {
+        let first_refused = |numbers: &[f64]| {
             let infinite =
                 first_non_finite(numbers.iter().copied(), dtype).filter(|_| on_non_finite.is_some());
             infinite.map(|(index, _)| index).or_else(|| numbers.iter().position(is_negative))
         };
-        match first_where(values, unfit)? {
+        match first_match(values, first_refused)? {
             None => Ok(()),
             Some((element, value)) if is_negative(&value) => {
                 let negative = Error::new(ErrorKind::Tensor, format!("{label} is")).with_got(value);
                 Err(negative.at_element(element).with_expected("a finite number that is not negative"))
             }
             Some((element, value)) => {
-                let unfit = match value.is_finite() {
+                let error = match value.is_finite() {
                     true => Error::too_large(label, value, element, dtype),
                     false => Error::not_finite(label, value, element),
                 };
-                Err(unfit.with_remedy(on_non_finite.unwrap_or_default()))
+                Err(error.with_remedy(on_non_finite.unwrap_or_default()))
             }
         }
     }
@@ -458,16 +486,16 @@ impl NewEntry<'_> {
         buffer: &Buffer,
         on_non_finite: Option<&'static str>,
     ) -> Result<()> {
-        let Some(shape) = whole_shape(leaf, buffer) else { return Ok(()) };
+        let Some(shape) = checked_shape(leaf, buffer) else { return Ok(()) };
         let expected = buffer.shape_of(shape).elem_count();
         if bytes.len() != expected {
-            let other = Error::new(ErrorKind::Argument, format!("the length of {} is", self.label));
-            return Err(other.with_got(bytes.len()).with_expected(expected).with_remedy(OTHER_STATE));
+            let error = Error::new(ErrorKind::Argument, format!("the length of {} is", self.label));
+            return Err(error.with_got(bytes.len()).with_expected(expected).with_remedy(OTHER_STATE));
         }
         buffer.code().map_or(Ok(()), |code| check_records(&self.label, bytes, 0, code, on_non_finite))
     }
 
-    /// The entry as ranks compare it, with a checksum instead of tensors and bytes.
+    /// The entry as ranks compare it, with a checksum instead of a tensor or bytes.
     fn aspect(&self) -> Result<Aspect> {
         let value = match &self.value {
             StateValue::Tensor(values) => format!("checksum {:08x}", checksum(&values.tensor_or_copy()?)?),
@@ -480,12 +508,12 @@ impl NewEntry<'_> {
 }
 
 impl Leaf {
-    /// Sets an entry to a value that was checked. Adds 1 to `begun` right before the entry is written.
+    /// Sets an entry to a value that was checked. Adds 1 to `begun`, the count of writes, before the write.
     fn set_entry(&mut self, place: EntryPlace, entry: &NewEntry<'_>, begun: &mut usize) -> Result<()> {
         let held = self.held();
-        let Leaf { state, steps, waiting, .. } = self;
+        let Leaf { state, steps, missing_gradients, .. } = self;
         let StateParts { mut tensors, mut counters, mut numbers } = state.parts_mut();
-        counters.extend([steps, &mut waiting.calls, &mut waiting.received]);
+        counters.extend([steps, &mut missing_gradients.calls, &mut missing_gradients.received]);
         match (place, &entry.value) {
             (EntryPlace::Tensor(index), value) => set_tensor(&mut *tensors[index], value, held, begun)?,
             (EntryPlace::Counter(index), StateValue::Counter(count)) => {
@@ -513,32 +541,33 @@ fn set_tensor(buffer: &mut Buffer, value: &StateValue<'_>, held: Held, begun: &m
     match value {
         StateValue::Tensor(values) => {
             let whole = values.tensor_or_copy()?.flatten_all()?;
-            let values = part.map_or(Ok(whole.clone()), |part| whole.narrow(0, part.start, part.len()))?;
-            let values = values.reshape(buffer.shape())?;
+            let elements = part.map_or(Ok(whole.clone()), |part| whole.narrow(0, part.start, part.len()))?;
+            let shaped = elements.reshape(buffer.shape())?;
             *begun += 1;
-            Ok(buffer.set(&values)?)
+            Ok(buffer.set(&shaped)?)
         }
         StateValue::Bytes(bytes) => {
-            // Exact for records too: parts begin where records do.
-            let stored = |elements: usize| buffer.shape_of(&[elements]).elem_count();
-            let bytes = part.map_or(&bytes[..], |part| &bytes[stored(part.start)..stored(part.end)]);
-            let bytes = Tensor::from_vec(bytes.to_vec(), bytes.len(), &Device::Cpu)?;
+            // Exact for codes, too, because each part begins with a record.
+            let byte_count = |elements: usize| buffer.shape_of(&[elements]).elem_count();
+            let own_bytes =
+                part.map_or(&bytes[..], |part| &bytes[byte_count(part.start)..byte_count(part.end)]);
+            let tensor = Tensor::from_vec(own_bytes.to_vec(), own_bytes.len(), &Device::Cpu)?;
             *begun += 1;
-            Ok(buffer.set_stored(0, &bytes)?)
+            Ok(buffer.set_stored(0, &tensor)?)
         }
         StateValue::Counter(_) | StateValue::Number(_) => Ok(()),
     }
 }
 
-/// The norms of earlier calls from JSON.
+/// Reads the norms of earlier calls from JSON.
 fn read_norms(bytes: &[u8]) -> Result<NormHistories> {
     let damaged = || Error::new(ErrorKind::Argument, "the norms of earlier calls are damaged");
     let norms: NormHistories = serde_json::from_slice(bytes).map_err(|error| damaged().caused_by(error))?;
     norms.first_invalid().map_or(Ok(norms), |norm| Err(damaged().with_got(norm).with_expected("0 or more")))
 }
 
-/// The shape of the whole state tensor; `None` if another rank has it, which then checks the value alone.
-fn whole_shape<'s>(leaf: &'s Leaf, buffer: &'s Buffer) -> Option<&'s [usize]> {
+/// The shape of a whole state tensor; `None` if another rank has all of the tensor and checks the value.
+fn checked_shape<'s>(leaf: &'s Leaf, buffer: &'s Buffer) -> Option<&'s [usize]> {
     match leaf.held() {
         Held::All => Some(buffer.shape()),
         Held::Part(_) => Some(leaf.shape()),
@@ -547,31 +576,31 @@ fn whole_shape<'s>(leaf: &'s Leaf, buffer: &'s Buffer) -> Option<&'s [usize]> {
 }
 
 /// The first number that `find` selects, with its index. `find` gets a window of the numbers at a time.
-fn first_where(values: &dyn Lend, find: impl Fn(&[f64]) -> Option<usize>) -> Result<Option<(usize, f64)>> {
-    let among = |start: usize, numbers: Vec<f64>| {
+fn first_match(values: &dyn Lend, find: impl Fn(&[f64]) -> Option<usize>) -> Result<Option<(usize, f64)>> {
+    let find_from = |start: usize, numbers: Vec<f64>| {
         let index = find(&numbers)?;
         Some((start + index, numbers[index]))
     };
-    let mut found = None;
-    let mut look = |view: View<'_>| {
-        // In windows, because `numbers` makes an f64 of each.
-        found = match view.in_order() {
+    let mut first = None;
+    let mut search = |view: View<'_>| {
+        // In windows, because `View::numbers` allocates an f64 for each number.
+        first = match view.in_order() {
             Some(memory) => ranges(0..memory.len())
-                .find_map(|window| among(window.start, View::new(memory.part(window)?).numbers())),
-            None => among(0, view.numbers()),
+                .find_map(|window| find_from(window.start, View::new(memory.part(window)?).numbers())),
+            None => find_from(0, view.numbers()),
         };
         Ok(())
     };
     match values.tensor() {
         // A tensor may be on a device.
-        Some(tensor) => read("value", &tensor.to_device(&Device::Cpu)?, &mut look),
-        None => read("value", values, &mut look),
+        Some(tensor) => read("value", &tensor.to_device(&Device::Cpu)?, &mut search),
+        None => read("value", values, &mut search),
     }?;
-    Ok(found)
+    Ok(first)
 }
 
 /// Refuses records of codes with a negative scale and, if there is a `remedy`, with a number that is not
-/// finite. `first` is the block of the first record, `name` the tensor in errors.
+/// finite. `first` is the index of the first record's block, and `name` names the tensor in errors.
 pub(crate) fn check_records(
     name: &str,
     records: &[u8],

@@ -1,22 +1,23 @@
 //! A leaf: the optimiser and the state of one parameter.
 //!
-//! A leaf does not hold its parameter, so a program can write the parameter between two updates. What shows
-//! that depends on the state:
+//! A leaf does not hold its parameter, so a program can write the parameter between two updates. How an
+//! update notices such a write depends on the state:
 //! 1. With a master, the parameter has to be the master rounded.
-//! 2. Copies that rules keep are equal to the parameter before the first step. Later, without a master, the
-//!    checksum `left` of what the last step wrote shows a change, also for a norm and for what is lost.
+//! 2. With copies that rules keep of the parameter, the parameter has to be equal to the copies before the
+//!    first step. Later, without a master, the parameter has to have the `last_checksum`. The same holds if
+//!    the state has a norm of the parameter, or the digits that roundings of the parameter have lost.
 //! 3. Without any of these, an update takes any value.
 //!
-//! There are two optimisers. Edits and files use `optimiser`, the user's own. What uses values of a step,
-//! from the plan to `end_window`, uses `acting`, a copy with the values of the schedules.
+//! There are two optimisers. Edits and files use `optimiser`, the user's own. All code that needs the values
+//! of a step, from the plan to `end_window`, uses `acting`, a copy with the values of the schedules.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::drives::{Drives, GivenSchedule};
-use super::ranks::divided;
+use super::drives::{Drives, ScheduleAssignment};
+use super::ranks::divided_error;
 use crate::engine::{Buffer, CounterWrites, Progress};
 use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::model::lent::{Lend, Lent, check_parameter};
@@ -30,15 +31,15 @@ use crate::tensors::{Device, Tensor, TensorId, repeated_zero};
 /// `Debug` has two lines: the parameter with its own optimiser, and the state without the numbers of tensors.
 /// The text is for people, and may change in any version.
 pub struct Leaf {
-    /// The first of its paths in sorted order, so that the leaves have one order whatever the model visits
-    /// first.
+    /// The first of the parameter's paths in sorted order, so that the order of the leaves does not depend on
+    /// the order in which the model visits its variables.
     pub(crate) path: String,
     /// The further paths, sorted. A gradient may come under any of them.
     pub(crate) aliases: Vec<String>,
-    /// The variable; `None` for memory that is no tensor, which is found by its path.
+    /// The id of the variable; `None` for memory that is no tensor, which is found by its path.
     pub(crate) id: Option<TensorId>,
-    /// The storage whose lock the parameter has; `None` if nobody else can access the memory. A gradient that
-    /// lies there is copied, because a lock that is held is not asked for again.
+    /// The storage whose lock guards the parameter; `None` if nobody else can access the memory. A gradient
+    /// in this storage is copied, because an update that holds the lock cannot take it again.
     pub(crate) storage: Option<usize>,
     pub(crate) device: Device,
     /// The shape of the whole parameter, also where this rank has a part.
@@ -46,45 +47,47 @@ pub struct Leaf {
     pub(crate) dtype: DType,
     /// The elements that each rank has; `None` if the state is not divided.
     pub(crate) parts: Option<LeafParts>,
-    /// The optimiser as the user made and adjusted it. Checkpoints save it, and edits change it. Leaves share
-    /// it, because there may be thousands.
+    /// The optimiser as the user made and adjusted it. Checkpoints save it, and edits change it. Thousands of
+    /// leaves may share one.
     pub(crate) optimiser: Arc<Optimiser>,
-    /// The optimiser as it was set up, once that has changed. Files have its values, and those of `begun`,
-    /// because only what no program has chosen for this run is a difference that somebody meant.
-    pub(crate) set_up: Option<Arc<Optimiser>>,
-    /// The optimiser at the first step or restore, and whether the leaf was frozen, once one of them has
-    /// changed.
-    pub(crate) begun: Option<(Arc<Optimiser>, bool)>,
+    /// The optimiser of the set-up; `None` until `optimiser` is another one. Checkpoints have the values of
+    /// this optimiser and of `run_start`, so that a restore reports no difference if the program sets one of
+    /// these values.
+    pub(crate) initial_optimiser: Option<Arc<Optimiser>>,
+    /// The optimiser at the first step or restore, and whether the leaf was frozen then; `None` until one of
+    /// the two changes.
+    pub(crate) run_start: Option<(Arc<Optimiser>, bool)>,
     /// The schedules, resolved in `optimiser`, because finding a field by its name in each step is slow.
     pub(crate) drives: Option<Arc<Drives>>,
-    /// A copy of `optimiser` with the values of the schedules in the next step; `None` without schedules. A
-    /// copy, because relative schedules multiply the values in `optimiser`.
+    /// A copy of `optimiser` with the values of the schedules in the next step; `None` without schedules. It
+    /// is a copy, because relative schedules multiply the values in `optimiser`.
     pub(crate) acting: Option<Arc<Optimiser>>,
     pub(crate) state: State,
     pub(crate) frozen: bool,
-    /// The applied steps. Counted for each leaf, because a leaf without a gradient makes no step.
+    /// The applied steps. Each leaf counts its own, because a leaf without a gradient makes no step.
     pub(crate) steps: u64,
-    pub(crate) waiting: Waiting,
+    pub(crate) missing_gradients: MissingGradients,
     /// The value of `steps` when state or variable last came from outside: from `setup`, a file, an edit or
     /// another model. The next step compares all of the parameter with its master, because a program may
-    /// write parameters until then; later steps compare a sample.
+    /// write parameters until then. Later steps compare a sample.
     pub(crate) unsettled_at: u64,
-    /// Whether only `left` shows a changed parameter: see [`State::is_led_back`].
-    pub(super) is_led_back: bool,
-    /// A checksum of a sample of the parameter after the last step, if `is_led_back`.
-    pub(crate) left: Option<u32>,
-    /// A copy of the parameter, while the model has its average instead, or what `Sam` has moved it to. No
-    /// failure loses the copy, and steps are refused meanwhile.
+    /// Whether after the first step only `last_checksum` reveals a changed parameter: see
+    /// [`State::depends_on_weights`].
+    pub(super) depends_on_weights: bool,
+    /// A checksum of a sample of the parameter after the last step, if `depends_on_weights`.
+    pub(crate) last_checksum: Option<u32>,
+    /// A copy of the parameter, while the model has other values instead: the average, or those to which
+    /// `Sam` has moved the parameter. No failure loses the copy, and steps are refused meanwhile.
     pub(crate) parameter_aside: Option<Tensor>,
     /// Whether a parameter of 16 bits may lose steps below its rounding without a warning.
     pub(crate) allows_low_precision: bool,
-    /// Whether the path is a place in a list. Such a leaf is neither saved nor restored, because the list may
-    /// have another order in another process.
-    pub(crate) is_place: bool,
+    /// Whether the path is only an index in a list. Such a leaf is neither saved nor restored, because the
+    /// list may have another order in another process.
+    pub(crate) is_unnamed: bool,
 }
 
-/// Where a variable is. Asked of its owner before a leaf changes, because the owner is code of the program,
-/// and may panic.
+/// The id, storage and device of a variable. They are asked of the owner before a leaf changes, because the
+/// owner is code of the program and may panic.
 pub(super) struct VariablePlace {
     id: Option<TensorId>,
     storage: Option<usize>,
@@ -92,7 +95,7 @@ pub(super) struct VariablePlace {
 }
 
 impl VariablePlace {
-    pub(super) fn of(x: &dyn Lend) -> Self {
+    pub(super) fn new(x: &dyn Lend) -> Self {
         VariablePlace { id: x.tensor().map(Tensor::id), storage: x.memory(), device: x.device().clone() }
     }
 }
@@ -112,7 +115,7 @@ impl Leaf {
             return Err(error.with_remedy("convert it, or leave it out with `setup_with`"));
         }
         check_count(x.elem_count(), x.device().is_cpu()).map_err(|error| error.at(&path))?;
-        // Before the state is made for the shape that the owner claims, because it may lend less memory.
+        // Checked before the state is made for the claimed shape, because the owner may lend less memory.
         check_parameter("parameter", x, false).map_err(|error| error.at(&path))?;
         let state =
             part_of(parts.as_ref(), x).and_then(|part| fresh_state(&optimiser, &*part, x.elem_count()));
@@ -121,8 +124,8 @@ impl Leaf {
             check_a_number_per_element(&path, &optimiser, &state, part.len())?;
         }
         Ok(Leaf {
-            is_led_back: state.is_led_back(),
-            left: None,
+            depends_on_weights: state.depends_on_weights(),
+            last_checksum: None,
             state,
             path,
             aliases: paths.collect(),
@@ -133,34 +136,34 @@ impl Leaf {
             dtype: x.dtype(),
             parts,
             optimiser,
-            set_up: None,
-            begun: None,
+            initial_optimiser: None,
+            run_start: None,
             drives: None,
             acting: None,
             frozen: false,
             steps: 0,
-            waiting: Waiting::default(),
+            missing_gradients: MissingGradients::default(),
             unsettled_at: 0,
             parameter_aside: None,
             allows_low_precision: false,
-            is_place: false,
+            is_unnamed: false,
         })
     }
 
-    /// The storages with a lock that an update of this leaf writes. Masters on devices are among them,
-    /// because functions of rules see them and may keep them.
-    pub(super) fn written(&self) -> impl Iterator<Item = usize> {
-        self.state.followed().and_then(Lend::memory).into_iter().chain(self.storage)
+    /// The storages with a lock that an update of this leaf writes. A master on a device is among them,
+    /// because functions of rules see the master and may keep it.
+    pub(super) fn written_storages(&self) -> impl Iterator<Item = usize> {
+        self.state.outer_master().and_then(Lend::memory).into_iter().chain(self.storage)
     }
 
-    /// Whether `optimiser`, the leaf's own with other values of fields, needs state of the same layout.
-    pub(super) fn fits(&self, optimiser: &Optimiser) -> Result<bool> {
+    /// Whether `optimiser`, the leaf's own with other fields, needs state of the same layout.
+    pub(super) fn has_layout_of(&self, optimiser: &Optimiser) -> Result<bool> {
         if self.optimiser.fields() == optimiser.fields() {
             return Ok(true);
         }
-        // Both optimisers make a state to compare. For a divisible rule an empty parameter is enough, because
-        // such a rule has one number for each element. Others need the real shape, even on a rank without a
-        // part. Stores are not compared, because their tensors depend on the parameter alone.
+        // Both optimisers make a state, and the states are compared. For a divisible rule, which has one
+        // number for each element, an empty parameter is enough. Other rules need the real shape, even on a
+        // rank without a part. Stores are not compared, because their tensors depend on the parameter alone.
         let is_empty = self.optimiser.rule().is_divisible() && optimiser.rule().is_divisible();
         let sizes: Vec<usize> = self.shape().iter().map(|size| if is_empty { 0 } else { *size }).collect();
         let x = repeated_zero(sizes, self.dtype, &Device::Cpu)?;
@@ -174,9 +177,9 @@ impl Leaf {
         Ok(slots(&self.optimiser)? == slots(optimiser)?)
     }
 
-    /// Refuses a path that is only a place in a list.
+    /// Refuses a path that is only an index in a list.
     pub(super) fn check_name(&self) -> Result<()> {
-        if !self.is_place {
+        if !self.is_unnamed {
             return Ok(());
         }
         let problem = "it has no name, only a place in the list that `CandleOptimizer::new` got, and \
@@ -186,9 +189,9 @@ impl Leaf {
         Err(Error::new(ErrorKind::Unsupported, problem).with_remedy(remedy).at(&self.path))
     }
 
-    /// The path for lists in messages. A place in a list means nothing by itself, so the shape follows.
+    /// The path for lists in messages. An index says nothing by itself, so the shape follows.
     pub(crate) fn label(&self) -> Cow<'_, str> {
-        if self.is_place {
+        if self.is_unnamed {
             format!("{} {:?}", self.path, self.shape()).into()
         } else {
             self.path.as_str().into()
@@ -200,19 +203,19 @@ impl Leaf {
         let state = self.state.copy().map_err(|error| error.at(&self.path))?;
         let copy = self.with_optimiser(self.optimiser.clone(), state);
         let (drives, acting) = (self.drives.clone(), self.acting.clone());
-        let (set_up, begun) = (self.set_up.clone(), self.begun.clone());
+        let (initial_optimiser, run_start) = (self.initial_optimiser.clone(), self.run_start.clone());
         let parameter_aside = self.parameter_aside.clone();
-        Ok(Leaf { set_up, begun, drives, acting, parameter_aside, ..copy })
+        Ok(Leaf { initial_optimiser, run_start, drives, acting, parameter_aside, ..copy })
     }
 
     /// A leaf of the same parameter with this optimiser and state, no schedules and nothing put aside.
     pub(super) fn with_optimiser(&self, optimiser: Arc<Optimiser>, state: State) -> Self {
         Leaf {
-            set_up: None,
-            begun: None,
+            initial_optimiser: None,
+            run_start: None,
             optimiser,
-            is_led_back: state.is_led_back(),
-            left: None,
+            depends_on_weights: state.depends_on_weights(),
+            last_checksum: None,
             state,
             path: self.path.clone(),
             aliases: self.aliases.clone(),
@@ -243,14 +246,19 @@ impl Leaf {
         self.parts.as_ref().is_some_and(LeafParts::are_cut)
     }
 
-    /// The stored shape of a whole state tensor, and which of its elements are here; `None` if another rank
-    /// has it.
-    pub(crate) fn whole_of(&self, tensor: &Buffer) -> Option<(crate::tensors::Shape, Range<usize>)> {
-        let stored = |elements: usize| tensor.shape_of(&[elements]).elem_count();
+    /// The stored shape of a whole state tensor, and which of its elements this rank has; `None` if another
+    /// rank has all of them.
+    pub(crate) fn stored_extent(&self, tensor: &Buffer) -> Option<(crate::tensors::Shape, Range<usize>)> {
+        let stored_length = |elements: usize| tensor.shape_of(&[elements]).elem_count();
         match self.held() {
-            Held::All => Some((tensor.shape_of(tensor.shape()), 0..stored(elem_count(tensor.shape())))),
-            // Exact for codes too: parts begin where records do.
-            Held::Part(part) => Some((tensor.shape_of(self.shape()), stored(part.start)..stored(part.end))),
+            Held::All => {
+                Some((tensor.shape_of(tensor.shape()), 0..stored_length(elem_count(tensor.shape()))))
+            }
+            // Exact for codes, too, because each part begins with a record.
+            Held::Part(part) => {
+                let range = stored_length(part.start)..stored_length(part.end);
+                Some((tensor.shape_of(self.shape()), range))
+            }
             Held::Nothing => None,
         }
     }
@@ -260,7 +268,7 @@ impl Leaf {
         let Some(parts) = &self.parts else { return Ok(()) };
         let ranks = parts.all().len();
         if ranks > 1 && optimiser.is_offloaded() {
-            return Err(divided("`Offload`", ranks).at(&self.path));
+            return Err(divided_error("`Offload`", ranks).at(&self.path));
         }
         if self.is_cut() && !optimiser.is_divisible() {
             let problem =
@@ -271,7 +279,7 @@ impl Leaf {
         Ok(())
     }
 
-    /// Which rank has which elements.
+    /// The elements that each rank has.
     ///
     /// # Errors
     /// If the state is not divided.
@@ -286,9 +294,9 @@ impl Leaf {
         part_of(self.parts.as_ref(), x)
     }
 
-    /// The dtype of the arithmetic: F64 if parameter, master or one of the gradients has it, otherwise F32.
+    /// The dtype of the arithmetic: F64 if parameter, master or a gradient is in F64, otherwise F32.
     pub(crate) fn compute_dtype(&self, gradients: impl IntoIterator<Item = impl Into<DType>>) -> DType {
-        let master = self.state.followed().map(Buffer::stored_dtype);
+        let master = self.state.outer_master().map(Buffer::stored_dtype);
         let mut dtypes = master.into_iter().chain([self.dtype]).chain(gradients.into_iter().map(Into::into));
         compute_dtype(dtypes.find(|dtype| *dtype == DType::F64).unwrap_or(DType::F32))
     }
@@ -298,7 +306,7 @@ impl Leaf {
         &self.path
     }
 
-    /// All paths of the parameter: several if a variable is tied to several places of the model.
+    /// All paths of the parameter. There are several if its variable is tied to several places of the model.
     pub fn paths(&self) -> impl Iterator<Item = &str> + Clone {
         std::iter::once(self.path.as_str()).chain(self.aliases.iter().map(String::as_str))
     }
@@ -315,7 +323,7 @@ impl Leaf {
 
     /// The leaf's own optimiser, which no [schedule](crate::StateTree::schedule) changes.
     ///
-    /// The one with the values of the next step is [`acting`](Leaf::acting).
+    /// A copy with the values of the next step is [`acting`](Leaf::acting).
     pub fn optimiser(&self) -> &Optimiser {
         &self.optimiser
     }
@@ -338,9 +346,9 @@ impl Leaf {
         self.steps
     }
 
-    /// How many calls of `update` have brought no gradient since the last one that did, or since `setup`.
+    /// How many calls of `update` have brought no gradient since the last gradient, or since `setup`.
     ///
-    /// Skipped calls do not count, nor do calls while the leaf is frozen; [`thaw`](crate::Selection::thaw)
+    /// Skipped calls do not count, nor do calls while the leaf is frozen. [`thaw`](crate::Selection::thaw)
     /// starts the count anew.
     ///
     /// ```
@@ -352,53 +360,54 @@ impl Leaf {
     /// for _ in 0..3 {
     ///     update(&mut state, &model, &model[0].sqr()?.sum_all()?.backward()?)?;
     /// }
-    /// let waiting: Vec<_> = state.leaves().map(|leaf| (leaf.calls_without_gradient(), leaf.has_had_gradient())).collect();
-    /// assert_eq!(waiting, [(0, true), (3, false)]);
+    /// let counts: Vec<_> = state.leaves().map(|leaf| (leaf.calls_without_gradient(), leaf.has_had_gradient())).collect();
+    /// assert_eq!(counts, [(0, true), (3, false)]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn calls_without_gradient(&self) -> u64 {
-        self.waiting.calls
+        self.missing_gradients.calls
     }
 
     /// Whether any call of `update` has ever brought a gradient.
     pub fn has_had_gradient(&self) -> bool {
-        self.steps > 0 || self.waiting.received > 0
+        self.steps > 0 || self.missing_gradients.received > 0
     }
 
     /// Whether there were calls and none brought a gradient, as for running statistics. The state of such a
-    /// leaf follows the variable, whatever is written there.
+    /// leaf follows whatever is written to the variable.
     pub(crate) fn is_unreached(&self) -> bool {
-        self.waiting.calls > 0 && !self.has_had_gradient()
+        self.missing_gradients.calls > 0 && !self.has_had_gradient()
     }
 
-    /// Whether a step has been applied since the state was made, restored or moved.
+    /// Whether a step has been applied since state or variable last came from outside: see `unsettled_at`.
     pub(crate) fn is_settled(&self) -> bool {
         self.steps > self.unsettled_at
     }
 
-    /// Makes another variable the leaf's.
-    pub(super) fn follow(&mut self, x: VariablePlace) {
+    /// Gives the leaf another variable.
+    pub(super) fn set_variable(&mut self, x: VariablePlace) {
         (self.id, self.storage, self.device) = (x.id, x.storage, x.device);
         self.unsettle();
     }
 
     /// Makes the next step compare all of the parameter.
     pub(crate) fn unsettle(&mut self) {
-        (self.unsettled_at, self.is_led_back, self.left) = (self.steps, self.state.is_led_back(), None);
+        (self.unsettled_at, self.last_checksum) = (self.steps, None);
+        self.depends_on_weights = self.state.depends_on_weights();
     }
 
-    /// Sets the leaf's own optimiser to one of the same rule with other hyper-parameters, and whether the
-    /// leaf is frozen. `has_begun` tells whether the run has made a step, or is restored.
+    /// Sets the leaf's own optimiser and whether the leaf is frozen. `has_begun` tells whether the run has
+    /// made a step, or is restored.
     pub(crate) fn set(&mut self, optimiser: Arc<Optimiser>, frozen: bool, has_begun: bool) {
         let before = std::mem::replace(&mut self.optimiser, optimiser);
         if has_begun {
-            self.begun.get_or_insert_with(|| (before.clone(), self.frozen));
+            self.run_start.get_or_insert_with(|| (before.clone(), self.frozen));
         }
-        self.set_up.get_or_insert(before);
+        self.initial_optimiser.get_or_insert(before);
         self.frozen = frozen;
     }
 
-    /// Ends an open window: rules drop what they have collected.
+    /// Ends an open window: the rules drop what they have collected.
     pub(crate) fn end_window(&mut self) -> Result<()> {
         let Leaf { optimiser, acting, state, .. } = self;
         acting.as_ref().unwrap_or(optimiser).end_window(state)
@@ -407,9 +416,9 @@ impl Leaf {
     /// Whether a parameter of 16 bits loses steps below its rounding, and `allow_low_precision` was not
     /// called.
     pub(super) fn loses_steps(&self) -> bool {
-        let is_lost =
+        let is_checked =
             matches!(self.dtype, DType::F16 | DType::BF16) && !self.frozen && !self.allows_low_precision;
-        is_lost && self.optimiser.store() == Store::Rounded
+        is_checked && self.optimiser.store() == Store::Rounded
     }
 
     /// Whether updates pass this parameter over.
@@ -424,13 +433,13 @@ impl Leaf {
 
     /// A copy of the state tensor of that [name](Leaf::tensor_names); updates write the original in place.
     ///
-    /// A tensor in [8 bits](crate::Q8) is copied as its numbers in F32. Over [ranks](crate::Setup::over) the
-    /// copy is of this rank's part, as a vector.
+    /// A tensor in [8 bits](crate::Q8) is copied as numbers in F32. Over [ranks](crate::Setup::over) the copy
+    /// is this rank's part, as a vector.
     ///
-    /// Code that has to work without candle reads the shape by `tensor.lent_shape()`, and the numbers by
-    /// `tensor.read(&mut |view| { numbers = view.numbers(); Ok(()) })?`, as of anything that is
-    /// [lent](crate::Lend). The page [frameworks](crate::guide::frameworks#reading-and-setting-the-state) has
-    /// a program.
+    /// Code that has to work without candle uses the methods of [`Lend`](crate::Lend): it reads the shape by
+    /// `tensor.lent_shape()`, and the numbers by
+    /// `tensor.read(&mut |view| { numbers = view.numbers(); Ok(()) })?`. The page
+    /// [frameworks](crate::guide::frameworks#reading-and-setting-the-state) has a program.
     ///
     /// # Errors
     /// If the state has no tensor of that name, or the device fails.
@@ -446,7 +455,7 @@ impl Leaf {
     /// ```
     pub fn tensor(&self, name: &str) -> Result<Tensor> {
         let tensors = self.state.tensors();
-        match tensors.into_iter().find(|(own, _)| own == name) {
+        match tensors.into_iter().find(|(tensor_name, _)| tensor_name == name) {
             Some((_, tensor)) => Ok(tensor.tensor()?),
             None => Err(Error::unknown("state tensor", name, &self.tensor_names()).at(&self.path)),
         }
@@ -468,7 +477,7 @@ impl Leaf {
         self.state.tensors().into_iter().map(|(_, tensor)| tensor.bytes()).sum()
     }
 
-    /// The acting optimiser, which has to be the same on all ranks.
+    /// The acting optimiser as an aspect that has to be the same on all ranks.
     pub(crate) fn optimiser_aspect(&self) -> Aspect {
         let record = self.acting().description().record();
         Aspect::of_words(format!("the optimiser of {:?}", self.path()), record.words())
@@ -486,7 +495,7 @@ impl fmt::Debug for Leaf {
         if !self.device.is_cpu() {
             write!(f, " on {:?}", self.device.location())?;
         }
-        for GivenSchedule { schedule, .. } in self.schedules() {
+        for ScheduleAssignment { schedule, .. } in self.schedules() {
             let field = schedule.driven_field();
             let value = self.acting().field(field).map_or("-".to_string(), |value| value.to_string());
             write!(f, ", {field} {value} by a schedule")?;
@@ -502,13 +511,14 @@ fn part_of<'x>(parts: Option<&LeafParts>, x: &'x dyn Lend) -> Result<Lent<'x>> {
     let Some(part) = parts.map(LeafParts::own).filter(|part| part.len() < x.elem_count()) else {
         return Ok(Lent::new(x));
     };
-    // A rule that looks at the shape keeps parameters whole, so a part can be flat. An empty part keeps the
-    // number of dimensions, because the names of such a rule's state tensors depend on that number.
-    if part.is_empty() && !x.shape().is_empty() { Lent::none(x) } else { Lent::new(x).part(part) }
+    // A part can be flat, because parameters whose rule depends on the shape are not cut. A rank may still
+    // have an empty part of such a parameter. The part keeps the number of dimensions, because the names of
+    // the rule's state tensors depend on that number.
+    if part.is_empty() && !x.shape().is_empty() { Lent::empty_part(x) } else { Lent::new(x).part(part) }
 }
 
-/// Refuses a parameter of a device whose elements candle's kernels cannot count. Conversions between dtypes get
-/// the count as 32 bits, and the loop of a larger one never ends.
+/// Refuses a parameter on a device with more elements than candle's kernels can count. Conversions between
+/// dtypes get the count in 32 bits, and with a larger count their loop never ends.
 pub(super) fn check_count(elements: usize, is_on_cpu: bool) -> Result<()> {
     if is_on_cpu || u32::try_from(elements).is_ok() {
         return Ok(());
@@ -519,12 +529,12 @@ pub(super) fn check_count(elements: usize, is_on_cpu: bool) -> Result<()> {
     Err(error.with_expected(format_args!("at most {}", u32::MAX)).with_remedy(remedy))
 }
 
-/// The state of a part of a parameter with `whole` elements.
-pub(super) fn fresh_state(optimiser: &Optimiser, part: &dyn Lend, whole: usize) -> Result<State> {
+/// Fresh state for a part of a parameter that has `elements` elements as a whole.
+pub(super) fn fresh_state(optimiser: &Optimiser, part: &dyn Lend, elements: usize) -> Result<State> {
     let mut state = optimiser.make_state(part)?;
-    // The whole parameter decides what is too small for 8 bits, so that a part is stored as the whole would
-    // be.
-    state.widen_small(part.elem_count(), whole)?;
+    // The size of the whole parameter decides whether it is too small for 8 bits, so that a part is stored as
+    // the whole parameter would be.
+    state.widen_small(part.elem_count(), elements)?;
     Ok(state)
 }
 
@@ -547,28 +557,29 @@ fn check_a_number_per_element(
 
 /// A leaf's calls without a gradient.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Waiting {
+pub(crate) struct MissingGradients {
     /// Calls since the last gradient.
     pub(crate) calls: u64,
-    /// 1 once a gradient went into an accumulator. A leaf with steps has had a gradient even if this is 0.
+    /// 1 once a gradient went into an accumulator. A leaf with steps has had a gradient even if this counter
+    /// is 0.
     pub(crate) received: u64,
     /// Whether the leaf may lack a gradient under `require_all`.
     pub(crate) is_allowed: bool,
 }
 
-impl Waiting {
-    /// Counts a call when it is committed. A leaf with a gradient in every call writes no counter, because
-    /// that would cost time with thousands of leaves.
+impl MissingGradients {
+    /// Adds the writes that count a call when it is committed. A leaf with a gradient in every call adds
+    /// none, because writes take time with thousands of leaves.
     pub(crate) fn count<'a>(
         &'a mut self,
         has_gradient: bool,
         progress: Progress,
         counters: &mut CounterWrites<'a>,
     ) {
-        let Waiting { calls, received, .. } = self;
+        let MissingGradients { calls, received, .. } = self;
         if !has_gradient {
-            let next = counts::after(*calls, 1);
-            return counters.push((calls, next));
+            let next_count = counts::add(*calls, 1);
+            return counters.push((calls, next_count));
         }
         if *calls > 0 {
             counters.push((calls, 0));

@@ -1,7 +1,7 @@
 //! The high-precision copies of a model's parameters: reading, setting, refreshing, comparing.
 //!
-//! A model and its masters get new values all or none: `new_masters` makes and checks them before the first
-//! is set.
+//! A model and its masters get all new values or none: `new_masters` makes and checks all values before the
+//! first is set.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Debug;
@@ -20,15 +20,16 @@ use crate::tensors::{Device, Tensor, in_dtype};
 impl StateTree {
     /// Copies of the most precise value of each parameter, by path.
     ///
-    /// That is its master, the sum of a split or compensated parameter and what the parameter lacks, or the
-    /// parameter itself.
+    /// The most precise value is the master, if there is one. Under [`SplitMaster`](crate::SplitMaster) or
+    /// [`Kahan`](crate::Kahan) it is the sum of the parameter and its low bits or lost digits. Otherwise it
+    /// is the parameter.
     ///
     /// If a parameter has never taken a step and is not its master rounded, the parameter itself is taken.
     /// BatchNorm's running statistics are an example.
     ///
     /// [`StateTree::save_masters`] writes these values to a file for other tools. Over
-    /// [ranks](crate::Setup::over) all call this, and each gets whole tensors; into a file each writes only
-    /// its parts. Without candle the numbers are read as those of [`Leaf::tensor`].
+    /// [ranks](crate::Setup::over) all call this method, and each gets whole tensors, while `save_masters`
+    /// writes only the parts of each rank. Without candle the numbers are read as those of [`Leaf::tensor`].
     ///
     /// # Errors
     /// If `model` is not the state's.
@@ -46,8 +47,8 @@ impl StateTree {
     /// ```
     pub fn masters<M: Model + ?Sized>(&self, model: &M) -> Result<BTreeMap<String, Tensor>> {
         let parts = self.settle(Call::Masters, self.master_parts(model))?;
-        let whole = self.whole(parts.into_iter().enumerate().collect())?;
-        Ok(whole.into_iter().map(|(leaf, master)| (self.leaves[leaf].path.clone(), master)).collect())
+        let masters = self.gather(parts.into_iter().enumerate().collect())?;
+        Ok(masters.into_iter().map(|(leaf, master)| (self.leaves[leaf].path.clone(), master)).collect())
     }
 
     /// The most precise copies of this rank's parts, in the order of the leaves.
@@ -59,33 +60,35 @@ impl StateTree {
 
     /// Sets the most precise copy of each parameter to `values`, and the parameter to it, rounded.
     ///
-    /// With this a model starts from an f32 checkpoint and keeps what its own dtype cannot hold.
+    /// With this method a model starts from an f32 checkpoint and keeps the digits that its dtype cannot
+    /// hold.
     ///
     /// `values` is a map of tensors by path, or [`Weights`](crate::Weights) from files. Every parameter needs
-    /// a value, in any float dtype. The model's other variables are set as well: those that a map has, and
-    /// all of them from files. A name that the model does not have is refused in a map. Files may have such
-    /// names, which are returned. Over [ranks](crate::Setup::over) all call this with the same values.
+    /// a value, in any float dtype. Other variables of the model are set, too: from a map those that have a
+    /// value there, from files all. A name that the model does not have is refused in a map. Files may have
+    /// such names, which are returned. Over [ranks](crate::Setup::over) all call this
+    /// method with the same values.
     ///
-    /// # What follows
-    /// State that started as the parameter is set to the new weights, too, at any step. The rest of the state
-    /// stays, such as moments and step counts. So right after [`setup`](crate::setup) the state is that of a
-    /// set-up with these weights. Later on:
+    /// # Copies in the state
+    /// State that started as a copy of the parameter is set to the new weights, too, at any step. The rest of
+    /// the state stays, such as moments and step counts. So right after [`setup`](crate::setup) the state is
+    /// the same as if the set-up had seen these weights. Later on:
     ///
     /// | | |
     /// | --- | --- |
-    /// | [`Ema`](crate::Ema), [`UniformAverage`](crate::UniformAverage) | the average starts anew, and the count of its steps |
+    /// | [`Ema`](crate::Ema), [`UniformAverage`](crate::UniformAverage) | the average and the count of its steps start anew |
     /// | [`Lookahead`](crate::Lookahead) | the slow weights are the new ones, and the next k steps begin |
     /// | [`ScheduleFree`](crate::ScheduleFree) | x̄ and z are the new weights, and the mean starts anew |
     /// | [`Prodigy`](crate::Prodigy) | distances are measured from the new weights, the estimate stays |
-    /// | [`SplitMaster`](crate::SplitMaster), [`Kahan`](crate::Kahan) | what the parameter lacks is that of the new weights |
-    /// | rules with a [`Slot::parameter`](crate::Slot::parameter) | it is the new weights; without other tensors the count of steps starts anew |
+    /// | [`SplitMaster`](crate::SplitMaster), [`Kahan`](crate::Kahan) | the low bits or lost digits are those of the new weights |
+    /// | rules with a [`Slot::parameter`](crate::Slot::parameter) | the slot has the new weights; if the rule has no other tensors, the count of steps starts anew |
     ///
     /// # Errors
     /// If a parameter is missing, unknown, of another shape, not floating-point, not finite (unless the files
     /// are [accepted](crate::Weights::accepting_non_finite)) or too large for its dtype; if a file cannot be
     /// read; if the model has averages instead of its parameters; if `model` is not the state's. Nothing
-    /// changes then. There is one more error: if another rank fails after all have agreed, this rank has all
-    /// of the new weights.
+    /// changes then. If another rank fails after all have agreed, this call is an error, too, but this rank
+    /// has all of the new weights.
     ///
     /// ```
     /// use std::collections::BTreeMap;
@@ -117,17 +120,17 @@ impl StateTree {
 
     /// Sets every master to its parameter, after new weights were put into the model.
     ///
-    /// Call it even if there are no masters, because a rule that keeps a copy of the parameter
+    /// Call this method even if there are no masters. Otherwise a rule that keeps a copy of the parameter
     /// ([`Lookahead`](crate::Lookahead), [`ScheduleFree`](crate::ScheduleFree), [`MADGRAD`](crate::MADGRAD))
-    /// or its norm ([`Hyperball`](crate::Hyperball)) would lead it back to the old weights, and
-    /// [`Kahan`](crate::Kahan) would add what these have lost. On the CPU an [`update`](crate::update)
-    /// notices new weights by a [sample](crate::Slot::parameter).
+    /// or its norm ([`Hyperball`](crate::Hyperball)) would lead the parameter back to the old weights, and
+    /// [`Kahan`](crate::Kahan) would add the digits that the old weights have lost. On the CPU an
+    /// [`update`](crate::update) notices new weights by a [sample](crate::Slot::parameter).
     ///
-    /// State that started as the parameter is set to it again, as by [`set_masters`](StateTree::set_masters).
-    /// The rest of the state stays.
+    /// State that started as a copy of the parameter is set to the parameter again, as by
+    /// [`set_masters`](StateTree::set_masters). The rest of the state stays.
     ///
     /// # Errors
-    /// If the model has averages instead of its parameters, `model` is not the state's, or ranks have
+    /// If the model has averages instead of its parameters, if `model` is not the state's, or if ranks have
     /// different weights. Nothing changes then.
     ///
     /// ```
@@ -145,35 +148,36 @@ impl StateTree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn refresh_masters<M: Model + ?Sized>(&mut self, model: &M) -> Result<()> {
-        let parameters = self.check_parameters().and_then(|()| {
+        let plan = self.check_parameters().and_then(|()| {
             let parameters = self.parameters(model)?;
-            // Each rank refreshes its own parts, so the parameters have to be the same on all.
+            // Each rank refreshes its own parts, so the parameters have to be the same on all ranks.
             let aspects = match self.is_divided() {
                 true => self
                     .leaves
                     .iter()
                     .zip(&parameters)
-                    .map(|(leaf, x)| values_of(leaf.path(), &x.tensor_or_copy()?))
+                    .map(|(leaf, x)| values_aspect(leaf.path(), &x.tensor_or_copy()?))
                     .collect::<Result<_>>()?,
                 false => Vec::new(),
             };
-            Ok((parameters, Agreement::on(aspects), Vec::new()))
+            Ok((parameters, Agreement::new(aspects), Vec::new()))
         });
-        let (parameters, _) = self.agree_on(Call::RefreshMasters, parameters)?;
+        let (parameters, _) = self.agree_on(Call::RefreshMasters, plan)?;
         let refresh = |(leaf, x): (&mut Box<Leaf>, &Lent<'_>)| leaf.refresh(&*leaf.own_part(&**x)?);
-        let refreshed = self.leaves.iter_mut().zip(&parameters).try_for_each(refresh);
+        let outcome = self.leaves.iter_mut().zip(&parameters).try_for_each(refresh);
         self.saved_starts.clear();
-        self.settle(Call::MastersRefreshed, refreshed)
+        self.settle(Call::MastersRefreshed, outcome)
     }
 
     /// Compares every element of every parameter with its master.
     ///
-    /// Before the first step it also compares the state that started as the parameter. On a device this is
-    /// the only way to notice a change after the first step, see [`MixedPrecision`](crate::MixedPrecision).
+    /// Before the first step it also compares the state that started as a copy of the parameter. On a device
+    /// this method is the only way to notice a change after the first step, see
+    /// [`MixedPrecision`](crate::MixedPrecision).
     ///
     /// A parameter without a gradient in any call of [`update`](crate::update), such as BatchNorm's running
-    /// statistics, is passed over. Over [ranks](crate::Setup::over) all call this, and each compares its
-    /// parts.
+    /// statistics, is passed over. Over [ranks](crate::Setup::over) all call this method, and each compares
+    /// its parts.
     ///
     /// # Errors
     /// If a parameter is not its master rounded, or `model` is not the state's.
@@ -190,9 +194,9 @@ impl StateTree {
     }
 }
 
-/// New values of a model's variables: what [`StateTree::set_masters`] takes.
+/// New values of a model's variables, for [`StateTree::set_masters`].
 ///
-/// It is made from a reference to a map from paths to tensors, or to [`Weights`](crate::Weights).
+/// They are made from a reference to a map from paths to tensors, or to [`Weights`](crate::Weights).
 #[derive(Clone, Debug)]
 pub struct MasterValues<'v>(MasterSource<'v>);
 
@@ -202,9 +206,9 @@ enum MasterSource<'v> {
     Files(&'v dyn WeightFiles),
 }
 
-/// Weights in files, read when the model is known.
+/// Weights in files, which are read for a certain model.
 pub(crate) trait WeightFiles: Debug {
-    /// The values of a model's variables by path, as the files have them, and the names that no variable has.
+    /// The values of a model's variables by path, and the names in the files that no variable has.
     fn masters(&self, model: &dyn Model) -> Result<(BTreeMap<String, Tensor>, Vec<String>)>;
 
     /// Whether infinities and NaN are taken over.
@@ -231,10 +235,11 @@ impl<'v> From<&'v HashMap<String, Tensor>> for MasterValues<'v> {
     }
 }
 
-/// Values that were checked, with the variables that they are for.
+/// Variables with their new values, which were checked.
 struct NewMasters<'m> {
-    /// Those of the leaves, in their order.
+    /// For the parameters, in the order of the leaves.
     leaves: Vec<(Lent<'m>, Tensor)>,
+    /// For variables without a leaf.
     others: Vec<(Lent<'m>, Tensor)>,
     /// The names that no variable has.
     unused: Vec<String>,
@@ -247,39 +252,39 @@ impl StateTree {
         model: &M,
         values: MasterValues<'_>,
     ) -> Result<Vec<String>> {
-        let new = self.check_parameters().and_then(|()| {
-            let new = self.new_masters(model, values)?;
-            let agreement = Agreement::on(if self.is_divided() { new.aspects(self)? } else { Vec::new() });
-            Ok((new, agreement, Vec::new()))
+        let plan = self.check_parameters().and_then(|()| {
+            let masters = self.new_masters(model, values)?;
+            let aspects = if self.is_divided() { masters.aspects(self)? } else { Vec::new() };
+            Ok((masters, Agreement::new(aspects), Vec::new()))
         });
-        let (NewMasters { leaves, others, unused }, _) = self.agree_on(Call::NewMasters, new)?;
-        let (mut set, all) = (0, leaves.len() + others.len());
+        let (NewMasters { leaves, others, unused }, _) = self.agree_on(Call::NewMasters, plan)?;
+        let (mut count, all) = (0, leaves.len() + others.len());
         let mut set_all = || {
             for (leaf, (x, value)) in self.leaves.iter_mut().zip(&leaves) {
-                let values = leaf.own_part(value)?.tensor_or_copy()?;
-                leaf.set_weights(&*leaf.own_part(&**x)?, &values)?;
-                leaf.set_others_parts(&**x, value)?;
-                set += 1;
+                let own_value = leaf.own_part(value)?.tensor_or_copy()?;
+                leaf.set_weights(&*leaf.own_part(&**x)?, &own_value)?;
+                leaf.set_parts_of_others(&**x, value)?;
+                count += 1;
             }
             for (x, value) in &others {
                 set_lent(&**x, value)?;
-                set += 1;
+                count += 1;
             }
             Ok(())
         };
-        let written = set_all().map_err(|error: Error| error.after_values(set, all));
+        let outcome = set_all().map_err(|error: Error| error.after_values(count, all));
         self.saved_starts.clear();
-        self.settle(Call::MastersSet, written)?;
+        self.settle(Call::MastersSet, outcome)?;
         Ok(unused)
     }
 
-    /// The values of a model with this state, checked.
+    /// The variables of a model with this state, and their new values, checked.
     fn new_masters<'m, M: Model + ?Sized>(
         &self,
         model: &'m M,
-        MasterValues(given): MasterValues<'_>,
+        MasterValues(source): MasterValues<'_>,
     ) -> Result<NewMasters<'m>> {
-        let (values, unused, accept_non_finite) = match given {
+        let (values, unused, accept_non_finite) = match source {
             MasterSource::Tensors(values) => (values, Vec::new(), false),
             MasterSource::Files(weights) => {
                 let (values, unused) = weights.masters(&model)?;
@@ -287,48 +292,49 @@ impl StateTree {
             }
         };
         let parameters = self.parameters(model)?;
-        let variables: BTreeMap<String, Lent<'m>> =
-            in_path_order(model, Tensor::is_variable)?.into_iter().map(Variable::named).collect();
-        let known: HashSet<&str> = variables
+        let variables: BTreeMap<String, Lent<'m>> = in_path_order(model, Tensor::is_variable)?
+            .into_iter()
+            .map(Variable::into_path_and_handle)
+            .collect();
+        let known_paths: HashSet<&str> = variables
             .keys()
             .map(String::as_str)
             .chain(self.leaves.iter().flat_map(|leaf| leaf.paths()))
             .collect();
-        if let Some(path) = values.keys().find(|path| !known.contains(path.as_str())) {
+        if let Some(path) = values.keys().find(|path| !known_paths.contains(path.as_str())) {
             let paths = variables.keys().map(String::as_str);
             return Err(Error::unknown_path("variable in the model with the path", path, paths));
         }
         // By identity, because a renamed state has other paths than its model.
-        let in_model: HashMap<Identity, &String> =
+        let path_in_model: HashMap<Identity, &String> =
             variables.iter().map(|(path, x)| (identity(x), path)).collect();
         let mut leaves = Vec::with_capacity(self.len());
         for (leaf, x) in self.leaves.iter().zip(&parameters) {
-            let found = leaf
-                .paths()
-                .find_map(|path| values.get(path))
-                .or_else(|| values.get(*in_model.get(&identity(x))?));
             let missing = || {
                 Error::missing("there is no value for it")
                     .at(leaf.path())
                     .with_remedy("give a value for every leaf of the state")
             };
-            let value = found.ok_or_else(missing)?;
-            leaves.push((x.clone(), fitting(leaf.path(), &**x, value, accept_non_finite)?));
+            let value = leaf
+                .paths()
+                .find_map(|path| values.get(path))
+                .or_else(|| values.get(*path_in_model.get(&identity(x))?))
+                .ok_or_else(missing)?;
+            leaves.push((x.clone(), convert_value(leaf.path(), &**x, value, accept_non_finite)?));
         }
-        let of_leaves: HashSet<Identity> = parameters.iter().map(identity).collect();
+        let with_leaf: HashSet<Identity> = parameters.iter().map(identity).collect();
         let others = variables
             .iter()
-            .filter(|(_, x)| !of_leaves.contains(&identity(x)))
-            .filter_map(|(path, x)| Some((path, x, values.get(path)?)));
-        let others =
-            others.map(|(path, x, value)| Ok((x.clone(), fitting(path, &**x, value, accept_non_finite)?)));
-        let others = others.collect::<Result<Vec<_>>>()?;
+            .filter(|(_, x)| !with_leaf.contains(&identity(x)))
+            .filter_map(|(path, x)| Some((path, x, values.get(path)?)))
+            .map(|(path, x, value)| Ok((x.clone(), convert_value(path, &**x, value, accept_non_finite)?)))
+            .collect::<Result<Vec<_>>>()?;
         Ok(NewMasters { leaves, others, unused })
     }
 }
 
 impl NewMasters<'_> {
-    /// All values, which have to be the same on all ranks.
+    /// All values, as aspects that have to be the same on all ranks.
     fn aspects(&self, state: &StateTree) -> Result<Vec<Aspect>> {
         let paths = state.paths().iter().map(|path| format!("the new values of {path:?}"));
         let names = paths.chain(std::iter::repeat("the new values of a variable without state".to_string()));
@@ -341,31 +347,31 @@ impl NewMasters<'_> {
 }
 
 impl Leaf {
-    /// Sets the other ranks' parts of the parameter `x` as these ranks set them.
-    fn set_others_parts(&self, x: &dyn Lend, values: &Tensor) -> Result<()> {
+    /// Sets the other ranks' parts of the parameter `x` to the values that these ranks set there.
+    fn set_parts_of_others(&self, x: &dyn Lend, values: &Tensor) -> Result<()> {
         let set = |x: &dyn Lend, values: &Tensor| {
-            // Made only for `set_precise`, which needs a state for `x`: this rank has none for other parts.
+            // This rank has no state for other parts, but `set_precise` needs one.
             let mut state = self.optimiser.make_state(x)?;
             self.optimiser.set_precise(&mut state, x, values)
         };
-        let set = || match self.held() {
+        let set_all = || match self.held() {
             Held::All => Ok(()),
             Held::Nothing => set(x, values),
-            Held::Part(own) => {
+            Held::Part(own_part) => {
                 let (x, values) = (x.tensor_or_copy()?.detach().flatten_all()?, values.flatten_all()?);
-                // In ranges, so that the state for each is small.
-                let mut others = ranges(0..own.start).chain(ranges(own.end..x.elem_count()));
+                // In ranges, so that the state for each range is small.
+                let mut others = ranges(0..own_part.start).chain(ranges(own_part.end..x.elem_count()));
                 others.try_for_each(|part| {
                     set(&x.narrow(0, part.start, part.len())?, &values.narrow(0, part.start, part.len())?)
                 })
             }
         };
-        set().map_err(|error: Error| error.at(self.path()))
+        set_all().map_err(|error: Error| error.at(self.path()))
     }
 }
 
 /// The values of a parameter, as an aspect that has to be the same on all ranks.
-pub(crate) fn values_of(path: &str, values: &Tensor) -> Result<Aspect> {
+pub(crate) fn values_aspect(path: &str, values: &Tensor) -> Result<Aspect> {
     let name = format!("the values of {path:?} (give all ranks the same weights, see `broadcast`)");
     Ok(Aspect::new(name, format!("checksum {:08x}", checksum(values)?)))
 }
@@ -377,7 +383,7 @@ pub(super) fn checksum(values: &Tensor) -> Result<u32> {
     Ok(sum.0.finalize())
 }
 
-/// Hashes what is written to it.
+/// A writer that hashes the bytes.
 struct Checksum(crc32fast::Hasher);
 
 impl Write for Checksum {
@@ -394,8 +400,8 @@ impl Write for Checksum {
 /// The name of a new value in errors.
 const VALUE: &str = "the value for it";
 
-/// The value, checked and in the form in which it can be written over a parameter.
-fn fitting(path: &str, x: &dyn Lend, value: &Tensor, accept_non_finite: bool) -> Result<Tensor> {
+/// Checks a value, and converts it to the form in which it can be written over the parameter `x`.
+fn convert_value(path: &str, x: &dyn Lend, value: &Tensor, accept_non_finite: bool) -> Result<Tensor> {
     check_parameter("parameter", x, true).map_err(|error| error.at(path))?;
     if value.dims() != x.shape() {
         return Err(Error::shape(VALUE, value.shape(), x.shape()).at(path));

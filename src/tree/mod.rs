@@ -1,12 +1,12 @@
 //! The state of a whole model: a leaf per trainable parameter, by path.
 //!
 //! `leaves` is sorted by path, because sums over leaves and agreements of ranks need one order, whatever the
-//! model visits first. So a path is found by bisection. All further indices are caches, and an edit ends with
-//! `leaves_have_changed`, which drops them: a program may remove or rename each parameter of a large model by
-//! a call of its own. Steps, which look up all parameters, make the caches.
+//! model visits first. So a path is found by bisection. All further indices are caches. Each edit drops the
+//! caches (`drop_caches`) and does not make them anew, because a program may remove or rename each parameter
+//! of a large model by a call of its own. Steps, which look up all parameters, make the caches.
 //!
-//! A streamed step takes the leaves out of `leaves` and puts them back when it ends. If it is leaked, they
-//! are lost: `check_leaves` refuses such a state.
+//! A streamed step takes the leaves out of `leaves` and puts them back when it ends. If the step is leaked,
+//! the leaves are lost, and `check_leaves` refuses the state.
 
 mod acting;
 mod averages;
@@ -14,10 +14,10 @@ mod choices;
 mod drives;
 mod edit;
 pub(crate) mod entries;
-mod found;
 mod leaf;
 mod masters;
 mod norms;
+mod parameters;
 mod ranks;
 mod replace;
 mod rows;
@@ -26,26 +26,26 @@ mod scheduled;
 mod scratch;
 mod selection;
 mod table;
-mod warned;
+mod warnings;
 mod weights;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, OnceLock};
 
-pub(crate) use acting::{Once, acting};
-pub(crate) use choices::{ChoiceCache, ChosenOptimisers, check_patterns, chosen};
+pub(crate) use acting::{KeyedCache, acting_optimisers};
+pub(crate) use choices::{ChoiceCache, ChosenOptimisers, check_patterns, choose_optimisers};
 pub(crate) use drives::{
-    DrivenNumber, Drives, GivenSchedule, NumberPlace, ScheduleResolver, check_one_rate, driven_numbers,
+    DrivenNumber, Drives, NumberPlace, ScheduleAssignment, ScheduleResolver, check_one_rate, driven_numbers,
     fields_with, give_to_all,
 };
 pub use entries::StateValue;
 pub(crate) use entries::check_records;
-pub(crate) use found::not_in_state;
 pub use leaf::Leaf;
 pub use masters::MasterValues;
-pub(crate) use masters::{WeightFiles, values_of};
+pub(crate) use masters::{WeightFiles, values_aspect};
 pub use norms::Outlier;
 pub(crate) use norms::{LimitedNorms, NormHistories};
+pub(crate) use parameters::not_in_state;
 pub use replace::StateChange;
 pub(crate) use scratch::ParameterExchange;
 pub use selection::Selection;
@@ -53,15 +53,15 @@ pub(crate) use selection::{Adjustment, SetField, available_in};
 
 use crate::engine::{JobPool, UpdateTargets};
 use crate::error::warning::Warnings;
-use crate::error::{Error, ErrorKind, Result, listed, one_of};
+use crate::error::{Error, ErrorKind, Result, first_names, one_of};
 use crate::ranks::{KeptSums, StateWorld};
 use crate::tensors::{Tensor, TensorId};
 
 /// The optimiser state of a model: one [`Leaf`] per trainable parameter, in the order of their paths.
 ///
-/// [`setup`](crate::setup) makes it, [`update`](crate::update) applies a step. Adjusting, freezing and
-/// reading need no model; [`at`](StateTree::at) and [`select_where`](StateTree::select_where) restrict them
-/// to some leaves.
+/// [`setup`](crate::setup) makes a state, [`update`](crate::update) applies a step. Adjusting, freezing and
+/// reading need no model. [`at`](StateTree::at) and [`select_where`](StateTree::select_where) select some of
+/// the leaves to adjust or freeze.
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};
@@ -81,42 +81,42 @@ use crate::tensors::{Tensor, TensorId};
 /// `Display` is a table of all parameters. `Debug` has [two lines](Leaf) for each, with its hyper-parameters
 /// and the shapes of its state.
 ///
-/// A [clone](StateTree::try_clone) has storage of its own. It belongs to the same model until
-/// [`rebind`](StateTree::rebind) gives it to another.
+/// A [clone](StateTree::try_clone) has storage of its own. The clone belongs to the same model until
+/// [`rebind`](StateTree::rebind) gives it to another model.
 #[must_use = "a state trains nothing by itself: pass it to `update`"]
 pub struct StateTree {
     /// Sorted by path.
     pub(crate) leaves: Leaves,
-    /// Variables that updates pass over.
+    /// The variables without a leaf, which updates pass over.
     pub(crate) left_out: Vec<LeftOut>,
-    /// The paths that no leaf has as its first.
+    /// The paths that are not the first path of a leaf.
     other_paths: BTreeMap<String, OtherPath>,
     /// A cache: the index of each variable's leaf; `None` for a variable that was left out.
     by_id: OnceLock<HashMap<TensorId, Option<usize>>>,
-    /// A cache: the same for all paths of all variables.
+    /// A cache: the index of the leaf of each path; `None` for a path of a variable that was left out.
     by_path: OnceLock<HashMap<String, Option<usize>>>,
     /// The storages that updates write, registered for all updates of the process.
-    written: UpdateTargets,
-    /// The same for parameters whose owner lends other memory than in `setup`; renewed in each call. A
-    /// register of its own, because a detached view of a variable from `setup` may be a gradient of a later
-    /// call, so the variable's storage must stay registered.
-    pub(crate) written_elsewhere: UpdateTargets,
+    targets: UpdateTargets,
+    /// The storages of parameters whose owner lends other memory than in `setup`, renewed in each call. They
+    /// are not in `targets`, because the storages from `setup` must stay registered there: a detached view of
+    /// a variable from `setup` may be a gradient of a later call.
+    pub(crate) other_targets: UpdateTargets,
     /// The count of applied steps, at which schedules are read.
     pub(crate) steps: u64,
     /// The count that the program set before the first step.
     pub(crate) began_at: Option<u64>,
-    /// The count of steps whose values act in the leaves: see `acting.rs`.
+    /// The count of steps at which the schedules of the leaves were last read: see `acting.rs`.
     pub(crate) acting_at: u64,
-    /// The schedules that were given to all leaves, in that order. Leaves that are added get them too.
-    pub(crate) schedules: Vec<GivenSchedule>,
+    /// The schedules for all leaves, also for those that are added later, in the order of the calls.
+    pub(crate) schedules: Vec<ScheduleAssignment>,
     /// The calls that open windows of accumulation have counted; 0 if no window is open.
     pub(crate) calls: u64,
     /// The calls that were skipped since the last step.
     pub(crate) skipped: u64,
     /// The norms of earlier calls, which decide on outliers.
     pub(crate) norms: NormHistories,
-    /// After a restore: the first elements of parameters in the file, by path, until the next update has
-    /// compared them.
+    /// After a restore, until the next update has compared them: the first elements of parameters in the
+    /// file, by path.
     pub(crate) saved_starts: Vec<(String, Tensor)>,
     /// A cache: the variables in the order in which the model visits them, each with the index of its leaf.
     visited: OnceLock<Vec<(TensorId, usize)>>,
@@ -133,23 +133,23 @@ pub struct StateTree {
     pub(crate) world: Option<StateWorld>,
 }
 
-/// Leaves in boxes, so that an edit moves pointers, and not whole leaves.
+/// Leaves in boxes, so that an edit moves pointers and not whole leaves.
 type Leaves = Vec<Box<Leaf>>;
 
 /// A variable of the model without a leaf.
 #[derive(Clone, Debug)]
 pub(crate) struct LeftOut {
-    /// `None` for memory that is no tensor: it is found by its paths.
+    /// `None` for memory that is no tensor. Such a variable is found by its paths.
     pub(crate) id: Option<TensorId>,
     pub(crate) paths: Vec<String>,
 }
 
-/// Whose path it is, if no leaf has it as its first.
+/// The owner of a path that is not the first path of a leaf.
 #[derive(Clone, Debug)]
 enum OtherPath {
-    /// A further path of a tied variable, whose leaf has this first one.
+    /// A tied variable, with the first path of its leaf.
     Tied(String),
-    /// A path of a variable that was left out.
+    /// A variable that was left out, with its id.
     LeftOut(Option<TensorId>),
 }
 
@@ -165,8 +165,8 @@ impl StateTree {
             other_paths: BTreeMap::new(),
             by_id: OnceLock::new(),
             by_path: OnceLock::new(),
-            written: UpdateTargets::default(),
-            written_elsewhere: UpdateTargets::default(),
+            targets: UpdateTargets::default(),
+            other_targets: UpdateTargets::default(),
             leaves: Vec::new(),
             left_out: Vec::new(),
             steps: 0,
@@ -186,117 +186,118 @@ impl StateTree {
             sums: KeptSums::default(),
             world: None,
         };
-        tree.put_in(leaves);
+        tree.insert_leaves(leaves);
         tree.leave_out(left_out);
         tree
     }
 
-    /// Inserts leaves where their paths belong.
-    fn put_in(&mut self, mut leaves: Leaves) {
+    /// Inserts leaves in the order of their paths.
+    fn insert_leaves(&mut self, mut leaves: Leaves) {
         leaves.sort_by(|a, b| a.path.cmp(&b.path));
-        self.written.add(leaves.iter().flat_map(|leaf| leaf.written()));
+        self.targets.add(leaves.iter().flat_map(|leaf| leaf.written_storages()));
         for leaf in &leaves {
             let tied = |path: &String| (path.clone(), OtherPath::Tied(leaf.path.clone()));
             self.other_paths.extend(leaf.aliases.iter().map(tied));
         }
-        // Only what follows the first of them moves.
-        let first = leaves.first().map_or(self.leaves.len(), |first| self.place_of_first(&first.path));
-        let mut others = self.leaves.split_off(first).into_iter().peekable();
+        // Only the leaves after the first new one move.
+        let first = leaves.first().map_or(self.leaves.len(), |first| self.place_of_first_path(&first.path));
+        let mut old_leaves = self.leaves.split_off(first).into_iter().peekable();
         for leaf in leaves {
-            while let Some(other) = others.next_if(|other| other.path < leaf.path) {
-                self.leaves.push(other);
+            while let Some(old) = old_leaves.next_if(|old| old.path < leaf.path) {
+                self.leaves.push(old);
             }
             self.leaves.push(leaf);
         }
-        self.leaves.extend(others);
-        self.leaves_have_changed();
+        self.leaves.extend(old_leaves);
+        self.drop_caches();
     }
 
     /// Removes the leaves at `places`, which are sorted.
-    fn take_out(&mut self, places: &[usize]) -> Leaves {
+    fn remove_leaves(&mut self, places: &[usize]) -> Leaves {
         let (Some(&first), Some(&last)) = (places.first(), places.last()) else { return Vec::new() };
-        let after = self.leaves.split_off(last + 1);
-        let mut next = places.iter().peekable();
-        let mut is_taken = |place: usize| next.next_if_eq(&&place).is_some();
-        let (taken, others): (Vec<_>, Vec<_>) =
-            (first..).zip(self.leaves.drain(first..)).partition(|(place, _)| is_taken(*place));
+        let tail = self.leaves.split_off(last + 1);
+        let mut places = places.iter().peekable();
+        let mut is_removed = |place: usize| places.next_if_eq(&&place).is_some();
+        let (removed, others): (Vec<_>, Vec<_>) =
+            (first..).zip(self.leaves.drain(first..)).partition(|(place, _)| is_removed(*place));
         self.leaves.extend(others.into_iter().map(|(_, leaf)| leaf));
-        self.leaves.extend(after);
-        let taken: Leaves = taken.into_iter().map(|(_, leaf)| leaf).collect();
-        self.written.forget(taken.iter().flat_map(|leaf| leaf.written()));
-        for path in taken.iter().flat_map(|leaf| &leaf.aliases) {
+        self.leaves.extend(tail);
+        let leaves: Leaves = removed.into_iter().map(|(_, leaf)| leaf).collect();
+        self.targets.forget(leaves.iter().flat_map(|leaf| leaf.written_storages()));
+        for path in leaves.iter().flat_map(|leaf| &leaf.aliases) {
             self.other_paths.remove(path);
         }
-        self.leaves_have_changed();
-        taken
+        self.drop_caches();
+        leaves
     }
 
-    /// Adds variables that updates pass over.
+    /// Adds variables without a leaf, which updates pass over.
     fn leave_out(&mut self, variables: Vec<LeftOut>) {
         for LeftOut { id, paths } in &variables {
             self.other_paths.extend(paths.iter().map(|path| (path.clone(), OtherPath::LeftOut(*id))));
         }
         self.left_out.extend(variables);
-        self.leaves_have_changed();
+        self.drop_caches();
     }
 
-    /// Removes the variables that were left out and for which `is_meant` holds.
-    fn take_left_out(&mut self, is_meant: impl Fn(&LeftOut) -> bool) -> Vec<LeftOut> {
-        let taken: Vec<LeftOut> = self.left_out.extract_if(.., |variable| is_meant(variable)).collect();
-        for name in taken.iter().flat_map(LeftOut::names) {
+    /// Removes those variables that were left out for which `choose` holds.
+    fn remove_left_out(&mut self, choose: impl Fn(&LeftOut) -> bool) -> Vec<LeftOut> {
+        let removed: Vec<LeftOut> = self.left_out.extract_if(.., |variable| choose(variable)).collect();
+        for name in removed.iter().flat_map(LeftOut::names) {
             self.other_paths.remove(name);
         }
-        self.leaves_have_changed();
-        taken
+        self.drop_caches();
+        removed
     }
 
-    /// Where the leaf with this first path is, or would be.
-    fn place_of_first(&self, path: &str) -> usize {
+    /// The index that the leaf with this first path has, or would have.
+    fn place_of_first_path(&self, path: &str) -> usize {
         self.leaves.partition_point(|leaf| *leaf.path < *path)
     }
 
-    /// Drops all caches that depend on which leaves there are, after some were taken out or put in.
-    fn leaves_have_changed(&mut self) {
-        self.warnings = self.warnings.of_other_leaves();
+    /// Drops all caches that depend on which leaves there are.
+    fn drop_caches(&mut self) {
+        self.warnings = self.warnings.for_other_leaves();
         (self.visited, self.names) = (OnceLock::new(), OnceLock::new());
         (self.by_id, self.by_path) = (OnceLock::new(), OnceLock::new());
         (self.jobs, self.sums) = (JobPool::default(), KeptSums::default());
     }
 
-    /// The places of the leaves that have a path at `path` or below it, in order.
+    /// The sorted indices of the leaves that have a path at `path` or below it.
     fn places_below(&self, path: &str) -> Vec<usize> {
         if path.is_empty() {
             return (0..self.leaves.len()).collect();
         }
-        // What is below `path` is contiguous, so bisection finds it. The leaf at `path` itself is looked up,
-        // because others can be between: `a`, `a-b`, `a.b`.
-        let first = self.place_of_first(&format!("{path}."));
-        let below = self.leaves().skip(first).take_while(|leaf| below(leaf.path(), path).is_some()).count();
-        let tied = self.other_paths_below(path).filter_map(|(name, other)| match other {
+        // First paths below `path` are contiguous, so bisection finds their leaves. The leaf at `path` itself
+        // is looked up, because other leaves can be between: `a`, `a-b`, `a.b`.
+        let first = self.place_of_first_path(&format!("{path}."));
+        let is_below = |leaf: &&Leaf| rest_below(leaf.path(), path).is_some();
+        let below = self.leaves().skip(first).take_while(is_below).count();
+        let tied = self.other_paths_below(path).filter_map(|(name, owner)| match owner {
             OtherPath::Tied(_) => self.place(name).flatten(),
             OtherPath::LeftOut(_) => None,
         });
         let at = self.place(path).flatten();
         let mut places: Vec<usize> = at.into_iter().chain(first..first + below).chain(tied).collect();
         places.sort_unstable();
-        // Several paths of a tied variable may be below `path`.
+        // Several paths of one tied variable may be below `path`.
         places.dedup();
         places
     }
 
-    /// The paths below `path` that no leaf has as its first.
+    /// The paths below `path` that are not the first path of a leaf, with their owners.
     fn other_paths_below(&self, path: &str) -> impl Iterator<Item = (&str, &OtherPath)> {
-        let from = if path.is_empty() { String::new() } else { format!("{path}.") };
+        let prefix = if path.is_empty() { String::new() } else { format!("{path}.") };
         let below =
-            self.other_paths.range(from.clone()..).take_while(move |(name, _)| name.starts_with(&from));
-        below.map(|(name, other)| (name.as_str(), other))
+            self.other_paths.range(prefix.clone()..).take_while(move |(name, _)| name.starts_with(&prefix));
+        below.map(|(name, owner)| (name.as_str(), owner))
     }
 
     /// Whether a variable that was left out has a path at `path` or below it.
     fn has_left_out(&self, path: &str) -> bool {
         let at = self.other_paths.get(path).into_iter();
-        let mut others = at.chain(self.other_paths_below(path).map(|(_, other)| other));
-        others.any(|other| matches!(other, OtherPath::LeftOut(_)))
+        let mut owners = at.chain(self.other_paths_below(path).map(|(_, owner)| owner));
+        owners.any(|owner| matches!(owner, OtherPath::LeftOut(_)))
     }
 
     /// This tree with other leaves and empty caches.
@@ -314,7 +315,7 @@ impl StateTree {
             saved_starts: self.saved_starts.clone(),
             requires_all,
             allows_others,
-            warnings: self.warnings.of_other_leaves(),
+            warnings: self.warnings.for_other_leaves(),
             world: self.world.clone(),
             ..StateTree::new(leaves, left_out)
         }
@@ -329,8 +330,8 @@ impl StateTree {
 
     /// Counts a step in the averages of all leaves except those with the sorted indices `moved`.
     ///
-    /// Otherwise a model would be evaluated with averages of different times.
-    pub(crate) fn count_missed(&mut self, moved: &[usize]) {
+    /// Without this count a model would be evaluated with averages of different times.
+    pub(crate) fn count_missed_steps(&mut self, moved: &[usize]) {
         if moved.len() == self.leaves.len() {
             return;
         }
@@ -342,19 +343,19 @@ impl StateTree {
         }
     }
 
-    /// Copies the numbers of the whole model to all leaves. A step has set them only in the leaves with the
-    /// sorted indices `set`: others are frozen, wait in a window, or are new.
-    pub(crate) fn share_numbers(&mut self, set: &[usize]) {
-        let (mut all, mut set) = (Vec::new(), set.iter().peekable());
-        if set.peek().is_none() {
+    /// Copies the numbers of the whole model to all leaves. A step has set these numbers only in the leaves
+    /// with the sorted indices `updated`: other leaves are frozen, wait in a window, or are new.
+    pub(crate) fn share_numbers(&mut self, updated: &[usize]) {
+        let (mut all, mut updated) = (Vec::new(), updated.iter().peekable());
+        if updated.peek().is_none() {
             return;
         }
         for (index, leaf) in self.leaves.iter().enumerate() {
-            let is_new = set.next_if(|new| **new == index).is_some();
-            leaf.state.show_shared(is_new, &mut |numbers| numbers.join(&mut all));
+            let is_new = updated.next_if(|new| **new == index).is_some();
+            leaf.state.visit_shared(is_new, &mut |numbers| numbers.merge_into(&mut all));
         }
         if !all.is_empty() {
-            self.leaves.iter_mut().for_each(|leaf| leaf.state.share(&all));
+            self.leaves.iter_mut().for_each(|leaf| leaf.state.set_shared(&all));
         }
     }
 
@@ -370,10 +371,11 @@ impl StateTree {
 
     /// Refuses a state whose leaves were lost with a streamed step that was leaked.
     pub(crate) fn check_leaves(&self) -> Result<()> {
-        // The step has made the cache, and what takes leaves out for good drops it.
-        let known = || self.by_path.get().into_iter().flat_map(HashMap::values);
-        let is_leaked = self.leaves.is_empty() && known().any(Option::is_some);
-        if is_leaked { Err(leaked()) } else { Ok(()) }
+        // A streamed step makes the cache before it takes the leaves. An edit that removes leaves drops the
+        // cache.
+        let places = || self.by_path.get().into_iter().flat_map(HashMap::values);
+        let is_leaked = self.leaves.is_empty() && places().any(Option::is_some);
+        if is_leaked { Err(leaked_error()) } else { Ok(()) }
     }
 
     /// How many leaves there are.
@@ -409,14 +411,15 @@ impl StateTree {
     /// The error names the parameter, and nothing moves.
     ///
     /// Some operations of candle pass no gradient on, without an error: among them the usual `LayerNorm` and
-    /// `RmsNorm` ([a page](crate::guide::cuts) has them all). Layers before them do not train, and the loss
-    /// still falls. Without this method a [warning](crate::Warning::WithoutGradient) names such parameters
-    /// once, and [`Outcome::without_gradient`](crate::Outcome::without_gradient) in each call.
+    /// `RmsNorm` ([a page](crate::guide::cuts) lists all). Layers before such an operation do not train, and
+    /// the loss still falls. Without this method a [warning](crate::Warning::WithoutGradient) names the
+    /// parameters once, and [`Outcome::without_gradient`](crate::Outcome::without_gradient) has them in each
+    /// call.
     ///
     /// These parameters need no gradient:
     /// - those that are [frozen](Selection::freeze);
-    /// - those that [`setup_with`](crate::setup_with) left out (right for BatchNorm's running statistics in a
-    ///   `VarMap`);
+    /// - those that [`setup_with`](crate::setup_with) left out, such as BatchNorm's running statistics in a
+    ///   `VarMap`;
     /// - those declared with [`allow_missing`](Selection::allow_missing): experts that a batch may pass over,
     ///   or heads that take turns.
     ///
@@ -424,16 +427,16 @@ impl StateTree {
     /// with the call that would end the window.
     ///
     /// # What it cannot see
-    /// A variable that this state does not have, such as one of a layer that was made after `setup`, has a
-    /// gradient that an update passes over. [`audit`](crate::audit) lists such variables, and a
+    /// Updates pass over the gradient of a variable that this state does not have, such as one of a layer
+    /// that was made after `setup`. [`audit`](crate::audit) lists such variables, and a
     /// [`CandleOptimizer`](crate::CandleOptimizer) refuses a loss that reaches one.
     ///
-    /// If a gradient lacks a part, because the loss reaches the parameter by another way too, this setting
-    /// does not notice. [`audit`](crate::audit) finds that, see
+    /// If the loss reaches a parameter by several ways and only some pass the gradient on, a part of the
+    /// gradient is missing. This setting does not notice that; [`audit`](crate::audit) does, see
     /// [cuts](crate::guide::cuts#what-only-the-audit-finds).
     ///
-    /// The setting also holds for clones and for leaves that are added later. A checkpoint does not have it,
-    /// because it belongs to the program and its model.
+    /// The setting also holds for clones and for leaves that are added later. A checkpoint does not have the
+    /// setting, which belongs to the program and its model.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor};
@@ -483,7 +486,7 @@ impl StateTree {
     /// All leaves.
     pub fn all(&mut self) -> Selection<'_> {
         // The caller may change leaves through the selection, and some warnings depend on them.
-        self.warnings.look_again();
+        self.warnings.clear_cache();
         let is_leaked = self.check_leaves().is_err();
         let leaves = self.leaves.iter_mut().map(|leaf| &mut **leaf).collect();
         let for_all = Some(&mut self.schedules);
@@ -501,16 +504,16 @@ impl StateTree {
         self.check_leaves()?;
         let places = self.places_below(path);
         if places.is_empty() {
-            return Err(self.no_leaf(&selected_path(path)));
+            return Err(self.no_leaf_error(&selected_path(path)));
         }
-        self.warnings.look_again();
-        // Split off one by one, so that a selection of few leaves does not read all of them.
-        let (mut rest, mut done) = (&mut self.leaves[..], 0);
+        self.warnings.clear_cache();
+        // Split off one by one, so that a selection of few leaves does not read all leaves.
+        let (mut rest, mut start) = (&mut self.leaves[..], 0);
         let mut leaves = Vec::with_capacity(places.len());
         for place in places {
-            let Some((leaf, behind)) = rest.split_at_mut(place - done).1.split_first_mut() else { break };
+            let Some((leaf, tail)) = rest.split_at_mut(place - start).1.split_first_mut() else { break };
             leaves.push(&mut **leaf);
-            (rest, done) = (behind, place + 1);
+            (rest, start) = (tail, place + 1);
         }
         let for_all = path.is_empty().then_some(&mut self.schedules);
         Ok(Selection { leaves, steps: self.steps, for_all, is_leaked: false })
@@ -519,7 +522,7 @@ impl StateTree {
     /// The leaves for which `choose` holds.
     ///
     /// # Errors
-    /// If it holds for no leaf.
+    /// If `choose` holds for no leaf.
     ///
     /// ```
     /// # use candle_core::{DType, Device, Var};
@@ -531,9 +534,9 @@ impl StateTree {
     /// ```
     pub fn select_where(&mut self, choose: impl Fn(&Leaf) -> bool) -> Result<Selection<'_>> {
         if !self.leaves().any(&choose) {
-            return Err(self.no_leaf("the predicate"));
+            return Err(self.no_leaf_error("the predicate"));
         }
-        self.warnings.look_again();
+        self.warnings.clear_cache();
         Ok(Selection {
             leaves: self.leaves.iter_mut().map(|leaf| &mut **leaf).filter(|leaf| choose(leaf)).collect(),
             steps: self.steps,
@@ -542,15 +545,16 @@ impl StateTree {
         })
     }
 
-    /// Refuses leaves whose paths are only places in a list; for calls that save, restore or rebind.
+    /// Refuses leaves without a name. Calls that save, restore or rebind need names.
     ///
-    /// With another order of the list a parameter would get the state of another one of its shape.
+    /// The path of such a leaf is only an index in a list. If the list had another order, a parameter would
+    /// get the state of another parameter of its shape.
     pub(crate) fn check_names(&self) -> Result<()> {
         self.leaves().try_for_each(Leaf::check_name)
     }
 
     /// The error that a selection, given in words, has no leaf.
-    pub(crate) fn no_leaf(&self, selection: &str) -> Error {
+    pub(crate) fn no_leaf_error(&self, selection: &str) -> Error {
         if let Err(error) = self.check_leaves() {
             return error;
         }
@@ -558,14 +562,14 @@ impl StateTree {
         if self.is_empty() {
             return error.with_remedy("`add` parameters to the state first");
         }
-        let error = error.with_expected(one_of(&listed(self.leaves().map(Leaf::path))));
+        let error = error.with_expected(one_of(&first_names(self.leaves().map(Leaf::path))));
         match selection.contains(['*', '?', '[']) {
             true => error.with_remedy("a path is no pattern: choose by pattern with `select_where`"),
             false => error,
         }
     }
 
-    /// The error for a gradient with a path that the state neither has nor left out.
+    /// The error for a gradient with an unknown path: no variable has it, not even one that was left out.
     pub(crate) fn unknown_gradient(&self, path: &str) -> Error {
         let mut paths: Vec<&str> = self.by_path().keys().map(String::as_str).collect();
         paths.sort_unstable();
@@ -582,12 +586,12 @@ impl StateTree {
             Some(OtherPath::Tied(first)) => first,
             None => path,
         };
-        let place = self.place_of_first(first);
+        let place = self.place_of_first_path(first);
         self.leaves.get(place).filter(|leaf| leaf.path == first).map(|_| Some(place))
     }
 
-    /// What [`place`](StateTree::place) returns, of all paths. Made for what looks up many paths, and before
-    /// leaves are out of the tree.
+    /// The [`place`](StateTree::place) of each path. Steps make this cache, because they look up many paths,
+    /// and a streamed step takes the leaves out of the tree.
     pub(crate) fn by_path(&self) -> &HashMap<String, Option<usize>> {
         self.by_path.get_or_init(|| {
             let mut by_path = HashMap::with_capacity(self.leaves.len() + self.other_paths.len());
@@ -610,14 +614,14 @@ impl StateTree {
     }
 }
 
-/// The rest of `name` after `path`, if `name` is that path or below it. It is empty or begins with a dot, or
-/// is all of `name` for the empty path.
-pub(crate) fn below<'n>(name: &'n str, path: &str) -> Option<&'n str> {
+/// The rest of `name` after `path`, if `name` is `path` or below it. The rest is empty or begins with a dot;
+/// for the empty path it is all of `name`.
+pub(crate) fn rest_below<'n>(name: &'n str, path: &str) -> Option<&'n str> {
     name.strip_prefix(path).filter(|rest| path.is_empty() || rest.is_empty() || rest.starts_with('.'))
 }
 
 /// The error of a state that has lost its leaves.
-fn leaked() -> Error {
+fn leaked_error() -> Error {
     Error::new(ErrorKind::Unsupported, "the state has lost its leaves with a `StreamedStep` that was leaked")
         .with_remedy("set up a state, and restore a checkpoint; end a step with `finish`, or drop it")
 }
@@ -627,7 +631,7 @@ pub(crate) fn selected_path(path: &str) -> String {
     format!("the path {path:?}")
 }
 
-/// Whether `setup` makes a leaf of a tensor.
+/// Whether `setup` makes a leaf for a tensor.
 pub(crate) fn is_trainable(tensor: &Tensor) -> bool {
     tensor.is_variable() && tensor.dtype().is_float()
 }

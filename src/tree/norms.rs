@@ -28,11 +28,11 @@ pub struct Outlier {
 }
 
 impl NormHistories {
-    /// The fewest norms, the current one included, that decide on an outlier. Half a window is needed as
-    /// well, if that is more, but never more than a window.
+    /// The fewest norms, the current one included, that decide on an outlier. Half a window must be filled,
+    /// too, but never more than a window is needed.
     const FEWEST: usize = 20;
 
-    /// The least standard deviation, as a part of the mean: less is rounding.
+    /// The least standard deviation, as a part of the mean. A smaller deviation is likely due to rounding.
     const ROUNDING: f64 = 1e-6;
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -47,7 +47,7 @@ impl NormHistories {
         })
     }
 
-    /// The largest norm of a group that is no outlier; `None` if there are too few norms to say.
+    /// The largest norm of a group that is no outlier; `None` if there are too few norms to decide.
     fn limit(&self, group: u64, sigma: f64, window: usize) -> Option<f64> {
         let norms = self.0.get(&group)?;
         let norms: Vec<f64> = norms.iter().rev().take(window).map(|Number(norm)| *norm).collect();
@@ -62,7 +62,7 @@ impl NormHistories {
         (mean > 0.0).then_some(mean + sigma * variance.sqrt().max(Self::ROUNDING * mean))
     }
 
-    /// Takes in the norms of a call.
+    /// Adds the norms of a call to the histories.
     pub(crate) fn record(&mut self, norms: &LimitedNorms) {
         for (&group, &(norm, limit)) in norms {
             let history = self.0.entry(group).or_default();
@@ -73,11 +73,11 @@ impl NormHistories {
 
     /// A hash of all norms.
     pub(crate) fn fingerprint(&self) -> u64 {
-        let group = |print: Fingerprint, (group, norms): (&u64, &VecDeque<Number>)| {
-            let print = print.number(*group).number(norms.len() as u64);
-            norms.iter().fold(print, |print, Number(norm)| print.real(*norm))
+        let add_group = |print: Fingerprint, (group, norms): (&u64, &VecDeque<Number>)| {
+            let with_group = print.number(*group).number(norms.len() as u64);
+            norms.iter().fold(with_group, |print, Number(norm)| print.real(*norm))
         };
-        self.0.iter().fold(Fingerprint::new(), group).finish()
+        self.0.iter().fold(Fingerprint::new(), add_group).finish()
     }
 
     /// The first number that is not a norm.

@@ -1,4 +1,4 @@
-//! A state and the other ranks of its job: agreements, and sharing of tensors.
+//! A state and the other ranks of its job: agreements, and tensors that are shared.
 
 use super::StateTree;
 use crate::engine::set_part;
@@ -17,9 +17,9 @@ impl StateTree {
     pub(crate) fn agree_on<T>(
         &self,
         call: Call,
-        own: Result<(T, Agreement<'_>, Vec<u8>)>,
+        outcome: Result<(T, Agreement<'_>, Vec<u8>)>,
     ) -> Result<(T, Vec<Vec<u8>>)> {
-        StateWorld::all_agree_on(self.world.as_ref(), call, own)
+        StateWorld::all_agree_on(self.world.as_ref(), call, outcome)
     }
 
     /// This process's rank; 0 without other ranks.
@@ -32,9 +32,9 @@ impl StateTree {
         StateWorld::several(self.world.as_ref()).is_some()
     }
 
-    /// The value, if no rank refuses.
-    pub(crate) fn settle<T>(&self, call: Call, own: Result<T>) -> Result<T> {
-        StateWorld::settle(self.world.as_ref(), call, own)
+    /// The value of this rank's outcome, if no rank refuses.
+    pub(crate) fn settle<T>(&self, call: Call, outcome: Result<T>) -> Result<T> {
+        StateWorld::settle(self.world.as_ref(), call, outcome)
     }
 
     /// [`share`] with the other ranks of this state. Each tensor comes with the index of its leaf.
@@ -48,34 +48,34 @@ impl StateTree {
         share(world, &tensors.into_iter().map(with_parts).collect::<Result<Vec<_>>>()?)
     }
 
-    /// Whole tensors in the shapes of their leaves, made of each rank's part.
-    pub(super) fn whole(&self, parts: Vec<(usize, Tensor)>) -> Result<Vec<(usize, Tensor)>> {
+    /// Whole tensors in the shapes of their leaves, made from the parts of all ranks.
+    pub(super) fn gather(&self, parts: Vec<(usize, Tensor)>) -> Result<Vec<(usize, Tensor)>> {
         if !self.is_divided() {
             return Ok(parts);
         }
-        let whole = |(index, part): (usize, Tensor)| {
+        let with_own_part = |(index, part): (usize, Tensor)| {
             let leaf = &self.leaves[index];
-            let whole = zeros(leaf.shape(), dtype_of(&part), part.device())?;
-            set_part(&whole, leaf.part().start, &part)?;
-            Ok((index, Lent::Tensor(whole)))
+            let tensor = zeros(leaf.shape(), dtype_of(&part), part.device())?;
+            set_part(&tensor, leaf.part().start, &part)?;
+            Ok((index, Lent::Tensor(tensor)))
         };
-        let whole = parts.into_iter().map(whole).collect::<Result<Vec<_>>>()?;
-        self.share(whole.iter().map(|(index, tensor)| (*index, tensor)))?;
-        whole.into_iter().map(|(index, tensor)| Ok((index, tensor.tensor_or_copy()?))).collect()
+        let tensors = parts.into_iter().map(with_own_part).collect::<Result<Vec<_>>>()?;
+        self.share(tensors.iter().map(|(index, tensor)| (*index, tensor)))?;
+        tensors.into_iter().map(|(index, tensor)| Ok((index, tensor.tensor_or_copy()?))).collect()
     }
 
     /// Refuses a call that needs the whole state, if the state is divided or has lost its leaves.
     pub(crate) fn check_whole(&self, call: &'static str) -> Result<()> {
         self.check_leaves()?;
         match StateWorld::several(self.world.as_ref()) {
-            Some(world) => Err(divided(call, world.size())),
+            Some(world) => Err(divided_error(call, world.size())),
             None => Ok(()),
         }
     }
 }
 
-/// The error that a call needs the whole state, and ranks have parts of it.
-pub(super) fn divided(call: &str, ranks: usize) -> Error {
+/// The error that a call needs the whole state, but the state is divided among ranks.
+pub(super) fn divided_error(call: &str, ranks: usize) -> Error {
     let problem = format!("{call} needs the whole state, which is divided among {ranks} ranks");
     Error::new(ErrorKind::Unsupported, problem)
         .with_remedy("call it in a run of one process, because it does not work over ranks yet")

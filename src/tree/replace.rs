@@ -3,71 +3,73 @@
 //! All new states are made before the first leaf gets one, so that an error changes nothing. For each leaf:
 //! 1. Make fresh state, and take over the tensors with the same name and shape (`State::take_over`).
 //! 2. If the new store keeps the precise value in another form, convert it (`convert_master`).
-//! 3. Set the copies of the parameter that were not taken over (`renew_fresh`). This comes last, because a
-//!    rule copies the master, which step 2 has set.
+//! 3. Set those copies of the parameter that were not taken over (`renew_except`). Step 3 comes last, because
+//!    a rule copies the master, which step 2 has set.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::acting::acting;
+use super::acting::acting_optimisers;
 use super::choices::ChoiceCache;
-use super::drives::{ResolvedSchedules, ScheduleResolver};
+use super::drives::{Drives, ResolvedSchedules, ScheduleResolver};
 use super::leaf::fresh_state;
 use super::{Leaf, Selection, is_trainable};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::model::lent::{Lend, Lent};
-use crate::model::{Model, selected};
+use crate::model::{Model, Variable, select_variables};
 use crate::rule::{Adjust, Extent, IntoOptimiser, Optimiser, Parameter, State, Transfer};
 use crate::tensors::{Tensor, TensorId};
 
-/// What was kept of a parameter's state, by the names of tensors, counters and numbers.
+/// Which parts of a parameter's state were kept: the names of tensors, counters and numbers.
 ///
 /// Returned when a parameter gets [another optimiser](Selection::replace) or [other
 /// rows](crate::StateTree::resize_rows).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StateChange {
-    /// The parameter.
+    /// The path of the parameter.
     pub path: String,
-    /// What was taken over; of a tensor with other rows, the rows that stay.
+    /// The parts that were taken over; of a tensor with other rows, the rows that stay.
     pub kept: Vec<String>,
-    /// What starts anew.
+    /// The parts that start anew.
     pub fresh: Vec<String>,
-    /// What the new optimiser does not have. A schedule is listed as `schedule of lambda`.
+    /// The parts that the new optimiser does not have. A schedule is listed as `schedule of lambda`.
     pub dropped: Vec<String>,
 }
 
 impl Selection<'_> {
     /// Gives these parameters another optimiser, which takes over the state that fits.
     ///
-    /// Returns what was kept of each parameter's state, and what was not.
+    /// Returns, for each parameter, which parts of its state were kept.
     ///
     /// A state tensor fits if it has the same name and shape, wherever the rule stands in a chain. A rule
     /// that finds all its tensors keeps them and its counters, such as Adam's step count for the bias
-    /// correction; a rule that lacks any starts anew. So `Adam` can become `AdamW` or move into a chain, and
-    /// [`MixedPrecision`](crate::MixedPrecision) can be put around a rule in a running training, or taken off
-    /// again. Values are converted to the dtype of the new state.
-    ///
-    /// Between [`MixedPrecision`](crate::MixedPrecision), [`SplitMaster`](crate::SplitMaster) and
-    /// [`Kahan`](crate::Kahan) the precise value of each parameter is converted, and the parameter stays as
-    /// it is. From F32 masters to split ones and back no bit changes. Any other store keeps the nearest value
-    /// that it can hold with this parameter: [24 bits](crate::SplitMaster::of_24_bits) are at most one unit
-    /// in their last place away, and `Kahan` rounds the difference to the parameter's dtype. If a value of 24
-    /// bits or of `Kahan` is exactly between two numbers of the parameter's dtype, the parameter can be
-    /// either. Other masters are rounded to the even number; if the parameter is the odd one, the new master
-    /// is one unit in its last place nearer to it.
+    /// correction. A rule that lacks a tensor starts anew. So `Adam` can become `AdamW` or move into a chain,
+    /// and [`MixedPrecision`](crate::MixedPrecision) can be put around a rule in a running training, or taken
+    /// off again. Values are converted to the dtype of the new state.
     ///
     /// [Schedules](crate::StateTree::schedule) go on in the new optimiser. If it lacks a schedule's field,
-    /// the schedule is dropped, and the answer names it. Under a schedule that is not relative, the new
-    /// optimiser must be made with the own rate of the old one, because another rate would have no effect.
+    /// the schedule is dropped and listed. Under a schedule that is not relative, the new optimiser must be
+    /// made with the own rate of the old one, because another rate would have no effect.
     ///
-    /// Over [ranks](crate::Setup::over) all have to do the same, otherwise the next update fails. A parameter
-    /// that is cut among ranks stays so, and needs a [divisible](crate::Rule::is_divisible) rule.
+    /// Over [ranks](crate::Setup::over) all ranks have to make the same call, otherwise the next update
+    /// fails. A parameter that is cut among ranks stays cut, and needs a
+    /// [divisible](crate::Rule::is_divisible) rule.
+    ///
+    /// # Another store
+    /// Between [`MixedPrecision`](crate::MixedPrecision), [`SplitMaster`](crate::SplitMaster) and
+    /// [`Kahan`](crate::Kahan) the precise value is converted, and the parameter stays as it is. From F32
+    /// masters to split masters and back no bit changes. Otherwise the new store keeps the nearest value that
+    /// it can hold with this parameter: [24 bits](crate::SplitMaster::of_24_bits) are at most one unit in
+    /// their last place away, and `Kahan` rounds the difference to the parameter's dtype. A master exactly
+    /// between two numbers of the parameter's dtype rounds to the even number. If the parameter is the odd
+    /// number, as it can be under 24 bits or `Kahan`, the new master is moved towards it by one unit in its
+    /// last place.
     ///
     /// # Errors
-    /// If a hyper-parameter is out of range, a schedule does not go with the optimiser, `model` is not the
-    /// state's or has averages instead of these parameters, a master has to be converted although its
-    /// parameter was changed outside of updates, or a device has no memory left. Nothing changes then.
+    /// If a hyper-parameter is out of range; if a schedule does not go with the optimiser; if `model` is not
+    /// the state's, or has averages instead of these parameters; if a master has to be converted although its
+    /// parameter was changed outside of updates; if a device has no memory left. Nothing changes then.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -91,6 +93,25 @@ impl Selection<'_> {
         self.check_leaves()?;
         let optimiser = Arc::new(optimiser.into_optimiser());
         optimiser.check()?;
+        let variables = self.variables(model)?;
+        let index = VariableIndex::new(&variables);
+        let mut replacer =
+            Replacer { optimiser, choices: ChoiceCache::default(), resolver: ScheduleResolver::default() };
+        let replacements = self.leaves.iter().map(|leaf| replacer.replacement(leaf, index.find(leaf)));
+        let replacements = replacements.collect::<Result<Vec<_>>>()?;
+        let optimisers = self
+            .leaves()
+            .zip(&replacements)
+            .map(|(leaf, new)| (leaf.path(), &new.optimiser, new.drives.as_ref()));
+        let acting = acting_optimisers(optimisers, self.steps)?;
+        let apply = |((leaf, replacement), acting): ((&mut Leaf, Replacement), _)| {
+            replacement.apply(leaf, acting, self.steps > 0)
+        };
+        Ok(self.leaves.into_iter().zip(replacements).zip(acting).map(apply).collect())
+    }
+
+    /// The variables of `model` with an id or a path of these leaves.
+    fn variables<'m, M: Model + ?Sized>(&self, model: &'m M) -> Result<Vec<Variable<'m>>> {
         let ids: HashSet<TensorId> = self.leaves().filter_map(|leaf| leaf.id).collect();
         let paths: HashSet<&str> = self.leaves().flat_map(Leaf::paths).collect();
         let is_selected = |path: &str, x: Option<&Tensor>| {
@@ -99,71 +120,102 @@ impl Selection<'_> {
                 |x| is_trainable(x) && (ids.contains(&x.id()) || paths.contains(path)),
             )
         };
-        let variables = selected(model, is_selected)?;
+        select_variables(model, is_selected)
+    }
+}
+
+/// The variables of a model, to be found by their leaves.
+struct VariableIndex<'v, 'm> {
+    by_id: HashMap<TensorId, &'v Lent<'m>>,
+    by_path: HashMap<&'v str, &'v Lent<'m>>,
+}
+
+impl<'v, 'm> VariableIndex<'v, 'm> {
+    fn new(variables: &'v [Variable<'m>]) -> Self {
         let with_ids = variables.iter().filter_map(|variable| Some((variable.x.tensor()?.id(), &variable.x)));
-        let by_id: HashMap<TensorId, &Lent<'_>> = with_ids.collect();
-        // Memory that is no tensor is found by its paths.
-        let of_paths = variables
+        let with_paths = variables
             .iter()
             .flat_map(|variable| variable.paths.iter().map(move |path| (path.as_str(), &variable.x)));
-        let by_path: HashMap<&str, &Lent<'_>> = of_paths.collect();
-        let (mut states, mut settled) = (Vec::with_capacity(self.leaves.len()), ChoiceCache::default());
-        let mut resolver = ScheduleResolver::default();
-        let mut answer = Vec::with_capacity(self.leaves.len());
-        for leaf in &self.leaves {
-            leaf.check_parameter()?;
-            // A tensor with another id is another variable, even under the same path.
-            let of_path = || {
-                leaf.paths()
-                    .find_map(|path| by_path.get(path))
-                    .filter(|x| leaf.id.is_none() || x.tensor().is_none())
-            };
-            let x = leaf.id.and_then(|id| by_id.get(&id)).or_else(of_path);
-            let x = *x.ok_or_else(|| leaf.not_in_model())?;
-            leaf.check_like(&**x)?;
-            let paths: Vec<String> = leaf.paths().map(str::to_string).collect();
-            let optimiser = settled.of(&optimiser, &paths, Parameter::new(&**x))?;
-            let ResolvedSchedules { drives, missing } = leaf.drives_in(&optimiser, &mut resolver)?;
-            leaf.check_divisible(&optimiser)?;
-            let x = &*leaf.own_part(&**x)?;
-            let with_path = |error: Error| error.at(&leaf.path);
-            let mut state = fresh_state(&optimiser, x, leaf.shape.elem_count()).map_err(with_path)?;
-            let mut transfer = state.take_over(&leaf.state).map_err(with_path)?;
-            leaf.convert_master(&optimiser, &mut state, x, &mut transfer).map_err(with_path)?;
-            let Transfer { kept, fresh, mut dropped } = transfer;
-            dropped.extend(missing.into_iter().map(|field| format!("schedule of {field}")));
-            // From the master, which may be more precise than the parameter.
-            optimiser
-                .seen_by_rule(&state, x)
-                .and_then(|seen| state.renew_fresh(&seen, &kept))
-                .map_err(with_path)?;
-            answer.push(StateChange { path: leaf.path.clone(), kept, fresh, dropped });
-            states.push((state, optimiser, drives));
+        VariableIndex { by_id: with_ids.collect(), by_path: with_paths.collect() }
+    }
+
+    /// The variable of a leaf. Memory that is no tensor is found by its paths.
+    fn find(&self, leaf: &Leaf) -> Option<&'v Lent<'m>> {
+        // A tensor with another id is another variable, even under the same path.
+        let by_path = || {
+            leaf.paths()
+                .find_map(|path| self.by_path.get(path))
+                .filter(|x| leaf.id.is_none() || x.tensor().is_none())
+        };
+        leaf.id.and_then(|id| self.by_id.get(&id)).or_else(by_path).copied()
+    }
+}
+
+/// Makes replacements. Leaves with equal choices and schedules share the results.
+struct Replacer {
+    optimiser: Arc<Optimiser>,
+    choices: ChoiceCache,
+    resolver: ScheduleResolver,
+}
+
+/// The new optimiser, schedules and state of a leaf.
+struct Replacement {
+    optimiser: Arc<Optimiser>,
+    drives: Option<Arc<Drives>>,
+    state: State,
+    change: StateChange,
+}
+
+impl Replacer {
+    fn replacement(&mut self, leaf: &Leaf, variable: Option<&Lent<'_>>) -> Result<Replacement> {
+        leaf.check_parameter()?;
+        let variable = variable.ok_or_else(|| leaf.not_in_model())?;
+        leaf.check_like(&**variable)?;
+        let paths: Vec<String> = leaf.paths().map(str::to_string).collect();
+        let optimiser = self.choices.resolve(&self.optimiser, &paths, Parameter::new(&**variable))?;
+        let ResolvedSchedules { drives, missing } = leaf.drives_in(&optimiser, &mut self.resolver)?;
+        leaf.check_divisible(&optimiser)?;
+        let x = &*leaf.own_part(&**variable)?;
+        let (state, transfer) =
+            leaf.transferred_state(&optimiser, x).map_err(|error| error.at(&leaf.path))?;
+        let Transfer { kept, fresh, mut dropped } = transfer;
+        dropped.extend(missing.into_iter().map(|field| format!("schedule of {field}")));
+        let change = StateChange { path: leaf.path.clone(), kept, fresh, dropped };
+        Ok(Replacement { optimiser, drives, state, change })
+    }
+}
+
+impl Replacement {
+    fn apply(self, leaf: &mut Leaf, acting: Option<Arc<Optimiser>>, has_begun: bool) -> StateChange {
+        let Replacement { optimiser, drives, state, change } = self;
+        let has_same_rule = leaf.optimiser.name() == optimiser.name();
+        leaf.set(optimiser, leaf.frozen, has_begun);
+        if !has_same_rule {
+            // The values of another rule cannot be compared.
+            (leaf.initial_optimiser, leaf.run_start) = (None, None);
         }
-        let own = self.leaves().zip(&states);
-        let own = own.map(|(leaf, (_, optimiser, drives))| (leaf.path(), optimiser, drives.as_ref()));
-        let acting = acting(own, self.steps)?;
-        for ((leaf, change), ((state, optimiser, drives), acting)) in
-            self.leaves.into_iter().zip(&answer).zip(states.into_iter().zip(acting))
-        {
-            let is_like = leaf.optimiser.name() == optimiser.name();
-            leaf.set(optimiser, leaf.frozen, self.steps > 0);
-            if !is_like {
-                // The values of another rule cannot be compared.
-                (leaf.set_up, leaf.begun) = (None, None);
-            }
-            (leaf.state, leaf.drives, leaf.acting) = (state, drives, acting);
-            let left = leaf.left;
-            leaf.unsettle();
-            // A state that was taken over follows from the same values of the parameter as before.
-            leaf.left = left.filter(|_| leaf.is_led_back && !change.kept.is_empty());
-        }
-        Ok(answer)
+        (leaf.state, leaf.drives, leaf.acting) = (state, drives, acting);
+        let last_checksum = leaf.last_checksum;
+        leaf.unsettle();
+        // A state that was taken over follows from the same values of the parameter as before.
+        leaf.last_checksum = last_checksum.filter(|_| leaf.depends_on_weights && !change.kept.is_empty());
+        change
     }
 }
 
 impl Leaf {
-    /// Converts the precise value of the parameter `x`, if the new store keeps it in another form.
+    /// The state of another optimiser for the parameter `x`, with all that fits of the leaf's state.
+    fn transferred_state(&self, optimiser: &Optimiser, x: &dyn Lend) -> Result<(State, Transfer)> {
+        let mut state = fresh_state(optimiser, x, self.shape.elem_count())?;
+        let mut transfer = state.take_over(&self.state)?;
+        self.convert_master(optimiser, &mut state, x, &mut transfer)?;
+        // From the master, which may be more precise than the parameter.
+        let x_of_rule = optimiser.x_of_rule(&state, x)?;
+        state.renew_except(&x_of_rule, &transfer.kept)?;
+        Ok((state, transfer))
+    }
+
+    /// Converts the precise value of the parameter `x`, if the new store keeps that value in another form.
     fn convert_master(
         &self,
         optimiser: &Optimiser,
@@ -175,8 +227,8 @@ impl Leaf {
         let is_kept = new.iter().all(|name| transfer.kept.contains(name));
         if is_kept
             || old.is_empty()
-            || !self.optimiser.store().keeps_precise()
-            || !optimiser.store().keeps_precise()
+            || !self.optimiser.store().adds_precision()
+            || !optimiser.store().adds_precision()
         {
             return Ok(());
         }

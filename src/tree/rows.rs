@@ -1,17 +1,17 @@
 //! Parameters that get other rows: a larger vocabulary, pruned channels, points that come and go.
 //!
 //! Fresh state is made for the new shape, and takes over the rows that stay (`State::take_rows`). Then
-//! masters and copies are compared with the new variable, because the caller has filled it, maybe with other
-//! rows than `rows` names. All of that comes before the first leaf changes.
+//! masters and copies are compared with the new variable, because the caller has filled the variable and may
+//! have used other rows than those in `rows`. All states are made and compared before the first leaf changes.
 
 use std::collections::{HashMap, HashSet};
 
-use super::found::IN_MODEL;
 use super::leaf::{VariablePlace, check_count, fresh_state};
+use super::parameters::IN_MODEL;
 use super::{Leaf, StateChange, StateTree, is_trainable, selected_path};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::{Lend, Lent};
-use crate::model::{Identity, Model, identity, selected};
+use crate::model::{Identity, Model, identity, select_variables};
 use crate::numbers::Shape;
 use crate::rule::{Extent, RowSources, State, Transfer};
 use crate::tensors::Tensor;
@@ -19,40 +19,42 @@ use crate::tensors::Tensor;
 impl StateTree {
     /// Gives the parameters at `path` and below other rows, and their state the same rows.
     ///
-    /// It is for a vocabulary that grows, channels that are pruned, or points of a scene that are split and
-    /// removed (3D Gaussian splatting). `rows` has an entry for each row of the new variable: the index of
-    /// the old row that it was, or `None` for a new row. A row may move, be repeated, or be gone.
+    /// This method is for a vocabulary that grows, channels that are pruned, or points of a scene that are
+    /// split and removed (3D Gaussian splatting). `rows` has an entry for each row of the new variable: the
+    /// index of the old row whose state it gets, or `None` for a new row. A row may move, be repeated, or be
+    /// gone.
     ///
-    /// `model` has the new variables under the paths of the old ones, and may have all others too. They
-    /// differ from the old ones in dimension 0 only. The caller fills them, and rows that stay need their old
-    /// numbers. Returns an entry for each parameter.
+    /// `model` has the new variables under the paths of the old ones, and may have other variables, too. A
+    /// new variable differs from the old one in dimension 0 only. The caller fills the new variables, and
+    /// rows that stay need their old numbers. Returns an entry for each parameter.
     ///
     /// # What stays
     /// State with a number for each element or each row keeps the rows that stay, bit for bit: moments, sums
     /// of [open windows](crate::AccumGrad), averages, slow weights, masters. New rows start as in
     /// [`setup`](crate::setup): moments at zero, masters and copies as the new rows of the parameter. Tensors
     /// whose first dimension is 1, such as [`Adafactor`](crate::Adafactor)'s `column_v`, stay as they are,
-    /// and so do counters, numbers, hyper-parameters and whether the leaf is frozen. If a rule has a tensor
-    /// of any other shape, or one [marked so](crate::State::restarted_by_new_rows), all its state starts
-    /// anew.
+    /// and so do counters, numbers, hyper-parameters and whether the leaf is frozen. All state of a rule
+    /// starts anew if the rule has a tensor of any other shape, or a tensor that is [marked to
+    /// restart](crate::State::restarted_by_new_rows).
     ///
     /// In [8 bits](crate::Q8) a record of 128 elements has one scale. If other elements come into a record,
     /// its numbers are rounded anew. A row whose length is a multiple of 128 keeps its bits wherever it goes.
     ///
     /// # The first steps of new rows
     /// Bias corrections have one step count for all rows, so a new row starts with longer steps than in a new
-    /// training. With Adam they are at most (1 - β₁) / √(1 - β₂) times η long, 3.2 times for its defaults,
-    /// with [`RMSProp`](crate::RMSProp) 1 / √(1 - α) times. The code of 3D Gaussian splatting, which extends
-    /// moments by zeros, does the same. Random numbers ([`GradNoise`](crate::GradNoise),
-    /// [`StochasticRounding`](crate::StochasticRounding)) belong to places of elements, not to rows.
+    /// training. With Adam the steps are at most (1 - β₁) / √(1 - β₂) times η long, 3.2 times for its
+    /// defaults; with [`RMSProp`](crate::RMSProp) 1 / √(1 - α) times. In the code of 3D Gaussian splatting,
+    /// which extends moments by zeros, the first steps are as long. Random numbers
+    /// ([`GradNoise`](crate::GradNoise), [`StochasticRounding`](crate::StochasticRounding)) belong to places
+    /// of elements, not to rows.
     ///
     /// # Errors
-    /// If nothing is at `path`; if `model` lacks a parameter there, or ties others than the state; if a
-    /// variable has another number of rows than `rows`, or otherwise another dtype, device or shape; if
-    /// `rows` has an index beyond the old parameter; if a row that stays is not its master rounded; if
-    /// averages are in the model; if the state is [divided](crate::Setup::over) among several ranks (save a
-    /// checkpoint, resize in one process, and go on from a checkpoint of that); if a device has no memory
-    /// left. Nothing changes then.
+    /// If nothing is at `path`; if `model` lacks a parameter there, or ties other parameters than the state;
+    /// if a variable has another number of rows than `rows`, or else another shape, dtype or device than
+    /// before; if `rows` has an index beyond the old parameter; if a row that stays is not its master
+    /// rounded; if averages are in the model; if the state is [divided](crate::Setup::over) among several
+    /// ranks (save a checkpoint, resize in one process, save again, and go on from the second checkpoint); if
+    /// a device has no memory left. Nothing changes then.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor, Var};
@@ -80,47 +82,51 @@ impl StateTree {
         rows: &[Option<usize>],
     ) -> Result<Vec<StateChange>> {
         self.check_whole("`resize_rows`")?;
-        let chosen = self.places_below(path);
-        if chosen.is_empty() {
-            return Err(self.no_leaf(&selected_path(path)));
+        let places = self.places_below(path);
+        if places.is_empty() {
+            return Err(self.no_leaf_error(&selected_path(path)));
         }
-        let wanted: HashSet<&str> = chosen.iter().flat_map(|&place| self.leaves[place].paths()).collect();
-        let variables = selected(model, |path, x| x.is_none_or(is_trainable) && wanted.contains(path))?;
+        let paths: HashSet<&str> = places.iter().flat_map(|&place| self.leaves[place].paths()).collect();
+        let variables =
+            select_variables(model, |path, x| x.is_none_or(is_trainable) && paths.contains(path))?;
         self.check_ties(&variables)?;
-        let by_path = variables
+        let with_paths = variables
             .iter()
             .flat_map(|variable| variable.paths.iter().map(move |path| (path.as_str(), &variable.x)));
-        let by_path: HashMap<&str, &Lent<'_>> = by_path.collect();
-        let mut taken: HashMap<Identity, usize> = HashMap::new();
-        let variable = |&i: &usize| {
-            let leaf = &self.leaves[i];
-            let x = leaf.paths().find_map(|path| by_path.get(path));
-            let x = *x.ok_or_else(|| leaf.not_in_model())?;
-            self.check_own(i, x, &mut taken)?;
+        let by_path: HashMap<&str, &Lent<'_>> = with_paths.collect();
+        let mut leaf_of: HashMap<Identity, usize> = HashMap::new();
+        let with_variable = |&place: &usize| {
+            let leaf = &self.leaves[place];
+            let x = *leaf.paths().find_map(|path| by_path.get(path)).ok_or_else(|| leaf.not_in_model())?;
+            self.check_unshared(place, x, &mut leaf_of)?;
             Ok((leaf, x))
         };
-        let variables = chosen.iter().map(variable).collect::<Result<Vec<_>>>()?;
-        let resized = variables
-            .into_iter()
-            .map(|(leaf, x)| NewRows::new(leaf, &**x, rows))
-            .collect::<Result<Vec<_>>>()?;
+        let leaves = places.iter().map(with_variable).collect::<Result<Vec<_>>>()?;
+        let new_rows =
+            leaves.into_iter().map(|(leaf, x)| NewRows::new(leaf, &**x, rows)).collect::<Result<Vec<_>>>()?;
         let apply = |(place, new): (usize, NewRows)| {
             let leaf = &mut *self.leaves[place];
-            self.written.forget(leaf.written());
+            self.targets.forget(leaf.written_storages());
             let change = new.apply(leaf);
-            self.written.add(leaf.written());
+            self.targets.add(leaf.written_storages());
             change
         };
-        let answer = chosen.into_iter().zip(resized).map(apply).collect();
-        self.leaves_have_changed();
-        Ok(answer)
+        let changes = places.into_iter().zip(new_rows).map(apply).collect();
+        self.drop_caches();
+        Ok(changes)
     }
 
-    /// Refuses a variable that also belongs to another parameter.
-    fn check_own(&self, leaf: usize, x: &Lent<'_>, taken: &mut HashMap<Identity, usize>) -> Result<()> {
+    /// Refuses a variable that also belongs to another parameter. `leaf_of` has the leaf of each variable
+    /// that was checked before.
+    fn check_unshared(
+        &self,
+        leaf: usize,
+        x: &Lent<'_>,
+        leaf_of: &mut HashMap<Identity, usize>,
+    ) -> Result<()> {
         let id = x.tensor().map(Tensor::id);
-        let known = id.and_then(|id| self.by_id().get(&id)).copied();
-        let other = match (known, taken.insert(identity(x), leaf)) {
+        let place = id.and_then(|id| self.by_id().get(&id)).copied();
+        let other = match (place, leaf_of.insert(identity(x), leaf)) {
             (_, Some(other)) => self.leaves[other].path.clone(),
             (Some(Some(other)), None) if other != leaf => self.leaves[other].path.clone(),
             (Some(None), None) => {
@@ -129,10 +135,10 @@ impl StateTree {
             }
             _ => return Ok(()),
         };
-        let own = &self.leaves[leaf].path;
-        let problem = format!("{other:?} and {own:?} are two variables in this state and one in the model");
+        let path = &self.leaves[leaf].path;
+        let problem = format!("{other:?} and {path:?} are two variables in this state and one in the model");
         Err(Error::new(ErrorKind::Model, problem)
-            .at(own)
+            .at(path)
             .with_remedy("untie the two in the model, or `remove` one"))
     }
 }
@@ -154,19 +160,20 @@ impl NewRows {
         let mut state = fresh_state(&leaf.optimiser, x, x.elem_count()).map_err(with_path)?;
         let sources = RowSources { rows, before: leaf.shape.dims(), after: x.shape() };
         let transfer = state.take_rows(&leaf.state, sources).map_err(with_path)?;
-        // Not if no gradient has reached the leaf: until its first step it follows its variable.
+        // A leaf that no gradient has reached follows its variable, so it is not compared.
         if !leaf.is_unreached() {
-            leaf.check_fitting(&state, x, Extent::Whole).map_err(|error| changed_row(error, x, rows))?;
+            leaf.check_unchanged_in(&state, x, Extent::Whole).map_err(|error| row_error(error, x, rows))?;
         }
-        Ok(NewRows { x: VariablePlace::of(x), shape: x.shape().into(), state, transfer })
+        Ok(NewRows { x: VariablePlace::new(x), shape: x.shape().into(), state, transfer })
     }
 
     fn apply(self, leaf: &mut Leaf) -> StateChange {
         leaf.shape = self.shape;
-        // They are ranges of the old shape. One rank has all, because `check_whole` refuses several.
+        // The old parts are ranges of the old shape. There is only one rank, because `check_whole` refuses
+        // more.
         leaf.parts = None;
         leaf.state = self.state;
-        leaf.follow(self.x);
+        leaf.set_variable(self.x);
         let Transfer { kept, fresh, dropped } = self.transfer;
         StateChange { path: leaf.path.clone(), kept, fresh, dropped }
     }
@@ -218,8 +225,8 @@ impl Leaf {
     }
 }
 
-/// An error about an element, in words of its row.
-fn changed_row(error: Error, x: &dyn Lend, rows: &[Option<usize>]) -> Error {
+/// Turns an error about a changed element into one about its row.
+fn row_error(error: Error, x: &dyn Lend, rows: &[Option<usize>]) -> Error {
     let (ErrorKind::Changed, Some(index), Some(got), Some(expected)) =
         (error.kind(), error.element(), error.got(), error.expected())
     else {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::acting::{Once, acting};
-use super::drives::{Drives, GivenSchedule, ScheduleResolver, check_one_rate, give_to_all};
+use super::acting::{KeyedCache, acting_optimisers};
+use super::drives::{Drives, ScheduleAssignment, ScheduleResolver, check_one_rate, give_to_all};
 use super::schedule::Schedule;
 use super::{Leaf, Selection, StateTree, available_in};
 use crate::error::warning::Warning;
@@ -20,31 +20,31 @@ impl Selection<'_> {
     pub fn schedule(&mut self, schedule: Schedule) -> Result<()> {
         self.check_leaves()?;
         schedule.check()?;
-        let given = GivenSchedule::new(schedule, self.steps, false);
-        let field = given.schedule.driven_field();
-        let (mut made, mut has_field, none) = (Once::default(), false, Drives::default());
-        let of_leaf = |leaf: &Leaf| {
-            let before = leaf.drives.as_deref();
-            let key = (Arc::as_ptr(&leaf.optimiser).cast::<()>(), before.map(std::ptr::from_ref));
-            let make = || before.unwrap_or(&none).with(given.clone(), &leaf.optimiser);
+        let assignment = ScheduleAssignment::new(schedule, self.steps, false);
+        let field = assignment.schedule.driven_field();
+        let (mut cache, mut has_field, none) = (KeyedCache::default(), false, Drives::default());
+        let new_drives = |leaf: &Leaf| {
+            let old = leaf.drives.as_deref();
+            let key = (Arc::as_ptr(&leaf.optimiser).cast::<()>(), old.map(std::ptr::from_ref));
+            let make = || old.unwrap_or(&none).with_schedule(assignment.clone(), &leaf.optimiser);
             let drives: Option<Arc<Drives>> =
-                made.get(key, || Ok(make()?.map(Arc::new))).map_err(|error| error.at(&leaf.path))?;
+                cache.get_or_make(key, || Ok(make()?.map(Arc::new))).map_err(|error| error.at(&leaf.path))?;
             has_field |= drives.is_some();
             Ok(drives.or_else(|| leaf.drives.clone()))
         };
-        let drives = self.leaves().map(of_leaf).collect::<Result<Vec<_>>>()?;
+        let drives = self.leaves().map(new_drives).collect::<Result<Vec<_>>>()?;
         if !has_field {
             return Err(Error::unknown("field", field, &available_in(self.leaves(), field)));
         }
         check_one_rate(self.leaves().map(Leaf::path).zip(drives.iter().map(Option::as_deref)))?;
-        let own = self.leaves().zip(&drives);
-        let own = own.map(|(leaf, drives)| (leaf.path(), &leaf.optimiser, drives.as_ref()));
-        let acting = acting(own, self.steps)?;
+        let leaves = self.leaves().zip(&drives);
+        let with_drives = leaves.map(|(leaf, drives)| (leaf.path(), &leaf.optimiser, drives.as_ref()));
+        let acting = acting_optimisers(with_drives, self.steps)?;
         for (leaf, (drives, acting)) in self.leaves.iter_mut().zip(drives.into_iter().zip(acting)) {
             (leaf.drives, leaf.acting) = (drives, acting);
         }
         if let Some(for_all) = &mut self.for_all {
-            give_to_all(for_all, given);
+            give_to_all(for_all, assignment);
         }
         Ok(())
     }
@@ -75,30 +75,31 @@ impl StateTree {
     /// the count, so a call before or after a restore gives the same run.
     ///
     /// Each applied step counts, whichever parameters it moves. If a critic and an actor are updated in
-    /// turns, make [a state for each](crate::guide::recipes#several-networks), because in one state the
-    /// schedules and averages of both would count the steps of both.
+    /// turns, make [a state for each](crate::guide::recipes#several-networks), because in a common state all
+    /// schedules and averages would count the steps of both networks.
     ///
     /// # Own values
     /// A leaf keeps the values that it was set up with. A [relative](Schedule::relative) schedule multiplies
     /// them, and [`adjust`](StateTree::adjust) sets them while the schedule runs. Any other schedule would
-    /// make different own values equal, so it is refused if they differ. While such a schedule runs, another
-    /// own value would have no effect and is refused. To end a schedule, give
+    /// make different own values equal, so it is refused if they differ. While a schedule runs that is not
+    /// relative, a new own value would have no effect and is refused. To end a schedule, give
     /// `Schedule::constant(1.0).relative()`. Files and configurations have the own values;
     /// [`Leaf::learning_rate`] and [`Leaf::acting`] have those of the next step.
     ///
     /// # Which leaves
-    /// A leaf without the field is passed over, even if it later gets an optimiser that has it. Frozen leaves
-    /// are driven like the others. A leaf that gets [another optimiser](Selection::replace) keeps the
-    /// schedules that it has. A leaf that is [added](StateTree::add) gets those that were given to all.
+    /// A leaf without the field is passed over, even if it later gets an optimiser that has the field. Frozen
+    /// leaves are driven like other leaves. A leaf that gets [another optimiser](Selection::replace) keeps
+    /// its schedules. A leaf that is [added](StateTree::add) gets the schedules that were given to all
+    /// leaves.
     ///
     /// # In a chain
-    /// If a chain has several learning rates, its rate is their product, and the schedule sets the last one.
-    /// A relative schedule multiplies the last one.
+    /// If a chain has several learning rates, its rate is their product. The schedule sets the last rate, so
+    /// that the product is right. A relative schedule multiplies the last rate.
     ///
     /// # Checkpoints
     /// A [checkpoint](crate::Checkpoint) has the count and the schedules. If program and file have different
     /// schedules for a field, the program's is used, and a [warning](Warning::ScheduleDiffers) reports the
-    /// other one.
+    /// file's.
     ///
     /// # Errors
     /// If no leaf has the field; if the field is no real number, or several members of a chain have it and it
@@ -118,8 +119,8 @@ impl StateTree {
 
     /// Sets the count of applied steps, from which [schedules](StateTree::schedule) go on.
     ///
-    /// Set it to 0 for a second phase with schedules of its own, and to the steps of the run in torch for a
-    /// run that goes on from [torch](crate::guide::coming_from#torch).
+    /// For a second phase with schedules of its own, set the count to 0. For a run that goes on from
+    /// [torch](crate::guide::coming_from#torch), set it to the count of steps there.
     ///
     /// # Errors
     /// If the count is above `u64::MAX / 2`.
@@ -136,39 +137,41 @@ impl StateTree {
     /// ```
     pub fn set_steps(&mut self, steps: u64) -> Result<()> {
         counts::check("the count for `set_steps` is", steps)?;
-        self.act(steps)?;
+        self.go_to_step(steps)?;
         if self.leaves().all(|leaf| leaf.steps == 0) {
             self.began_at = Some(steps);
         }
         Ok(())
     }
 
-    /// Gives leaves that are to be added the schedules of all leaves, as far as they have the fields.
+    /// Gives new leaves the schedules of all leaves, as far as the new leaves have the fields.
     ///
     /// # Errors
     /// As [`StateTree::schedule`].
-    pub(super) fn give_schedules(&self, added: &mut [Box<Leaf>]) -> Result<()> {
+    pub(super) fn give_schedules(&self, new_leaves: &mut [Box<Leaf>]) -> Result<()> {
         let mut resolver = ScheduleResolver::default();
-        for leaf in &mut *added {
-            let resolved = resolver.of(&leaf.optimiser, self.schedules.iter().cloned());
+        for leaf in &mut *new_leaves {
+            let resolved = resolver.resolve(&leaf.optimiser, self.schedules.iter().cloned());
             leaf.drives = resolved.map_err(|error| error.at(&leaf.path))?.drives;
         }
-        check_one_rate(self.leaves.iter().chain(&*added).map(|leaf| (leaf.path(), leaf.drives.as_deref())))?;
-        let own = added.iter().map(|leaf| (leaf.path(), &leaf.optimiser, leaf.drives.as_ref()));
-        let acting = acting(own, self.steps)?;
-        added.iter_mut().zip(acting).for_each(|(leaf, acting)| leaf.acting = acting);
+        check_one_rate(
+            self.leaves.iter().chain(&*new_leaves).map(|leaf| (leaf.path(), leaf.drives.as_deref())),
+        )?;
+        let with_drives = new_leaves.iter().map(|leaf| (leaf.path(), &leaf.optimiser, leaf.drives.as_ref()));
+        let acting = acting_optimisers(with_drives, self.steps)?;
+        new_leaves.iter_mut().zip(acting).for_each(|(leaf, acting)| leaf.acting = acting);
         Ok(())
     }
 
     /// Warns once of a step at a learning rate of 0 that a schedule gives.
     pub(crate) fn warn_of_rate_of_zero(&mut self) -> Option<Warning> {
-        if !self.warnings.would_meet(|met| matches!(met, Warning::ScheduledRateOfZero { .. })) {
+        if !self.warnings.would_record(|met| matches!(met, Warning::ScheduledRateOfZero { .. })) {
             return None;
         }
-        let (step, mut seen) = (self.acting_at, SmallVec::new());
+        let (step, mut checked) = (self.acting_at, SmallVec::new());
         let mut has_zero_rate =
-            |leaf: &Leaf| leaf.drives.as_ref().is_some_and(|drives| drives.has_zero_rate(step, &mut seen));
+            |leaf: &Leaf| leaf.drives.as_ref().is_some_and(|drives| drives.has_zero_rate(step, &mut checked));
         let path = self.leaves().find(|leaf| !leaf.frozen && has_zero_rate(leaf))?.path.clone();
-        self.warnings.meet(Warning::ScheduledRateOfZero { path, step })
+        self.warnings.record(Warning::ScheduledRateOfZero { path, step })
     }
 }

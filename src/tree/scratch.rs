@@ -1,4 +1,4 @@
-//! A step outside the training, by other optimisers; the parameters come back after it.
+//! Steps outside the training, by other optimisers. Afterwards the parameters come back.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -12,8 +12,9 @@ use crate::rule::{Optimiser, State};
 use crate::tensors::Tensor;
 
 impl StateTree {
-    /// A tree for the same parameters, over the same ranks, with other optimisers and states. It counts no
-    /// windows, keeps no norms and warnings, and requires no gradients, because these belong to the training.
+    /// A tree for the same parameters, over the same ranks, with other optimisers and states. The tree counts
+    /// no windows, keeps no norms and no warnings, and requires no gradients, because all of these belong to
+    /// the training.
     pub(crate) fn scratch_tree(
         &self,
         make: impl Fn(usize, &Leaf) -> Result<(Arc<Optimiser>, State)>,
@@ -27,30 +28,34 @@ impl StateTree {
             .without_warnings())
     }
 
-    /// The variables of the model, in the order of the leaves, with the parameters in them. If an exchange
-    /// was leaked or a device failed at its end, the copies aside come back first.
-    pub(crate) fn parameters_back<'m, M: Model + ?Sized>(&mut self, model: &'m M) -> Result<Vec<Lent<'m>>> {
+    /// The variables of the model, in the order of the leaves. If an exchange was leaked, or a device failed
+    /// at its end, the parameters that are still aside come back first.
+    pub(crate) fn recover_parameters<'m, M: Model + ?Sized>(
+        &mut self,
+        model: &'m M,
+    ) -> Result<Vec<Lent<'m>>> {
         let parameters = self.parameters(model)?;
         self.put_back(&parameters)?;
         Ok(parameters)
     }
 
     /// Writes the copies aside back to the model's variables, which are in the order of the leaves. If a
-    /// device or an owner fails to write a copy, it stays aside for another try, and the others come back.
+    /// device or an owner fails to write a copy, this copy stays aside for another try, and the other copies
+    /// are still written.
     fn put_back(&mut self, parameters: &[Lent<'_>]) -> Result<()> {
-        let mut first = None;
+        let mut first_failure = None;
         for (leaf, x) in self.leaves.iter_mut().zip(parameters) {
-            let Some(aside) = &leaf.parameter_aside else { continue };
-            match catch_unwind(AssertUnwindSafe(|| set_lent(&**x, aside))) {
+            let Some(copy) = &leaf.parameter_aside else { continue };
+            match catch_unwind(AssertUnwindSafe(|| set_lent(&**x, copy))) {
                 Ok(Ok(())) => leaf.parameter_aside = None,
-                failed => _ = first.get_or_insert(failed),
+                failure => _ = first_failure.get_or_insert(failure),
             }
         }
-        first.map_or(Ok(()), |first| first.unwrap_or_else(|panic| resume_unwind(panic)))
+        first_failure.map_or(Ok(()), |failure| failure.unwrap_or_else(|panic| resume_unwind(panic)))
     }
 }
 
-/// A model with other values instead of its parameters, which come back when this is dropped.
+/// A model with other values instead of its parameters. Dropping the exchange puts the parameters back.
 #[derive(Debug)]
 pub(crate) struct ParameterExchange<'s, 'm> {
     pub(crate) state: &'s mut StateTree,
@@ -59,8 +64,9 @@ pub(crate) struct ParameterExchange<'s, 'm> {
 }
 
 impl<'s, 'm> ParameterExchange<'s, 'm> {
-    /// Puts whole copies of parameters aside, each with the index of its leaf. This comes before the first
-    /// write, so that no failure loses one. Until they are back, calls that need the parameters are refused.
+    /// Puts whole copies of parameters aside, each with the index of its leaf. Call it before the first
+    /// write, so that no failure loses a parameter. Until the parameters are back, calls that need them are
+    /// refused.
     pub(crate) fn new(
         state: &'s mut StateTree,
         parameters: Vec<Lent<'m>>,
@@ -72,8 +78,8 @@ impl<'s, 'm> ParameterExchange<'s, 'm> {
         ParameterExchange { state, parameters }
     }
 
-    /// Drops the copies of leaves that were not exchanged.
-    pub(crate) fn keep(&mut self, is_exchanged: impl Fn(usize, &Leaf) -> bool) {
+    /// Keeps only the copies of the leaves for which `is_exchanged` holds.
+    pub(crate) fn retain(&mut self, is_exchanged: impl Fn(usize, &Leaf) -> bool) {
         let leaves = self.state.leaves.iter_mut().enumerate();
         leaves
             .filter(|(index, leaf)| !is_exchanged(*index, leaf))

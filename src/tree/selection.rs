@@ -3,20 +3,20 @@
 //! An `Adjustment` is made in three steps for each leaf, in copies, so that an error changes nothing:
 //! 1. Set the fields in a copy of the leaf's own optimiser, and check ranges.
 //! 2. For fields that are no real numbers, check that the state would have the same layout.
-//! 3. Resolve the leaf's schedules in the copy, because a relative one may leave the range.
+//! 3. Resolve the leaf's schedules in the copy, because a relative schedule may now leave the range.
 //!
 //! Thousands of leaves may share an optimiser, so steps 1 and 2 are cached by its address. `commit` then only
-//! assigns.
+//! assigns the copies.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use super::acting::{Once, acting};
-use super::drives::{Drives, GivenSchedule, NumberPlace, ScheduleResolver, fields_with};
-use super::{Leaf, StateTree, leaked};
-use crate::error::{Error, ErrorKind, Result, each_once, listed, one_of};
+use super::acting::{KeyedCache, acting_optimisers};
+use super::drives::{Drives, NumberPlace, ScheduleAssignment, ScheduleResolver, fields_with};
+use super::{Leaf, StateTree, leaked_error};
+use crate::error::{Error, ErrorKind, Result, distinct, first_names, one_of};
 use crate::numbers::Fingerprint;
-use crate::rule::{Adjust, Described, FieldValue, Optimiser, RATE, has_no};
+use crate::rule::{Adjust, Described, FieldValue, Optimiser, RATE, unknown_name};
 
 /// Some leaves of a [`StateTree`](crate::StateTree), to be adjusted, frozen or thawed together.
 #[must_use = "a selection does nothing by itself: adjust, freeze or replace it"]
@@ -25,9 +25,9 @@ pub struct Selection<'t> {
     pub(super) leaves: Vec<&'t mut Leaf>,
     /// The count of applied steps of the state.
     pub(crate) steps: u64,
-    /// The state's schedules for all leaves, also for those that are added later. Only if `all` or `at("")`
-    /// has made the selection.
-    pub(super) for_all: Option<&'t mut Vec<GivenSchedule>>,
+    /// The state's schedules for all leaves, also for those that are added later; `None` unless `all` or
+    /// `at("")` has made the selection.
+    pub(super) for_all: Option<&'t mut Vec<ScheduleAssignment>>,
     /// Whether the selection is empty because the state has lost its leaves.
     pub(super) is_leaked: bool,
 }
@@ -35,7 +35,7 @@ pub struct Selection<'t> {
 impl Selection<'_> {
     /// [`StateTree::check_leaves`] of the state.
     pub(crate) fn check_leaves(&self) -> Result<()> {
-        if self.is_leaked { Err(leaked()) } else { Ok(()) }
+        if self.is_leaked { Err(leaked_error()) } else { Ok(()) }
     }
 
     /// The selected leaves.
@@ -56,7 +56,8 @@ impl Selection<'_> {
         self.leaves.into_iter().for_each(|leaf| leaf.set(leaf.optimiser.clone(), true, has_begun));
     }
 
-    /// From now on updates move these leaves again. Each goes on with the state that it was frozen with.
+    /// From now on updates move these leaves again. A leaf goes on with the state that it had when it was
+    /// frozen.
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -77,7 +78,7 @@ impl Selection<'_> {
     pub fn thaw(self) {
         for leaf in self.leaves.into_iter().filter(|leaf| leaf.frozen) {
             leaf.set(leaf.optimiser.clone(), false, self.steps > 0);
-            leaf.waiting.calls = 0;
+            leaf.missing_gradients.calls = 0;
         }
     }
 
@@ -100,14 +101,14 @@ impl Selection<'_> {
     /// ```
     pub fn allow_missing(self) {
         for leaf in self.leaves {
-            leaf.waiting.is_allowed = true;
+            leaf.missing_gradients.is_allowed = true;
         }
     }
 
     /// Declares that these leaves are meant to be in 16 bits without a master.
     ///
     /// [`Warning::LowPrecision`](crate::Warning::LowPrecision), which is about steps lost by rounding, then
-    /// leaves them out. If you call this before the first update, nothing is printed.
+    /// does not count these leaves. If you call this method before the first update, nothing is printed.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -128,7 +129,7 @@ impl Selection<'_> {
 
     /// Sets the learning rate; in a chain with several, [their product](crate::Adjust::adjust).
     ///
-    /// It is the leaves' own rate, which a [relative](crate::Schedule::relative) schedule multiplies.
+    /// This rate is the leaves' own. A [relative](crate::Schedule::relative) schedule multiplies it.
     ///
     /// # Errors
     /// As [`Selection::adjust_field`].
@@ -138,21 +139,21 @@ impl Selection<'_> {
 
     /// Sets a hyper-parameter of every leaf that has it, through chains and wrappers.
     ///
-    /// If several members of a chain have the field, it is set in all; only `eta` sets [their
+    /// If several members of a chain have the field, it is set in all of them, but `eta` sets [their
     /// product](crate::Adjust::adjust). A place before the name (`1.lambda`) chooses a member. A whole number
-    /// is accepted for a real one.
+    /// is accepted as a real number.
     ///
-    /// A field that decides the layout of the state cannot be adjusted. That may depend on the parameter:
-    /// `rank` of [`GaLore`](crate::GaLore) decides it only for a matrix with more than `rank` rows and
-    /// columns. So a field that is no real number is tried on states that are made for this on the CPU, one
-    /// at a time. If the rule is not [divisible](crate::Rule::is_divisible), such a state has the size of the
-    /// real one.
+    /// A field that decides the layout of the state cannot be adjusted. Whether it does may depend on the
+    /// parameter: `rank` of [`GaLore`](crate::GaLore) decides the layout only for a matrix with more than
+    /// `rank` rows and columns. So a field that is no real number is tried on temporary states on the CPU,
+    /// one at a time. If the rule is not [divisible](crate::Rule::is_divisible), a temporary state is as
+    /// large as the real one.
     ///
     /// # Errors
-    /// If no leaf has a field of that name, as a [setting](crate::Describer::setting) is none; if the value
-    /// is of the wrong type or out of range, or the field decides the layout of the state. If no value of the
-    /// last `eta` makes the [product](crate::Adjust::adjust) right. If a [schedule](StateTree::schedule) that
-    /// is not relative sets the field, or one that is relative would leave the range. Nothing changes then.
+    /// If no leaf has a field of that name (a [setting](crate::Describer::setting) is no field); if the value
+    /// is of the wrong type or out of range; if the field decides the layout of the state; if no value of the
+    /// last `eta` makes the [product](crate::Adjust::adjust) right; if a [schedule](StateTree::schedule) that
+    /// is not relative sets the field, or a relative schedule would leave the range. Nothing changes then.
     pub fn adjust_field(&mut self, field: &str, value: impl Into<FieldValue>) -> Result<()> {
         self.adjust_fields([(field, value.into())])
     }
@@ -160,7 +161,7 @@ impl Selection<'_> {
     /// Sets several hyper-parameters in this order, all or none. Ranges are checked after all are set.
     ///
     /// # Errors
-    /// As [`Selection::adjust_field`], for any of them.
+    /// As [`Selection::adjust_field`], for each of the hyper-parameters.
     ///
     /// ```
     /// # use candle_core::{DType, Device, Var};
@@ -186,8 +187,8 @@ impl Selection<'_> {
                 return Err(error);
             }
             let rules: BTreeSet<String> = self.leaves().map(|leaf| leaf.optimiser.rule().name()).collect();
-            let rules = listed(rules.iter()).join(" or ");
-            return Err(has_no(&rules, "field", name, &available_in(self.leaves(), name)));
+            let rules = first_names(rules.iter()).join(" or ");
+            return Err(unknown_name(&rules, "field", name, &available_in(self.leaves(), name)));
         }
         self.commit(adjustment);
         Ok(())
@@ -206,10 +207,10 @@ impl<'t> From<&'t mut StateTree> for Selection<'t> {
     }
 }
 
-/// The names of the fields that these leaves have, for the error that `name` is not among them.
+/// The names of the fields that these leaves have, for the error that no leaf has the field `name`.
 pub(crate) fn available_in<'l>(leaves: impl Iterator<Item = &'l Leaf>, name: &str) -> Vec<String> {
     let all: Vec<String> = leaves.flat_map(|leaf| leaf.optimiser.description().available(name)).collect();
-    each_once(all.iter().map(String::as_str))
+    distinct(all.iter().map(String::as_str))
 }
 
 /// Which fields of an optimiser to set.
@@ -217,12 +218,12 @@ pub(crate) fn available_in<'l>(leaves: impl Iterator<Item = &'l Leaf>, name: &st
 pub(crate) enum SetField<'f> {
     /// All fields that a name reaches.
     Named(&'f str),
-    /// A real field, or one number of a pair or of three.
+    /// A real field, or one number of a pair or of three numbers.
     Number(NumberPlace),
 }
 
 impl<'f> SetField<'f> {
-    /// Sets the field, and returns whether there was one.
+    /// Sets the field, and returns whether the optimiser has it.
     fn set(self, optimiser: &mut Optimiser, value: FieldValue) -> Result<bool> {
         match (self, value) {
             (SetField::Named(name), _) => optimiser.set_field(name, value),
@@ -253,14 +254,15 @@ pub(crate) struct Adjustment<'f> {
     steps: u64,
     /// By leaf; `None` for a leaf that stays as it is.
     changes: Vec<Option<AdjustedOptimiser>>,
-    /// What acts in each leaf that changes, in their order.
+    /// The acting optimisers of those leaves that change, in the order of the leaves.
     acting: Vec<Option<Arc<Optimiser>>>,
     /// By setting and field, whether any leaf has the field.
     reached: Vec<Vec<bool>>,
 }
 
 impl<'f> Adjustment<'f> {
-    /// Sets, in a copy of each leaf's optimiser, the fields of the setting whose index `which` returns.
+    /// Sets fields in a copy of each leaf's optimiser. `setting_of` gets the index of a leaf and returns the
+    /// index of its setting; `None` for a leaf that stays as it is.
     ///
     /// # Errors
     /// If a value is of the wrong type or out of range, or its field decides the layout of the state; if a
@@ -269,57 +271,61 @@ impl<'f> Adjustment<'f> {
         leaves: impl Iterator<Item = &'l Leaf> + Clone,
         steps: u64,
         settings: Vec<FieldSetting<'f>>,
-        which: impl Fn(usize) -> Option<usize>,
+        setting_of: impl Fn(usize) -> Option<usize>,
     ) -> Result<Self> {
         let mut reached: Vec<Vec<bool>> = settings.iter().map(|setting| vec![false; setting.len()]).collect();
-        // Real numbers never decide the layout of a state.
+        // Settings of real numbers only need no check of the layout, which real numbers never decide.
         let are_real: Vec<bool> =
             settings.iter().map(|setting| setting.iter().all(|(_, value)| value.is_real())).collect();
-        let (mut made, mut fitting) = (Once::default(), Once::default());
+        let (mut copies, mut layout_checks) = (KeyedCache::default(), KeyedCache::default());
         let mut resolver = ScheduleResolver::default();
         let mut change = |(i, leaf): (usize, &'l Leaf)| {
-            let Some(setting) = which(i) else { return Ok(None) };
+            let Some(setting) = setting_of(i) else { return Ok(None) };
             let with_path = |error: Error| error.at(&leaf.path);
-            let own = address(&leaf.optimiser);
-            let optimiser: Arc<Optimiser> = made.get((own, setting), || {
+            let optimiser_address = address(&leaf.optimiser);
+            let optimiser: Arc<Optimiser> = copies.get_or_make((optimiser_address, setting), || {
                 with_fields(leaf, &settings[setting], &mut reached[setting]).map(Arc::new).map_err(with_path)
             })?;
             if !are_real[setting] {
                 // Shape and dtype are in the key because the layout depends on the parameter, too.
                 let check_layout = || check_layout(leaf, &optimiser, &settings[setting]).map_err(with_path);
-                fitting.get((own, setting, leaf.shape(), leaf.dtype()), check_layout)?;
+                let key = (optimiser_address, setting, leaf.shape(), leaf.dtype());
+                layout_checks.get_or_make(key, check_layout)?;
             }
             let drives = leaf.drives_in(&optimiser, &mut resolver)?.drives;
             Ok(Some((optimiser, drives)))
         };
         let changes: Vec<_> = leaves.clone().enumerate().map(&mut change).collect::<Result<_>>()?;
-        let changed = leaves.zip(&changes).filter_map(|(leaf, change)| Some((leaf, change.as_ref()?)));
-        let changed = changed.map(|(leaf, (optimiser, drives))| (leaf.path(), optimiser, drives.as_ref()));
-        let acting = acting(changed, steps)?;
+        let changed_leaves = leaves.zip(&changes).filter_map(|(leaf, change)| {
+            let (optimiser, drives) = change.as_ref()?;
+            Some((leaf.path(), optimiser, drives.as_ref()))
+        });
+        let acting = acting_optimisers(changed_leaves, steps)?;
         Ok(Adjustment { settings, steps, changes, acting, reached })
     }
 
-    /// [`Adjustment::new`] with a setting for each leaf. A leaf with an empty one stays as it is.
+    /// [`Adjustment::new`] with a setting for each leaf. A leaf with an empty setting stays as it is.
     ///
     /// # Errors
     /// As [`Adjustment::new`].
-    pub(crate) fn of_each<'l>(
+    pub(crate) fn per_leaf<'l>(
         leaves: impl Iterator<Item = &'l Leaf> + Clone,
         steps: u64,
         settings: impl IntoIterator<Item = FieldSetting<'f>>,
     ) -> Result<Self> {
-        // Equal ones are joined, so that leaves that share an optimiser go on sharing one.
-        let (mut known, mut joined) = (HashMap::new(), Vec::new());
-        let place = |setting: FieldSetting<'f>| {
-            let place = *known.entry(fingerprint(&setting)).or_insert(joined.len());
-            if place == joined.len() {
-                joined.push(setting);
+        // Equal settings become one, so that leaves that share an optimiser go on sharing one.
+        let (mut indices, mut distinct) = (HashMap::new(), Vec::new());
+        let setting_index = |setting: FieldSetting<'f>| {
+            let index = *indices.entry(fingerprint(&setting)).or_insert(distinct.len());
+            if index == distinct.len() {
+                distinct.push(setting);
             }
-            place
+            index
         };
-        let which: Vec<usize> = settings.into_iter().map(place).collect();
-        let is_empty: Vec<bool> = joined.iter().map(Vec::is_empty).collect();
-        Adjustment::new(leaves, steps, joined, |leaf| Some(which[leaf]).filter(|setting| !is_empty[*setting]))
+        let by_leaf: Vec<usize> = settings.into_iter().map(setting_index).collect();
+        let is_empty: Vec<bool> = distinct.iter().map(Vec::is_empty).collect();
+        let setting_of = |leaf: usize| Some(by_leaf[leaf]).filter(|setting| !is_empty[*setting]);
+        Adjustment::new(leaves, steps, distinct, setting_of)
     }
 
     /// The first field that no leaf has.
@@ -328,9 +334,9 @@ impl<'f> Adjustment<'f> {
         fields.find_map(|((field, _), is_reached)| field.name().filter(|_| !is_reached))
     }
 
-    /// Gives each leaf its new optimiser and schedules, and what acts at the count of steps.
+    /// Gives each leaf its new optimiser, its schedules and its acting optimiser.
     ///
-    /// `leaves` are those that the adjustment was made for.
+    /// `leaves` are the leaves for which the adjustment was made.
     pub(crate) fn commit<'l>(self, leaves: impl IntoIterator<Item = &'l mut Leaf>) {
         let changed = leaves.into_iter().zip(self.changes).filter_map(|(leaf, change)| Some((leaf, change?)));
         for ((leaf, (optimiser, drives)), acting) in changed.zip(self.acting) {
@@ -349,7 +355,7 @@ fn fingerprint(setting: &FieldSetting<'_>) -> u64 {
                 print.number(*index as u64).number(part.map_or(0, |part| part as u64 + 1))
             }
         };
-        value.printed(print)
+        value.add_to_hash(print)
     };
     setting.iter().fold(Fingerprint::new(), each).finish()
 }
@@ -358,7 +364,7 @@ fn address(optimiser: &Arc<Optimiser>) -> *const () {
     Arc::as_ptr(optimiser).cast()
 }
 
-/// A copy of the leaf's optimiser with these values. Marks in `reached` the fields that it has.
+/// A copy of the leaf's optimiser with these values. Marks in `reached` the fields that the optimiser has.
 fn with_fields(leaf: &Leaf, setting: &FieldSetting<'_>, reached: &mut [bool]) -> Result<Optimiser> {
     let mut optimiser = Optimiser::clone(&leaf.optimiser);
     for ((field, value), reached) in setting.iter().zip(reached) {
@@ -370,7 +376,7 @@ fn with_fields(leaf: &Leaf, setting: &FieldSetting<'_>, reached: &mut [bool]) ->
 
 /// Refuses fields if the `adjusted` optimiser would make state of another layout for this leaf.
 fn check_layout(leaf: &Leaf, adjusted: &Optimiser, setting: &FieldSetting<'_>) -> Result<()> {
-    if leaf.fits(adjusted)? {
+    if leaf.has_layout_of(adjusted)? {
         return Ok(());
     }
     // The error names the first field that changes the layout by itself. If only several fields together
@@ -378,7 +384,7 @@ fn check_layout(leaf: &Leaf, adjusted: &Optimiser, setting: &FieldSetting<'_>) -
     let decides = |(field, value): &&(SetField<'_>, FieldValue)| {
         let mut alone = Optimiser::clone(&leaf.optimiser);
         let is_set = field.set(&mut alone, *value);
-        is_set.is_ok_and(|is_set| is_set) && !leaf.fits(&alone).is_ok_and(|fits| fits)
+        is_set.is_ok_and(|is_set| is_set) && !leaf.has_layout_of(&alone).is_ok_and(|is_same| is_same)
     };
     let Some((field, _)) = setting.iter().find(decides).or(setting.first()) else { return Ok(()) };
     // Only a `SetField::Number` has no name, and numbers decide no layout.

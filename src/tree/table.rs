@@ -21,11 +21,11 @@ impl Leaf {
     }
 }
 
-/// A table with a line for each parameter, and one for all.
+/// A table with a line for each parameter, and a line of totals.
 ///
-/// The columns are path, shape, dtype, optimiser, learning rate, steps, bytes of state, and whether it is
-/// frozen. The last line ends with the calls in open windows of [`AccumGrad`](crate::AccumGrad) and with the
-/// calls that were skipped since the last step, if there are any.
+/// The columns are path, shape, dtype, optimiser, learning rate, steps, bytes of state, and whether the leaf
+/// is frozen. The last line ends with the calls in open windows of [`AccumGrad`](crate::AccumGrad) and with
+/// the calls that were skipped since the last step, if there are any.
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};
@@ -94,10 +94,10 @@ impl StateTree {
             self.elements(),
             self.bytes()
         )?;
-        for (calls, what) in [(self.calls, "in open windows"), (self.skipped, "skipped since the last step")]
+        for (calls, kind) in [(self.calls, "in open windows"), (self.skipped, "skipped since the last step")]
         {
             if calls > 0 {
-                write!(f, "; {calls} calls {what}")?;
+                write!(f, "; {calls} calls {kind}")?;
             }
         }
         Ok(())

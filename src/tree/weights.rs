@@ -1,49 +1,48 @@
-//! A leaf's parameter: the checks that it is unchanged, and what its master and copies become with new
-//! weights.
+//! A leaf's parameter: the checks that it is unchanged, and setting master and copies to new weights.
 
 use super::{Leaf, StateTree};
 use crate::engine::owned_on;
 use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, Result};
-use crate::model::lent::{Lend, Lent, copied};
+use crate::model::lent::{Lend, Lent, copy_of};
 use crate::rule::{Difference, Extent, State, check_rounded, difference, sample_checksum};
 use crate::tensors::{Tensor, dtype_of, in_dtype};
 
 impl Leaf {
-    /// The parameter of the training: `x`, or its copy aside while `x` is something else.
+    /// The parameter of the training: the copy aside, if the model has other values instead; otherwise `x`.
     pub(crate) fn parameter<'x>(&'x self, x: &'x dyn Lend) -> &'x dyn Lend {
-        self.parameter_aside.as_ref().map_or(x, |aside| aside)
+        self.parameter_aside.as_ref().map_or(x, |copy| copy)
     }
 
     /// The most precise copy of the parameter `x`.
     pub(crate) fn master(&self, x: &dyn Lend) -> Result<Tensor> {
         let x = self.parameter(x);
-        // Before the first step a changed parameter counts, and not its master: BatchNorm's running
-        // statistics, for example, move without steps.
+        // Before the first step a changed parameter replaces its master, because some parameters, such as
+        // BatchNorm's running statistics, move without steps.
         let master = if self.steps == 0 && self.is_stale(x, Extent::Whole)? {
-            let like = self.optimiser.precise(&self.state, x)?;
-            owned_on(like.device(), &in_dtype(&x.tensor_or_copy()?, dtype_of(&like))?)
+            let old_master = self.optimiser.precise(&self.state, x)?;
+            owned_on(old_master.device(), &in_dtype(&x.tensor_or_copy()?, dtype_of(&old_master))?)
         } else {
             self.optimiser.master(&self.state, x)
         };
         master.map_err(|error| error.at(&self.path))
     }
 
-    /// Refuses a parameter `x` that is not its master rounded; before the first step also one that differs
-    /// from the copies that rules keep.
+    /// Refuses a parameter `x` that is not its master rounded; before the first step also a parameter that
+    /// differs from the copies that rules keep.
     pub(crate) fn check_unchanged(&self, x: &dyn Lend, extent: Extent) -> Result<()> {
-        self.check_fitting(&self.state, x, extent)
+        self.check_unchanged_in(&self.state, x, extent)
     }
 
-    /// [`Leaf::check_unchanged`] for a state that the leaf is to get.
-    pub(super) fn check_fitting(&self, state: &State, x: &dyn Lend, extent: Extent) -> Result<()> {
-        if let Some(master) = state.followed() {
+    /// [`Leaf::check_unchanged`] with a state that the leaf is to get.
+    pub(super) fn check_unchanged_in(&self, state: &State, x: &dyn Lend, extent: Extent) -> Result<()> {
+        if let Some(master) = state.outer_master() {
             check_rounded(master, x, extent).map_err(|error| error.at(&self.path))?;
         }
         self.check_copies_in(state, x, extent)
     }
 
-    /// Refuses a parameter `x` that differs before its first step from the copies that rules keep of it.
+    /// Refuses a parameter `x` that, before its first step, differs from the copies that rules keep of it.
     pub(crate) fn check_copies(&self, x: &dyn Lend, extent: Extent) -> Result<()> {
         self.check_copies_in(&self.state, x, extent)
     }
@@ -52,8 +51,8 @@ impl Leaf {
         if self.steps > 0 || !state.has_copies() {
             return Ok(());
         }
-        let seen = self.optimiser.seen_by_rule(state, x)?;
-        match state.changed_copy(&seen, extent).map_err(|error| error.at(&self.path))? {
+        let x_of_rule = self.optimiser.x_of_rule(state, x)?;
+        match state.changed_copy(&x_of_rule, extent).map_err(|error| error.at(&self.path))? {
             Some((slot, Difference { index, parameter, master: copy })) => {
                 let error = Error::new(ErrorKind::Changed, "its value is").with_got(parameter);
                 let expected =
@@ -66,6 +65,7 @@ impl Leaf {
         }
     }
 
+    /// Whether [`Leaf::check_unchanged`] refuses the parameter `x`.
     fn is_stale(&self, x: &dyn Lend, extent: Extent) -> Result<bool> {
         match self.check_unchanged(x, extent) {
             Err(error) if error.kind() == ErrorKind::Changed => Ok(true),
@@ -75,42 +75,43 @@ impl Leaf {
 
     /// If the parameter `x` was changed, sets master and copies to it, before the leaf's first gradient.
     ///
-    /// The call may still fail, but nothing is lost, because until its first gradient a leaf follows `x`
-    /// anyway.
+    /// If the call fails later, nothing is lost, because a leaf follows its parameter until the first
+    /// gradient.
     pub(crate) fn catch_up(&mut self, x: &dyn Lend) -> Result<()> {
         if self.is_stale(x, Extent::First)? { self.refresh(x) } else { Ok(()) }
     }
 
     /// Sets master and copies to the parameter `x`.
     pub(crate) fn refresh(&mut self, x: &dyn Lend) -> Result<()> {
-        self.set_weights(x, &copied("parameter", x)?)
+        self.set_weights(x, &copy_of("parameter", x)?)
     }
 
     /// Gives the parameter `x`, its master and copies new weights.
     pub(crate) fn set_weights(&mut self, x: &dyn Lend, values: &Tensor) -> Result<()> {
-        let Leaf { optimiser, state, path, left, .. } = self;
-        let set = optimiser
+        let Leaf { optimiser, state, path, last_checksum, .. } = self;
+        let outcome = optimiser
             .set_precise(state, x, values)
-            .and_then(|()| state.renew(&optimiser.seen_by_rule(state, x)?));
-        if set.is_ok() {
-            // Not after an error: copies may be those of the old weights, and then `left` shows a change.
-            *left = None;
+            .and_then(|()| state.renew(&optimiser.x_of_rule(state, x)?));
+        if outcome.is_ok() {
+            // Kept after an error, because a copy may still be that of the old weights, which only the
+            // checksum reveals.
+            *last_checksum = None;
         }
-        set.map_err(|error| error.at(path))
+        outcome.map_err(|error| error.at(path))
     }
 
-    /// Keeps a checksum of the parameter `x` after a step, if only that shows new weights.
-    pub(crate) fn remember(&mut self, x: &dyn Lend) {
-        if self.is_led_back {
-            self.left = self.own_part(x).ok().and_then(|part| sample_checksum(&*part));
+    /// Keeps a checksum of the parameter `x` after a step, if only a checksum can reveal new weights.
+    pub(crate) fn keep_checksum(&mut self, x: &dyn Lend) {
+        if self.depends_on_weights {
+            self.last_checksum = self.own_part(x).ok().and_then(|part| sample_checksum(&*part));
         }
     }
 
-    /// Refuses a parameter `x` that is not what the last step has `left`; for a parameter without a master,
-    /// because then no tensor of the state is equal to it.
-    pub(crate) fn check_left(left: Option<u32>, x: &dyn Lend) -> Result<()> {
-        let (Some(left), Some(now)) = (left, left.and_then(|_| sample_checksum(x))) else { return Ok(()) };
-        if left == now {
+    /// Refuses a parameter `x` that differs from the checksum of the last step. This is the check for a
+    /// parameter without a master, because then no tensor of the state is equal to the parameter.
+    pub(crate) fn check_last_checksum(last_checksum: Option<u32>, x: &dyn Lend) -> Result<()> {
+        let Some(before) = last_checksum else { return Ok(()) };
+        if sample_checksum(x).is_none_or(|now| now == before) {
             return Ok(());
         }
         let problem = "it was changed outside of `update`, but its state follows from the old values: a \
@@ -133,8 +134,10 @@ impl Leaf {
 }
 
 impl StateTree {
-    /// Compares parameters with those of the file from which the state was restored, once. With a master,
-    /// another parameter is refused, unless the step `keeps_masters`; without one it is a warning.
+    /// Compares parameters, once, with those of the file from which the state was restored.
+    ///
+    /// A parameter that differs is an error if it has a master, unless the step `keeps_masters`. If it has no
+    /// master, it is a warning.
     pub(crate) fn check_restored(
         &mut self,
         parameters: &[Lent<'_>],
@@ -143,13 +146,13 @@ impl StateTree {
         for (path, start) in std::mem::take(&mut self.saved_starts) {
             let Some(place) = self.place(&path).flatten() else { continue };
             let part = parameters[place].part(0..start.elem_count());
-            let compared = part.and_then(|part| difference(&start, &*part, Extent::Whole));
-            // What cannot be compared here is refused by the checks of the step, if it is wrong.
-            let Some(Difference { index, parameter, master: saved }) = compared.ok().flatten() else {
+            let comparison = part.and_then(|part| difference(&start, &*part, Extent::Whole));
+            // An error is dropped, because the checks of the step refuse such a parameter.
+            let Some(Difference { index, parameter, master: saved }) = comparison.ok().flatten() else {
                 continue;
             };
-            if self.leaves[place].state.followed().is_none() {
-                return Ok(self.warnings.meet(Warning::ModelNotRestored { path }));
+            if self.leaves[place].state.outer_master().is_none() {
+                return Ok(self.warnings.record(Warning::ModelNotRestored { path }));
             }
             if !keeps_masters {
                 let remedy = "restore both by `CheckpointFile::restore_with_model`; or call `refresh_masters` \

@@ -6,8 +6,8 @@ use crate::rule::{
 
 /// Sets a step to 0 where its sign is not that of the gradient, and scales up the rest.
 ///
-/// The rest is divided by the part of elements that agree. Source: Liang et al. 2024, "Cautious Optimizers",
-/// [arXiv 2411.16085](https://arxiv.org/abs/2411.16085).
+/// The rest is divided by the fraction of elements that agree in sign. Source: Liang et al. 2024, "Cautious
+/// Optimizers", [arXiv 2411.16085](https://arxiv.org/abs/2411.16085).
 ///
 /// ```text
 /// u   = rule(x, dx)
@@ -32,7 +32,7 @@ use crate::rule::{
 ///     let gradient = candle_core::Tensor::new(&gradient, &Device::Cpu)?;
 ///     update(&mut state, &x, &HashMap::from([("", gradient)]))?;
 /// }
-/// // The second element's velocity is 0.25, against its gradient; the first makes a step of 1.5 twice as long.
+/// // The second element's velocity, 0.25, is against its gradient, so the first element's step of 1.5 is doubled.
 /// assert_eq!(x.to_vec1::<f32>()?, [-1.0 - 2.0 * 1.5, -1.0]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -50,12 +50,12 @@ pub struct Cautious<R> {
 }
 
 impl<R: Elementwise> Cautious<R> {
-    /// Masks the steps of `inner`, and scales up what is left.
+    /// Masks the steps of `inner`, and scales up the elements that agree.
     pub fn new(inner: R) -> Self {
         Cautious { inner, is_scaled: true }
     }
 
-    /// Masks only: `dx' = u·φ`, without scaling up what is left.
+    /// Masks only: `dx' = u·φ`, without scaling up the elements that agree.
     ///
     /// ```
     /// use optimisers::{AdamW, Cautious, Kind, Rule};
@@ -94,7 +94,7 @@ impl<R: Elementwise> Arithmetic for Masked<R> {
     fn step<V: Value>(self, x: V, dx: V, slots: &mut R::Slots<V>) -> V {
         let step = R::step(self.0, x, dx, slots);
         let zero = step.constant(0.0);
-        // Multiplies by the sign, because the product of two small numbers can be 0.
+        // dx enters by its sign, because the product of two small numbers can be 0.
         V::select((step * dx.sign()).le(zero), zero, step)
     }
 }
@@ -110,9 +110,7 @@ impl<R: Elementwise> Rule for Cautious<R> {
         Ok(Flow::Step(
             // The 0-norm counts the elements that are not 0. The count is raised to 1, so that a step of
             // zeros is not multiplied by infinity.
-            masked.scale_by_norm(Norm::new(0.0), |agreeing| {
-                agreeing.elements as f64 / agreeing.gradient.max(1.0)
-            }),
+            masked.scale_by_norm(Norm::new(0.0), |norms| norms.elements as f64 / norms.gradient.max(1.0)),
         ))
     }
 

@@ -8,12 +8,12 @@ use crate::rule::{Describe, Describer, Flow, Gradient, Kind, Parameter, Rule, St
 /// long, a chain of elementwise rules is one pass over memory.
 ///
 /// The learning rate of a chain is the product of its members' `eta`, because its steps are multiplied by
-/// each of them. [Setting](crate::Adjust::adjust) it sets the last member that has an `eta`.
+/// each of them. [Setting](crate::Adjust::adjust) this rate sets the last member that has an `eta`.
 ///
 /// The order matters. [`WeightDecay`](crate::WeightDecay) before [`Adam`](crate::Adam) is L2 regularisation;
-/// after it, decoupled decay (not multiplied by the learning rate). A clipping rule limits what comes before
-/// it. If the [roles](crate::Role) of members show that their order is certainly a mistake, the state has a
-/// [warning](crate::Warning::WrongOrder).
+/// after it, decoupled decay (not multiplied by the learning rate). A clipping rule limits the result of the
+/// rules before it. If the [roles](crate::Role) of members show that their order is certainly a mistake, the
+/// state has a [warning](crate::Warning::WrongOrder).
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -54,8 +54,9 @@ impl<M: Members> OptimiserChain<M> {
     label = "put the rules into one tuple: `OptimiserChain::new((a, b))`, or `((a,))` for one rule",
     note = "nest chains for more: `OptimiserChain::new((a, OptimiserChain::new((b, c))))`"
 )]
-// `Same` is for the compiler, which proposes `(a,)` for `a` if `(a,)` has the trait with the same parameters,
-// also if the parentheses around two rules were forgotten. `(a,)` does not have it with `Same = a`.
+// `Same` keeps the compiler from proposing `(a,)` for `a`, which is wrong if the parentheses around two rules
+// were forgotten. The compiler proposes `(a,)` only if it has the trait with the same parameters, and `(a,)`
+// does not have the trait with `Same = a`.
 pub trait Members<Same: ?Sized = Self>: Clone + std::fmt::Debug + Send + Sync + 'static {
     /// The rules in order.
     fn rules(&self) -> impl Iterator<Item = &dyn Rule>;
@@ -111,15 +112,15 @@ impl<M: Members> Describe for OptimiserChain<M> {
 
 impl<M: Members> OptimiserChain<M> {
     /// Refuses a state with more or fewer members.
-    fn check_own(&self, state: &State) -> Result<()> {
+    fn check_members(&self, state: &State) -> Result<()> {
         if state.children.len() == self.0.rules().count() { Ok(()) } else { state_of_another_rule(self) }
     }
 }
 
 impl<M: Members> Rule for OptimiserChain<M> {
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        // `zip` below would pass over members without a state.
-        self.check_own(state)?;
+        // `zip` below would skip members without a state.
+        self.check_members(state)?;
         let mut flow = Flow::Step(dx);
         for (rule, member) in self.0.rules().zip(&mut state.children) {
             flow = match flow {

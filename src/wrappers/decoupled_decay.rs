@@ -2,7 +2,7 @@ use crate::error::Result;
 use crate::numbers::value::{Arithmetic, Value};
 use crate::rule::{
     Describe, Describer, Description, Flow, Gradient, Parameter, RATE, Rule, Slots, State, conflicting_rates,
-    has_no, range,
+    range, unknown_name,
 };
 
 /// Decoupled weight decay for any rule, proportional to the rule's learning rate.
@@ -14,8 +14,8 @@ use crate::rule::{
 /// dx' = u + λ·η² / η_max·x               corrected
 /// ```
 ///
-/// It is for rules without a λ of their own, and for two other forms of decay. A rule with a λ would decay a
-/// parameter twice, by its own λ and by that of the wrapper.
+/// The wrapper is for rules without a λ of their own, and for two other forms of decay. A rule with a λ would
+/// decay a parameter twice, by its own λ and by that of the wrapper.
 ///
 /// - [`cautious`](DecoupledDecay::cautious): an element decays only if the step moves it towards zero or does
 ///   not move it (Chen et al. 2025, "Cautious Weight Decay", [arXiv
@@ -27,8 +27,8 @@ use crate::rule::{
 ///
 /// η is read in each step, so a [schedule](crate::StateTree::schedule) changes the decay, too. Around a
 /// chain, η is the product of the members' rates. In a chain, put an average of the weights after this rule,
-/// so that it includes the decay. The decay has no state, and is part of the wrapped rule's one pass over
-/// memory.
+/// so that the average includes the decay. The decay has no state, and is part of the wrapped rule's one pass
+/// over memory.
 ///
 /// λ and η_max can be adjusted by the names `decay_lambda` and `decay_eta_max`.
 ///
@@ -55,7 +55,8 @@ use crate::rule::{
 /// of its rule.
 ///
 /// # Departures
-/// As in the papers. optax has the plain decay as a part of its rules, torch in `AdamW` and `NAdam`.
+/// The forms are those of the papers. optax has the plain decay as a part of its rules, torch in `AdamW` and
+/// `NAdam`.
 #[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoupledDecay<R> {
@@ -110,7 +111,7 @@ pub(super) fn check_rate(inner: &Description, wrapper: &str) -> Result<()> {
     if available.iter().any(|name| name == RATE) {
         return Ok(());
     }
-    Err(has_no(&inner.name(), "field", RATE, &available)
+    Err(unknown_name(&inner.name(), "field", RATE, &available)
         .with_remedy(format!("put `{wrapper}` around a rule with a learning rate")))
 }
 
@@ -139,14 +140,14 @@ impl Arithmetic for DecayStep {
     #[inline(always)]
     fn step<V: Value>(self, x: V, dx: V, _: &mut [V; 0]) -> V {
         let decayed = dx + x * self.rate;
-        // Multiplies by the sign, because the product of two small numbers can be 0.
+        // x enters by its sign, because the product of two small numbers can be 0.
         if self.is_cautious { V::select((dx * x.sign()).ge(dx.constant(0.0)), decayed, dx) } else { decayed }
     }
 }
 
 impl<R: Rule + Clone> Rule for DecoupledDecay<R> {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
-        // `setup` has chosen by now, so rates that still differ are refused.
+        // `setup` has chosen between alternatives by now, so rates that still differ are refused.
         self.rate()?;
         State::empty().with_held(self, x)
     }

@@ -12,9 +12,9 @@ use crate::rule::{Adjust, Describe, Describer, Flow, Gradient, Parameter, Rule, 
 /// [`setup`](crate::setup) chooses for each parameter. Its leaf (the parameter's place in the state) then has
 /// the name, hyper-parameters and state of the chosen rule, as if [`setup_with`](crate::setup_with) had
 /// chosen it. Before `setup`, a `Fallback` has the hyper-parameters of both rules: `0.eta` is the first
-/// rule's and `1.eta` the second's. `eta` sets both, as after `setup` it sets the `eta` of all leaves. Each
-/// of the two rules has a learning rate of its own, so use a [relative](crate::Schedule::relative) schedule
-/// for all parameters.
+/// rule's and `1.eta` the second's. `eta` sets both, and after `setup` the `eta` of all leaves. Each of the
+/// two rules has a learning rate of its own, so use a [relative](crate::Schedule::relative) schedule for all
+/// parameters.
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Var};
@@ -42,7 +42,7 @@ use crate::rule::{Adjust, Describe, Describer, Flow, Gradient, Parameter, Rule, 
 ///
 /// # Errors
 /// [`setup`](crate::setup) refuses a pattern that matches no parameter. [`add`](crate::StateTree::add) and
-/// [`replace`](crate::Selection::replace) do not, because they work on a part of a model.
+/// [`replace`](crate::Selection::replace) accept such a pattern, because they work on a part of a model.
 #[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fallback<R, F>(FallbackChoice<R, F>);
@@ -72,9 +72,9 @@ impl<R: Rule + Clone, F: Rule + Clone> Fallback<R, F> {
         self
     }
 
-    /// The chosen rule. Before the choice it is the first rule. No parameter depends on that, because `init`
-    /// refuses a `Fallback` without a choice.
-    fn chosen(&self) -> &dyn Rule {
+    /// The chosen rule, or the first rule before the choice. No parameter gets the first rule by mistake,
+    /// because `init` refuses a `Fallback` without a choice.
+    fn chosen_rule(&self) -> &dyn Rule {
         match &self.0 {
             FallbackChoice::Open { rule, .. } | FallbackChoice::Rule(rule) => rule,
             FallbackChoice::Fallback(fallback) => fallback,
@@ -84,12 +84,12 @@ impl<R: Rule + Clone, F: Rule + Clone> Fallback<R, F> {
 
 impl<R: Rule + Clone, F: Rule + Clone> Describe for Fallback<R, F> {
     fn describe(&mut self, description: &mut Describer<'_>) {
-        // `choice` returns a parameter only while rules are chosen for that parameter. Any other description
-        // leaves the choice open.
+        // `add_choice` returns a parameter only while `setup` chooses its rule. Any other description leaves
+        // the choice open.
         if let FallbackChoice::Open { rule, fallback, except } = &self.0
-            && let Some((paths, x)) = description.choice(except.texts())
+            && let Some((paths, x)) = description.add_choice(except.texts())
         {
-            let is_matrix = x.rank() >= 2 && except.first(paths).is_none();
+            let is_matrix = x.rank() >= 2 && except.first_match(paths).is_none();
             self.0 = if is_matrix {
                 FallbackChoice::Rule(rule.clone())
             } else {
@@ -111,27 +111,27 @@ impl<R: Rule + Clone, F: Rule + Clone> Describe for Fallback<R, F> {
 
 impl<R: Rule + Clone, F: Rule + Clone> Rule for Fallback<R, F> {
     fn delegate(&self) -> Option<&dyn Rule> {
-        Some(self.chosen())
+        Some(self.chosen_rule())
     }
 
     fn init(&self, x: Parameter<'_>) -> Result<State> {
         match &self.0 {
             FallbackChoice::Open { .. } => {
                 // `setup` chooses through descriptions, so it cannot reach a rule that no description names.
-                let own = self.name();
+                let name = self.name();
                 let problem = format!(
-                    "the rule around {own} does not describe {own}, so `setup` cannot choose between its two \
+                    "the rule around {name} does not describe {name}, so `setup` cannot choose between its two \
                      rules"
                 );
                 Err(Error::new(ErrorKind::Contract, problem).with_remedy(
                     "in the `describe` of the outer rule, call `Describer::holds` with the inner rule",
                 ))
             }
-            _ => self.chosen().init(x),
+            _ => self.chosen_rule().init(x),
         }
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        self.chosen().apply(state, x, dx)
+        self.chosen_rule().apply(state, x, dx)
     }
 }

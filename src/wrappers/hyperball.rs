@@ -17,11 +17,11 @@ use crate::rule::{
 /// dx' = x - R·n(x - η·R·n(u)),   n(v) = v / ‖v‖        η is the rule's eta
 /// ```
 ///
-/// It is for matrices inside a network, whose norms a weight decay otherwise keeps in balance. Give
+/// The wrapper is for matrices inside a network, whose norms a weight decay otherwise keeps in balance. Give
 /// embeddings, the last layer, biases and the weights of normalisations other rules. Around
-/// [`Adam`](crate::Adam) it is the paper's AdamH, around [`Muon`](crate::Muon) MuonH. Factors of the whole
-/// step, such as Muon's `scale`, have no effect, because u is normalised. A weight decay of the wrapped rule
-/// is a part of u, and has no use here. A parameter of one element does not move.
+/// [`Adam`](crate::Adam) `Hyperball` is the paper's AdamH, around [`Muon`](crate::Muon) MuonH. Factors of the
+/// whole step, such as Muon's `scale`, have no effect, because u is normalised. A weight decay of the wrapped
+/// rule is a part of u, and has no use here. A parameter of one element does not move.
 ///
 /// ```
 /// use candle_core::{DType::F32, Device, Tensor, Var};
@@ -42,14 +42,14 @@ use crate::rule::{
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Norms are of one parameter (or its master), in f64. They cost two more reads of the parameter, of the
+/// Norms are of one parameter (or its master), in f64, and cost two more reads of the parameter, of the
 /// gradient and of the state. The state has R as the number `radius`. After new weights, by
 /// [`set_masters`](crate::StateTree::set_masters) or [`refresh_masters`](crate::StateTree::refresh_masters),
 /// and after new [rows](crate::StateTree::resize_rows), R is the norm that the parameter has then. On the CPU
 /// an [`update`](crate::update) refuses weights that were changed without such a call; a program that masks
-/// or clamps them after each step calls [`keep_masters`](crate::Update::keep_masters). If the norm of u is
-/// below 2.6e-23 (in f64 below 1.5e-154), its square is 0 and u has no direction: the step only scales x to
-/// the norm R.
+/// or clamps its weights after each step calls [`keep_masters`](crate::Update::keep_masters). If the norm of
+/// u is below 2.6e-23 (in f64 below 1.5e-154), its square is 0 and u has no direction: the step only scales x
+/// to the norm R.
 ///
 /// Do not wrap rules whose parameter follows another sequence, such as [`ScheduleFree`](crate::ScheduleFree),
 /// nor [`Prodigy`](crate::Prodigy), whose η is only a factor of the learning rate that it finds. In a chain,
@@ -57,12 +57,12 @@ use crate::rule::{
 ///
 /// # Errors
 /// [`setup`](crate::setup) refuses the rules that it refuses in a [`DecoupledDecay`](crate::DecoupledDecay).
-/// An [`update`](crate::update) refuses a parameter whose norm is 0 before the first step, or before it is
-/// scaled to R.
+/// An [`update`](crate::update) refuses a parameter whose norm is 0 before the first step, or later, before
+/// the parameter is scaled to R.
 ///
 /// # Departures
-/// As in the paper. NVIDIA's Emerging-Optimizers takes one R for all parameters, and levanter measures the
-/// norm again in each step. heavyball raises norms below 1e-12 to 1e-12.
+/// The rule is the paper's. NVIDIA's Emerging-Optimizers takes one R for all parameters, and levanter
+/// measures the norm again in each step. heavyball raises norms below 1e-12 to 1e-12.
 #[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hyperball<R> {
@@ -128,30 +128,32 @@ impl<R: Rule + Clone> Rule for Hyperball<R> {
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let (eta, radius) = (self.rate()?, state.number("radius")?);
+        let (eta, stored_radius) = (self.rate()?, state.number("radius")?);
         let is_wide = is_wide(x);
         let Parts { numbers, held, .. } = state.parts();
         self.inner.apply(held.inner()?, x, dx)?.and_then(|step| {
             let sums = Sums::new(Slots::none(), numbers).norms().sum(InnerProduct, 0..0);
             Ok(step.try_map_with_sums(sums, move |sums| {
-                let (x, u) = (sums[0], sums[1]);
-                let radius = if radius == 0.0 { x } else { radius };
-                let ratio = radius / x;
+                let (norm_x, norm_u) = (sums[0], sums[1]);
+                let radius = if stored_radius == 0.0 { norm_x } else { stored_radius };
+                let ratio = radius / norm_x;
                 let has_factor = if is_wide { ratio.is_normal() } else { (ratio as f32).is_normal() };
-                if x > 0.0 && x.is_finite() && !has_factor {
-                    return Err(far_from(radius, x));
+                if norm_x > 0.0 && norm_x.is_finite() && !has_factor {
+                    return Err(radius_error(radius, norm_x));
                 }
-                let vanishes = u == 0.0 || !is_wide && (u * u) as f32 == 0.0;
-                let c = if vanishes { 0.0 } else { eta * radius / u };
-                // ‖x - c·u‖ from both norms and ⟨x, u⟩. No term is negative, so nothing cancels. The product
-                // is limited to what the norms allow, because its sum is rounded, and can be infinite in f32.
-                let product = sums[2].max(-x * u).min(x * u);
-                let moved = ((x - c * u).powi(2) + 2.0 * c * (x * u - product)).sqrt();
-                // All ranks have the same sums, so all refuse or none. If u is 0 too, x can stay at 0.
-                if moved == 0.0 && u > 0.0 {
-                    return Err(zero_norm());
+                let vanishes = norm_u == 0.0 || !is_wide && (norm_u * norm_u) as f32 == 0.0;
+                let c = if vanishes { 0.0 } else { eta * radius / norm_u };
+                // ‖x - c·u‖ follows from both norms and ⟨x, u⟩. No term is negative, so nothing cancels. The
+                // product is limited to ±‖x‖·‖u‖, because its sum is rounded, and can be infinite in f32.
+                let product = sums[2].max(-norm_x * norm_u).min(norm_x * norm_u);
+                let moved_norm =
+                    ((norm_x - c * norm_u).powi(2) + 2.0 * c * (norm_x * norm_u - product)).sqrt();
+                // All ranks have the same sums, so all ranks refuse or none does. If u is 0 too, x can stay
+                // at 0.
+                if moved_norm == 0.0 && norm_u > 0.0 {
+                    return Err(zero_norm_error());
                 }
-                let k = if moved == 0.0 { 1.0 } else { radius / moved };
+                let k = if moved_norm == 0.0 { 1.0 } else { radius / moved_norm };
                 Ok(Resolved::new(SphereStep(1.0 - k, k * c), [radius]))
             }))
         })
@@ -169,8 +171,8 @@ fn norm_of_f32(norm: f64) -> Option<&'static str> {
     (!is_norm).then_some("a norm of numbers of F32: 0, or from 1.4e-45 to 1.46e48")
 }
 
-/// The error for R from outside that no factor of the arithmetic leads to.
-fn far_from(radius: f64, norm: f64) -> Error {
+/// The error for an R that was set from outside, and to which no factor of the arithmetic leads.
+fn radius_error(radius: f64, norm: f64) -> Error {
     let problem = "`Hyperball` scales the norm of the parameter to the number `radius`, but the norm is";
     Error::new(ErrorKind::Argument, problem)
         .with_got(format_args!("{norm:e}"))
@@ -179,7 +181,7 @@ fn far_from(radius: f64, norm: f64) -> Error {
 }
 
 /// The error for a parameter of norm 0, which no factor scales to R.
-fn zero_norm() -> Error {
+fn zero_norm_error() -> Error {
     Error::new(
         ErrorKind::Unsupported,
         "`Hyperball` scales the norm of the parameter to the first norm, but the norm is",

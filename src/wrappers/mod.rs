@@ -1,4 +1,4 @@
-//! Rules made of rules.
+//! Rules that run other rules.
 
 mod cautious;
 mod chain;

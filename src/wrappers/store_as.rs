@@ -1,6 +1,7 @@
-use crate::error::{Result, each_once};
+use crate::error::{Result, distinct};
 use crate::rule::{
-    Describe, Describer, EntryTraits, Flow, Gradient, Parameter, Rule, Setting, SlotFormat, State, has_no,
+    Describe, Describer, EntryTraits, Flow, Gradient, Parameter, Rule, Setting, SlotFormat, State,
+    unknown_name,
 };
 
 /// Keeps state tensors of a rule in other dtypes or in [8 bits](SlotFormat::Q8).
@@ -30,25 +31,25 @@ use crate::rule::{
 ///
 /// # What is lost
 /// - BF16 has the range of F32 and 8 significant bits. With β₂ = 0.999 a second moment changes by a
-///   thousandth of itself in a step. BF16 loses such a change, so the moment stands still and does not work.
-///   A first moment with β₁ = 0.9 works.
+///   thousandth of itself in a step. BF16 rounds such a change away, so a second moment in BF16 does not
+///   work. A first moment with β₁ = 0.9 works.
 /// - F16 has 11 significant bits, and numbers below 3e-8 are 0. The squares of gradients are that small, so a
 ///   second moment in F16 is refused ([`Slot::second_moment`](crate::Slot::second_moment)). Sums of gradients
 ///   (`acc`) lose the small numbers that a loss scale has saved, and are infinite above 65504, see
 ///   [`AccumGrad`](crate::AccumGrad).
 /// - [`Q8`](SlotFormat::Q8) has 4 significant bits. Means of gradients and of their squares work with it. A
-///   sum of numbers with a sign stands still once each number is far below the sum (`acc` of a long window).
-///   A number in a block with a much larger one stands still if it changes by little. A copy of the parameter
-///   (an average, the `z` of [`ScheduleFree`](crate::ScheduleFree)) cannot be stored in 8 bits, and
-///   [`StoreAs::all`] leaves it as it is.
+///   sum of numbers with a sign loses further numbers once each is far below the sum (`acc` of a long
+///   window). In a block with a much larger number, small changes of the other numbers are rounded away. A
+///   copy of the parameter (an average, the `z` of [`ScheduleFree`](crate::ScheduleFree)) cannot be stored in
+///   8 bits, and [`StoreAs::all`] leaves it as it is.
 #[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoreAs<R> {
-    stored: StoreAsFormat,
+    formats: StoreAsFormat,
     inner: R,
 }
 
-/// The formats of the tensors: of some by name, or one of all.
+/// The formats of tensors: of some by their names, or one format for all.
 #[derive(Clone, Debug, PartialEq)]
 enum StoreAsFormat {
     Named(Vec<(String, SlotFormat)>),
@@ -64,19 +65,19 @@ impl<R: Rule + Clone> StoreAs<R> {
         inner: R,
     ) -> Self {
         let named = formats.into_iter().map(|(name, format)| (name.into(), format.into()));
-        StoreAs { stored: StoreAsFormat::Named(named.collect()), inner }
+        StoreAs { formats: StoreAsFormat::Named(named.collect()), inner }
     }
 
     /// Stores every tensor in this format that [can have it](crate::Slot::stored_as).
     pub fn all(format: impl Into<SlotFormat>, inner: R) -> Self {
-        StoreAs { stored: StoreAsFormat::All(format.into()), inner }
+        StoreAs { formats: StoreAsFormat::All(format.into()), inner }
     }
 }
 
 impl<R: Rule + Clone> Describe for StoreAs<R> {
     fn describe(&mut self, rule: &mut Describer<'_>) {
         rule.kind("StoreAs");
-        match &self.stored {
+        match &self.formats {
             StoreAsFormat::Named(named) => {
                 let rows = named.iter().map(|(name, format)| (name.clone(), format.to_string()));
                 rule.setting("slots", Setting::Table(rows.collect()));
@@ -84,7 +85,7 @@ impl<R: Rule + Clone> Describe for StoreAs<R> {
             StoreAsFormat::All(format) => rule.setting("slots", Setting::Text(format.to_string())),
         }
         // The tensors are not known before `init`, so only formats that no tensor can have are refused here.
-        rule.require(|| match &self.stored {
+        rule.require(|| match &self.formats {
             StoreAsFormat::Named(named) => {
                 named.iter().try_for_each(|(slot, format)| EntryTraits::default().check_format(slot, *format))
             }
@@ -97,19 +98,19 @@ impl<R: Rule + Clone> Describe for StoreAs<R> {
 impl<R: Rule + Clone> Rule for StoreAs<R> {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
         let mut state = State::empty().with_held(self, x)?;
-        let named = match &self.stored {
+        let named = match &self.formats {
             StoreAsFormat::Named(named) => &named[..],
             StoreAsFormat::All(format) => {
-                state.store_as(None, *format)?;
+                state.convert_tensors(None, *format)?;
                 &[]
             }
         };
         for (name, format) in named {
-            if state.store_as(Some(name), *format)? == 0 {
+            if state.convert_tensors(Some(name), *format)? == 0 {
                 // Names reach into chains, so they are listed without the place of a member.
                 let tensors = state.tensors();
-                let available = each_once(tensors.iter().filter_map(|(name, _)| name.rsplit('.').next()));
-                return Err(has_no(&self.inner.name(), "state tensor", name, &available));
+                let available = distinct(tensors.iter().filter_map(|(name, _)| name.rsplit('.').next()));
+                return Err(unknown_name(&self.inner.name(), "state tensor", name, &available));
             }
         }
         Ok(state)

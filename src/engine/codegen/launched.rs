@@ -6,18 +6,18 @@ use super::print::code;
 use super::trace::{BoundKernel, TracedKernel, Tracer, trace};
 use crate::engine::kernel::Reducer;
 use crate::engine::memory::Buffer;
-use crate::engine::plan::{GradientView, Sink};
+use crate::engine::plan::{LeafView, Sink};
 
-/// Traces a kernel that reduces elements, or copies them if there is no reducer. Returns `false` if a dtype
-/// cannot be printed.
+/// Traces a kernel that reduces elements, or copies elements if there is no reducer. Returns `false` if a
+/// dtype cannot be printed.
 pub(in crate::engine) fn trace_read(
-    view: GradientView<'_, '_>,
+    view: LeafView<'_, '_>,
     reducer: Option<Reducer>,
-    into: &mut BoundKernel,
+    bound: &mut BoundKernel,
 ) -> bool {
     let job = view.job;
     let low_bits = job.low_bits.as_deref().map(Buffer::as_low_bits);
-    trace(into, job.compute, |graph, arrays, slots| {
+    trace(bound, job.compute, |graph, arrays, slots| {
         let mut tracer = Tracer::new(graph, arrays, slots, job.x.dtype(), low_bits, view.sources());
         if view.is_parameter() {
             tracer.dx = tracer.x;
@@ -27,9 +27,9 @@ pub(in crate::engine) fn trace_read(
     })
 }
 
-/// The source of a launch. Its function `optimiser` runs the traced kernel on all leaves of a table. The
-/// arguments are, in this order: the rows of the table, the index of each leaf's first block, the number of
-/// leaves, and, if the kernel reduces, the results, one for each block.
+/// The source of a launch. The source's function `optimiser` runs the traced kernel on all leaves of a table.
+/// The arguments are, in this order: the rows of the table, the index of each leaf's first block, the number
+/// of leaves, and, if the kernel reduces, the results, one for each block.
 pub(in crate::engine) fn source(layout: &RowLayout) -> String {
     let function = if layout.kernel.reduces() { include_str!("reduce.cu") } else { include_str!("table.cu") };
     format!("{}\n\n{}\n{function}", code(layout).trim_end(), include_str!("leaf_of.cu"))

@@ -1,4 +1,4 @@
-//! The fields of a row: a list from which the printed code declares them and the launch fills them.
+//! The fields of a row, as a list. The printed code declares the fields from it, and the launch fills them.
 
 use super::THREADS;
 use super::trace::{ArrayRole, TracedArray, TracedKernel};
@@ -18,7 +18,7 @@ pub(crate) struct RowLayout {
     pub(crate) fields: Vec<RowField>,
     /// Which scalars of the kernel the code uses, in the order of the field [`RowField::Scalars`].
     pub(crate) scalars: Vec<usize>,
-    /// The names of these scalars. If there are none, the scalars are an array.
+    /// The names of these scalars. If the list is empty, the code has the scalars as an array.
     pub(crate) names: Vec<String>,
     /// The comment above the arithmetic.
     pub(crate) comment: String,
@@ -71,21 +71,21 @@ pub(crate) enum PointerTo {
 
 impl RowLayout {
     pub(crate) fn new(kernel: &TracedKernel) -> Self {
-        let kernel = kernel.shared();
-        let live = kernel.live();
-        let used = |(node, live): (&Node, &bool)| {
+        let kernel = kernel.merged();
+        let live = kernel.live_nodes();
+        let live_scalar = |(node, live): (&Node, &bool)| {
             if let (Node::Scalar(scalar), true) = (node, live) { Some(*scalar) } else { None }
         };
-        let scalars: Vec<usize> = kernel.nodes.iter().zip(&live).filter_map(used).collect();
+        let scalars: Vec<usize> = kernel.nodes.iter().zip(&live).filter_map(live_scalar).collect();
         let pointers = pointers(&kernel, &live);
-        // Without the parameter that follows a master, because it is narrower than the master.
-        let wide = pointers
+        // The parameter that follows a master does not count, because it is narrower than the master.
+        let sizes = pointers
             .iter()
             .filter(|pointer| pointer.to != PointerTo::Parameter)
             .map(|pointer| pointer.dtype.size_in_bytes());
-        // The 32 threads of a warp share a record of codes, because they find its scale together.
+        // The 32 threads of a warp share a record of codes, because they find the record's scale together.
         let has_codes = pointers.iter().any(|pointer| pointer.code.is_some());
-        let lanes = if has_codes { BLOCK / 32 } else { 16 / wide.max().unwrap_or(4) };
+        let lanes = if has_codes { BLOCK / 32 } else { 16 / sizes.max().unwrap_or(4) };
         let mut fields = vec![RowField::Length, RowField::Aligned];
         match kernel.sink {
             Sink::Reduce(ReduceOp::PowerSum) => {
@@ -133,7 +133,7 @@ fn pointers(kernel: &TracedKernel, live: &[bool]) -> Vec<Pointer> {
             to: PointerTo::Array(array),
             dtype,
             code,
-            name: name(kernel, array),
+            name: array_name(kernel, array),
             reads,
             writes,
         });
@@ -151,7 +151,7 @@ fn pointers(kernel: &TracedKernel, live: &[bool]) -> Vec<Pointer> {
             });
         }
     }
-    let result = |to, dtype, name: &str| Pointer {
+    let result_pointer = |to, dtype, name: &str| Pointer {
         to,
         dtype,
         code: None,
@@ -161,16 +161,16 @@ fn pointers(kernel: &TracedKernel, live: &[bool]) -> Vec<Pointer> {
     };
     match kernel.sink {
         Sink::Write(Epilogue::Master(dtype)) => {
-            pointers.push(result(PointerTo::Parameter, dtype, "parameter"))
+            pointers.push(result_pointer(PointerTo::Parameter, dtype, "parameter"))
         }
-        Sink::Copy(()) => pointers.push(result(PointerTo::Copy, kernel.compute, "copy")),
+        Sink::Copy(()) => pointers.push(result_pointer(PointerTo::Copy, kernel.compute, "copy")),
         _ => {}
     }
     pointers
 }
 
 /// The name of an array. A state tensor's name ends with its index, so that no other array has it.
-fn name(kernel: &TracedKernel, array: usize) -> String {
+fn array_name(kernel: &TracedKernel, array: usize) -> String {
     match kernel.arrays[array].role {
         ArrayRole::X | ArrayRole::SplitX(_) => "x".into(),
         ArrayRole::Gradient

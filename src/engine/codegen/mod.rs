@@ -1,4 +1,4 @@
-//! Prints a chain as CUDA C, for no device in particular.
+//! Prints a chain as CUDA C. The text is made without a device.
 //!
 //! A **trace** is the straight-line code of a chain, without its data and the values of its scalars. Leaves
 //! (parameters with their state) with equal traces are one launch. Each launch has a **table**: a **row** for
@@ -11,10 +11,10 @@ mod layout;
 mod print;
 pub(super) mod trace;
 
-pub(crate) use helpers::used;
+pub(crate) use helpers::used_helpers;
 pub(crate) use layout::{PointerTo, RowField, RowLayout};
 pub(crate) use print::code;
-pub(crate) use trace::{ArrayRole, BoundKernel, TracedKernel, traced};
+pub(crate) use trace::{ArrayRole, BoundKernel, TracedKernel, trace_job};
 
 /// How many threads a block has: a power of two, because a block adds up its sums in halves.
 pub(crate) const THREADS: usize = 256;

@@ -9,9 +9,9 @@
 //! ```
 
 use super::THREADS;
-use super::helpers::used;
+use super::helpers::used_helpers;
 use super::layout::{Pointer, PointerTo, RowField, RowLayout};
-use super::trace::{ArrayRole, TracedKernel};
+use super::trace::ArrayRole;
 use crate::engine::kernel::ReduceOp;
 use crate::engine::plan::{Epilogue, Sink};
 use crate::numbers::codes::{BLOCK, RECORD};
@@ -28,7 +28,7 @@ pub(crate) fn code(layout: &RowLayout) -> String {
         layout.lanes
     );
     let mut helpers = include_str!("prelude.cu").to_string();
-    let coded: Vec<&Pointer> = coded(layout).collect();
+    let coded: Vec<&Pointer> = coded_arrays(layout).collect();
     let has_codes = layout.pointers().any(|pointer| pointer.code.is_some());
     let is_split = layout.pointers().any(|pointer| pointer.to == PointerTo::LowBits(LowBits::All));
     if has_codes || is_split {
@@ -41,31 +41,31 @@ pub(crate) fn code(layout: &RowLayout) -> String {
     if is_split {
         helpers.extend(["\n", include_str!("low_bits.cu")]);
     }
-    let encoded = indented(coded.iter().enumerate().map(encoded), "    ");
-    let (joined, more, blocks) = match layout.kernel.sink {
-        Sink::Reduce(op) => (joined(op).to_string(), ", double& sum", ""),
+    let encode_calls = indented(coded.iter().enumerate().map(encode_call), "    ");
+    let (function, parameter, block_fn) = match layout.kernel.sink {
+        Sink::Reduce(op) => (join_function(op).to_string(), ", double& sum", ""),
         _ if coded.is_empty() => (String::new(), "", include_str!("step.cu")),
         _ => {
             // Codes are stored after `run`, because the threads of a warp find their scale together.
-            let all = "static __device__ __forceinline__ \
+            let signature = "static __device__ __forceinline__ \
                        void encode_all(const Leaf& leaf, u64 i, unsigned int count, const real* next)";
-            (format!("{all} {{\n{encoded}}}\n\n"), ", real* next", include_str!("step_codes.cu"))
+            (format!("{signature} {{\n{encode_calls}}}\n\n"), ", real* next", include_str!("step_codes.cu"))
         }
     };
     let comment = &layout.comment;
     let fields = indented(layout.fields.iter().map(|field| declaration(layout, field)), "    ");
     let (loads, element, stores) = (
-        indented(loads(layout), "    "),
-        indented(element(layout), "        "),
-        indented(stores(layout), "    "),
+        indented(load_statements(layout), "    "),
+        indented(element_statements(layout), "        "),
+        indented(store_statements(layout), "    "),
     );
-    let code = format!(
-        "struct Leaf {{\n{fields}}};\n\n{joined}{comment}\
-         template <int N> static __device__ __forceinline__ void run(const Leaf& leaf, u64 i{more}) {{\n\
-         {loads}#pragma unroll\n    for (int j = 0; j < N; ++j) {{\n{element}    }}\n{stores}}}\n\n{blocks}"
+    let body = format!(
+        "struct Leaf {{\n{fields}}};\n\n{function}{comment}\
+         template <int N> static __device__ __forceinline__ void run(const Leaf& leaf, u64 i{parameter}) {{\n\
+         {loads}#pragma unroll\n    for (int j = 0; j < N; ++j) {{\n{element}    }}\n{stores}}}\n\n{block_fn}"
     );
-    let helpers = used(&helpers, &(head.clone() + &code));
-    format!("{head}\n{helpers}\n{code}")
+    let helpers = used_helpers(&helpers, &(head.clone() + &body));
+    format!("{head}\n{helpers}\n{body}")
 }
 
 /// A field of the row as C declares it.
@@ -96,16 +96,18 @@ impl Pointer {
 }
 
 /// The arrays of codes that are written.
-fn coded(layout: &RowLayout) -> impl Iterator<Item = &Pointer> {
+fn coded_arrays(layout: &RowLayout) -> impl Iterator<Item = &Pointer> {
     layout.pointers().filter(|pointer| pointer.writes && pointer.code.is_some())
 }
 
-fn encoded((place, pointer): (usize, &&Pointer)) -> String {
+/// The call that encodes the next values of an array.
+fn encode_call((place, pointer): (usize, &&Pointer)) -> String {
     let is_signed = pointer.code == Some(Code::Signed);
     format!("encode<{is_signed}>(leaf.{}, i, count, next + {place} * LANES)", pointer.name)
 }
 
-fn loads(layout: &RowLayout) -> impl Iterator<Item = String> {
+/// The statements that load the elements of each array.
+fn load_statements(layout: &RowLayout) -> impl Iterator<Item = String> {
     layout.pointers().filter_map(|pointer| {
         let Pointer { name, reads, code, .. } = pointer;
         Some(match (code, reads) {
@@ -117,84 +119,93 @@ fn loads(layout: &RowLayout) -> impl Iterator<Item = String> {
     })
 }
 
-fn stores(layout: &RowLayout) -> impl Iterator<Item = String> {
-    let written = layout.pointers().filter(|pointer| pointer.writes && pointer.code.is_none());
-    written.map(|Pointer { name, .. }| format!("store<N>(leaf.{name}, i, {name}_now)"))
+/// The statements that store the elements of each array, except codes.
+fn store_statements(layout: &RowLayout) -> impl Iterator<Item = String> {
+    let pointers = layout.pointers().filter(|pointer| pointer.writes && pointer.code.is_none());
+    pointers.map(|Pointer { name, .. }| format!("store<N>(leaf.{name}, i, {name}_now)"))
 }
 
-/// The statements for element j.
-fn element(layout: &RowLayout) -> impl Iterator<Item = String> {
-    let TracedKernel { arrays, slots, out, sink, .. } = &layout.kernel;
-    let mut lines = Vec::new();
-    for Pointer { to, name, code, .. } in layout.pointers().filter(|pointer| pointer.reads) {
+/// The statements for element j: inputs, arithmetic, the next values of state, the result.
+fn element_statements(layout: &RowLayout) -> impl Iterator<Item = String> {
+    widened_inputs(layout)
+        .chain(computed_numbers(layout))
+        .chain(narrowed_slots(layout))
+        .chain(narrowed_result(layout))
+}
+
+/// The statements that name the inputs of the arithmetic, widened to its type.
+fn widened_inputs(layout: &RowLayout) -> impl Iterator<Item = String> {
+    let arrays = &layout.kernel.arrays;
+    layout.pointers().filter(|pointer| pointer.reads).filter_map(move |Pointer { to, name, code, .. }| {
         match to {
             PointerTo::Array(_) if code.is_some() => {
                 let is_signed = *code == Some(Code::Signed);
-                lines.push(format!(
-                    "const real {name} = decode<{is_signed}>({name}_now.at.at[j], {name}_now.unit)"
-                ));
+                Some(format!("const real {name} = decode<{is_signed}>({name}_now.at.at[j], {name}_now.unit)"))
             }
             PointerTo::Array(array) if matches!(arrays[*array].role, ArrayRole::SplitX(_)) => {
-                lines.push("const real x = join(x_now.at[j], low_bits_now.at[j])".into());
+                Some("const real x = join(x_now.at[j], low_bits_now.at[j])".into())
             }
-            PointerTo::Array(_) => lines.push(format!("const real {name} = widen({name}_now.at[j])")),
-            PointerTo::LowBits(_) | PointerTo::Parameter | PointerTo::Copy => {}
+            PointerTo::Array(_) => Some(format!("const real {name} = widen({name}_now.at[j])")),
+            PointerTo::LowBits(_) | PointerTo::Parameter | PointerTo::Copy => None,
         }
-    }
-    lines.extend(computed(layout));
-    for &(array, node) in slots {
-        let (value, name) = (operand(layout, node), layout.name_of(array));
-        lines.push(match coded(layout).position(|pointer| pointer.name == name) {
-            Some(place) => format!("next[{place} * LANES + j] = {value}"),
-            None => format!("narrow({value}, {name}_now.at[j])"),
-        });
-    }
-    let out = operand(layout, *out);
-    match sink {
-        Sink::Reduce(op) => lines.push(format!("sum = joined(sum, {})", term(*op, &out))),
-        Sink::Copy(()) => lines.push(format!("narrow({out}, copy_now.at[j])")),
-        Sink::Write(epilogue) => {
-            let is_split = arrays.first().is_some_and(|x| matches!(x.role, ArrayRole::SplitX(_)));
-            match epilogue {
-                Epilogue::StateOnly => {}
-                Epilogue::Subtract | Epilogue::Master(_) if is_split => {
-                    lines.push(format!("split({out}, x_now.at[j], low_bits_now.at[j])"))
-                }
-                Epilogue::Subtract => lines.push(format!("narrow({out}, x_now.at[j])")),
-                Epilogue::Master(_) => {
-                    lines.push(format!("narrow({out}, x_now.at[j])"));
-                    // The parameter is the stored master rounded, hence not `out`, which may be more precise.
-                    lines.push("narrow(widen(x_now.at[j]), parameter_now.at[j])".into());
-                }
-                Epilogue::Stochastic(()) => {
-                    lines.push(format!("narrow_at_random({out}, random_bits(leaf.key, i + j), x_now.at[j])"))
-                }
-                Epilogue::Kahan(()) => {
-                    lines.push(format!("const real carry = compensation - {out}"));
-                    lines.push("narrow(x + carry, x_now.at[j])".into());
-                    lines.push("const real stored = widen(x_now.at[j])".into());
-                    // `stored - stored` is 0 for finite numbers only. If the sum is infinite, nothing is
-                    // carried over: the loss would be infinite, and the next sum NaN.
-                    lines.push(
-                        "narrow(stored - stored == 0 ? carry - (stored - x) : 0, compensation_now.at[j])"
-                            .into(),
-                    );
-                }
-            }
-        }
-    }
-    lines.into_iter()
+    })
 }
 
-/// The numbers that are computed, each with its name.
-fn computed(layout: &RowLayout) -> impl Iterator<Item = String> {
+/// The statements that narrow the next values of state. Values in 8 bits stay wide, because they are encoded
+/// after `run`.
+fn narrowed_slots(layout: &RowLayout) -> impl Iterator<Item = String> {
+    layout.kernel.slots.iter().map(move |&(array, node)| {
+        let (value, name) = (operand(layout, node), layout.name_of(array));
+        match coded_arrays(layout).position(|pointer| pointer.name == name) {
+            Some(place) => format!("next[{place} * LANES + j] = {value}"),
+            None => format!("narrow({value}, {name}_now.at[j])"),
+        }
+    })
+}
+
+/// The statements that take the result of the chain to its sink.
+fn narrowed_result(layout: &RowLayout) -> Vec<String> {
+    let out = operand(layout, layout.kernel.out);
+    let epilogue = match layout.kernel.sink {
+        Sink::Reduce(op) => return vec![format!("sum = joined(sum, {})", term(op, &out))],
+        Sink::Copy(()) => return vec![format!("narrow({out}, copy_now.at[j])")],
+        Sink::Write(epilogue) => epilogue,
+    };
+    let is_split = layout.kernel.arrays.first().is_some_and(|x| matches!(x.role, ArrayRole::SplitX(_)));
+    match epilogue {
+        Epilogue::StateOnly => vec![],
+        Epilogue::Subtract | Epilogue::Master(_) if is_split => {
+            vec![format!("split({out}, x_now.at[j], low_bits_now.at[j])")]
+        }
+        Epilogue::Subtract => vec![format!("narrow({out}, x_now.at[j])")],
+        Epilogue::Master(_) => vec![
+            format!("narrow({out}, x_now.at[j])"),
+            // The parameter is the stored master rounded, hence not `out`, which may be more precise.
+            "narrow(widen(x_now.at[j]), parameter_now.at[j])".into(),
+        ],
+        Epilogue::Stochastic(()) => {
+            vec![format!("narrow_at_random({out}, random_bits(leaf.key, i + j), x_now.at[j])")]
+        }
+        Epilogue::Kahan(()) => vec![
+            format!("const real carry = compensation - {out}"),
+            "narrow(x + carry, x_now.at[j])".into(),
+            "const real stored = widen(x_now.at[j])".into(),
+            // `stored - stored` is 0 for finite numbers only. If the sum is infinite, nothing is carried
+            // over: the rounding error would be infinite, and the next sum NaN.
+            "narrow(stored - stored == 0 ? carry - (stored - x) : 0, compensation_now.at[j])".into(),
+        ],
+    }
+}
+
+/// The definition of each number that is computed.
+fn computed_numbers(layout: &RowLayout) -> impl Iterator<Item = String> {
     let live = layout.kernel.nodes.iter().enumerate().filter(|&(index, _)| layout.live[index]);
     live.filter_map(|(index, node)| {
         number(layout, *node).map(|(kind, code)| format!("const {kind} a{index} = {code}"))
     })
 }
 
-/// The type and the code of a number that is computed; `None` for what has a name already.
+/// The type and the code of a number that is computed; `None` for inputs and scalars, which have names.
 fn number(layout: &RowLayout, node: Node) -> Option<(&'static str, String)> {
     let double = layout.kernel.compute == DType::F64;
     let function = |float, real| if double { real } else { float };
@@ -210,11 +221,12 @@ fn number(layout: &RowLayout, node: Node) -> Option<(&'static str, String)> {
     })
 }
 
+/// The name of a node's number.
 fn operand(layout: &RowLayout, node: usize) -> String {
     match layout.kernel.nodes[node] {
         Node::Input(array) => layout.name_of(array).to_string(),
         Node::Scalar(scalar) => {
-            let index = layout.scalars.iter().position(|&used| used == scalar).unwrap_or_default();
+            let index = layout.scalars.iter().position(|&index| index == scalar).unwrap_or_default();
             layout.names.get(index).map_or_else(|| format!("leaf.k[{index}]"), |name| format!("leaf.{name}"))
         }
         _ => format!("a{node}"),
@@ -231,12 +243,12 @@ fn c_type(dtype: DType) -> &'static str {
     }
 }
 
-fn indented(lines: impl Iterator<Item = String>, by: &str) -> String {
-    lines.map(|line| format!("{by}{line};\n")).collect()
+fn indented(lines: impl Iterator<Item = String>, indent: &str) -> String {
+    lines.map(|line| format!("{indent}{line};\n")).collect()
 }
 
 /// The C function that joins two totals.
-fn joined(op: ReduceOp) -> &'static str {
+fn join_function(op: ReduceOp) -> &'static str {
     match op {
         ReduceOp::AbsMax => {
             "static __device__ __forceinline__ double joined(double a, double b) \
@@ -246,7 +258,7 @@ fn joined(op: ReduceOp) -> &'static str {
     }
 }
 
-/// What an element adds to a total.
+/// The summand of an element in a total.
 fn term(op: ReduceOp, gradient: &str) -> String {
     match op {
         ReduceOp::Sum => format!("(double){gradient}"),

@@ -1,5 +1,5 @@
-//! Traces: what a job (the plan for one leaf) does, without its data and scalars. Jobs with equal traces run
-//! in one launch.
+//! Traces: the operations of a job (the plan for one leaf), without its data and scalars. Jobs with equal
+//! traces run in one launch.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -71,55 +71,55 @@ impl BoundKernel {
 
 /// Traces a job whose steps are all arithmetic. Returns `None` if a dtype cannot be printed, or the job
 /// writes nothing.
-pub(crate) fn traced(job: &Job<'_>) -> Option<BoundKernel> {
-    let mut traced = BoundKernel::new();
-    trace_write(job, job.segments().last()?, &mut traced).then_some(traced)
+pub(crate) fn trace_job(job: &Job<'_>) -> Option<BoundKernel> {
+    let mut bound = BoundKernel::new();
+    trace_write(job, job.segments().last()?, &mut bound).then_some(bound)
 }
 
 /// Traces a segment of a commit. Returns `false` if a dtype cannot be printed.
-pub(in crate::engine) fn trace_write(job: &Job<'_>, segment: &Range<usize>, into: &mut BoundKernel) -> bool {
+pub(in crate::engine) fn trace_write(job: &Job<'_>, segment: &Range<usize>, bound: &mut BoundKernel) -> bool {
     let low_bits = job.low_bits.as_deref().map(Buffer::as_low_bits);
     let sources = sources_after(&job.steps[..segment.start], &job.sources);
-    trace(into, job.compute, |graph, arrays, slots| {
+    trace(bound, job.compute, |graph, arrays, slots| {
         let mut tracer = Tracer::new(graph, arrays, slots, job.x.dtype(), low_bits, sources);
         tracer.run(job.steps[segment.clone()].iter().filter_map(Step::link));
-        let moved = || (tracer.x - tracer.dx).node();
+        let new_x = || (tracer.x - tracer.dx).node();
         match job.epilogue_of(segment) {
             Epilogue::StateOnly => (tracer.dx.node(), Sink::Write(Epilogue::StateOnly)),
-            Epilogue::Subtract => (moved(), Sink::Write(Epilogue::Subtract)),
-            Epilogue::Master(parameter) => (moved(), Sink::Write(Epilogue::Master(parameter.dtype()))),
-            Epilogue::Stochastic(_) => (moved(), Sink::Write(Epilogue::Stochastic(()))),
+            Epilogue::Subtract => (new_x(), Sink::Write(Epilogue::Subtract)),
+            Epilogue::Master(parameter) => (new_x(), Sink::Write(Epilogue::Master(parameter.dtype()))),
+            Epilogue::Stochastic(_) => (new_x(), Sink::Write(Epilogue::Stochastic(()))),
             Epilogue::Kahan(compensation) => {
-                tracer.array(ArrayRole::Compensation, compensation);
+                tracer.add_array(ArrayRole::Compensation, compensation);
                 (tracer.dx.node(), Sink::Write(Epilogue::Kahan(())))
             }
         }
     })
 }
 
-/// Fills `into` with what `record` writes into the graph, arrays and slots. `record` returns the node of the
-/// result and where the result goes. Returns `false` if a dtype cannot be printed.
+/// Fills `bound` with the graph, arrays and slots that `record` writes. `record` returns the node of the
+/// result and the result's destination. Returns `false` if a dtype cannot be printed.
 ///
-/// The memory of `into` is used again, because a step traces each of its leaves: new memory would take half
+/// The memory of `bound` is used again, because a step traces each of its leaves: new memory would take half
 /// of the host's time for a leaf.
 pub(super) fn trace(
-    into: &mut BoundKernel,
+    bound: &mut BoundKernel,
     compute: DType,
     record: impl FnOnce(&Graph, &mut Vec<TracedArray>, &mut Vec<(usize, usize)>) -> (usize, KernelSink),
 ) -> bool {
-    let BoundKernel { kernel, scalars } = into;
+    let BoundKernel { kernel, scalars } = bound;
     let graph = Graph::new(take(&mut kernel.nodes), take(scalars));
     kernel.arrays.clear();
     kernel.slots.clear();
     let (out, sink) = record(&graph, &mut kernel.arrays, &mut kernel.slots);
     (kernel.compute, kernel.out, kernel.sink) = (compute, out, sink);
     (kernel.nodes, *scalars) = graph.into_parts();
-    // `Tracer` has recorded the nodes of each slot before and after the steps. The kernel keeps the slots
-    // that are written, each as its array and the node after: slots that change, if the sink writes state.
+    // `Tracer` has recorded the nodes of each slot before and after the steps. If the sink writes state, the
+    // kernel keeps the slots that change, each as its array and the node after the steps.
     let nodes = &kernel.nodes;
-    kernel.slots.retain_mut(|(first, after)| match nodes[*first] {
-        Node::Input(array) if first != after && sink.writes_state() => {
-            *first = array;
+    kernel.slots.retain_mut(|(before, after)| match nodes[*before] {
+        Node::Input(array) if before != after && sink.writes_state() => {
+            *before = array;
             true
         }
         _ => false,
@@ -153,12 +153,12 @@ impl<'g, 'k> Tracer<'g, 'k> {
             arrays.push(TracedArray { role: ArrayRole::Gradient, dtype: source.dtype(), code: None });
             Ok(graph.input())
         };
-        let Ok(sum) = pairwise::<_, _, Infallible>(sources, &mut gradient, &|sum, more| Ok(sum + more));
+        let Ok(sum) = pairwise::<_, _, Infallible>(sources, &mut gradient, &|a, b| Ok(a + b));
         let dx = sum.unwrap_or_else(|| x_in.constant(0.0));
         Tracer { graph, arrays, x: x_in, dx, slots }
     }
 
-    fn array(&mut self, role: ArrayRole, state: &Buffer) -> Expr<'g> {
+    fn add_array(&mut self, role: ArrayRole, state: &Buffer) -> Expr<'g> {
         self.arrays.push(TracedArray { role, dtype: state.dtype(), code: state.code() });
         self.graph.input()
     }
@@ -166,7 +166,7 @@ impl<'g, 'k> Tracer<'g, 'k> {
     pub(super) fn run<'j>(&mut self, links: impl Iterator<Item = Link<'j>>) {
         for Link { kernel, slots } in links {
             let before: SmallVec<[Expr<'_>; 4]> =
-                slots.iter().map(|(name, slot)| self.array(ArrayRole::Slot(name), slot)).collect();
+                slots.iter().map(|(name, slot)| self.add_array(ArrayRole::Slot(name), slot)).collect();
             let mut after = before.clone();
             self.dx = kernel.trace(self.x, self.dx, &mut after);
             self.slots.extend(before.iter().zip(&after).map(|(before, after)| (before.node(), after.node())));
@@ -176,21 +176,21 @@ impl<'g, 'k> Tracer<'g, 'k> {
 
 impl TracedKernel {
     /// The same kernel with equal expressions merged. Indices of nodes stay.
-    pub(super) fn shared(&self) -> Self {
-        let mut first = HashMap::new();
-        let mut same: Vec<usize> = Vec::with_capacity(self.nodes.len());
+    pub(super) fn merged(&self) -> Self {
+        let mut first_index = HashMap::new();
+        let mut merged: Vec<usize> = Vec::with_capacity(self.nodes.len());
         let mut nodes = Vec::with_capacity(self.nodes.len());
         for (index, node) in self.nodes.iter().enumerate() {
-            let node = with_operands(*node, |operand| same[operand]);
-            same.push(*first.entry(node).or_insert(index));
+            let node = with_operands(*node, |operand| merged[operand]);
+            merged.push(*first_index.entry(node).or_insert(index));
             nodes.push(node);
         }
-        let slots = self.slots.iter().map(|&(array, node)| (array, same[node])).collect();
-        TracedKernel { arrays: self.arrays.clone(), nodes, slots, out: same[self.out], ..*self }
+        let slots = self.slots.iter().map(|&(array, node)| (array, merged[node])).collect();
+        TracedKernel { arrays: self.arrays.clone(), nodes, slots, out: merged[self.out], ..*self }
     }
 
     /// Which nodes the results depend on.
-    pub(super) fn live(&self) -> Vec<bool> {
+    pub(super) fn live_nodes(&self) -> Vec<bool> {
         let mut live = vec![false; self.nodes.len()];
         self.slots.iter().for_each(|&(_, node)| live[node] = true);
         if self.sink != Sink::Write(Epilogue::StateOnly) {
@@ -227,12 +227,12 @@ impl TracedKernel {
 }
 
 /// The node with each operand replaced.
-fn with_operands(node: Node, mut other: impl FnMut(usize) -> usize) -> Node {
+fn with_operands(node: Node, mut replace: impl FnMut(usize) -> usize) -> Node {
     match node {
         Node::Input(_) | Node::Scalar(_) => node,
-        Node::Unary(op, a) => Node::Unary(op, other(a)),
-        Node::Binary(op, a, b) => Node::Binary(op, other(a), other(b)),
-        Node::Compare(op, a, b) => Node::Compare(op, other(a), other(b)),
-        Node::Select(mask, yes, no) => Node::Select(other(mask), other(yes), other(no)),
+        Node::Unary(op, a) => Node::Unary(op, replace(a)),
+        Node::Binary(op, a, b) => Node::Binary(op, replace(a), replace(b)),
+        Node::Compare(op, a, b) => Node::Compare(op, replace(a), replace(b)),
+        Node::Select(mask, yes, no) => Node::Select(replace(mask), replace(yes), replace(no)),
     }
 }

@@ -1,6 +1,6 @@
-//! Between storage types and compute types, a block at a time; numbers in 8 bits by records, 128 of them with
-//! their scale. `unsafe`: raw storage pointers, and
-//! instructions of some processors.
+//! Converts between storage types and compute types, a block at a time. Numbers in 8 bits lie in records of
+//! 128 with their scale. `unsafe` is for raw storage pointers and instructions that only some processors
+//! have.
 //!
 //! Widening is exact. Narrowing to 16 bits rounds to nearest, ties to even, in one rounding from the compute
 //! type, with the same bits on every instruction set:
@@ -9,11 +9,11 @@
 //!    bit is odd. A carry goes into the exponent, up to infinity. NaN is handled separately, because the
 //!    carry could make -0 of a NaN.
 //! 2. f64 goes through f32, rounded to odd, so that two roundings have the bits of one.
-//! 3. f32 is converted by `avx2` with 256-bit vectors, from and to f16 also with 512-bit vectors, because the
-//!    compiler does not find the instructions for it. In all other cases the loops of this file run.
+//! 3. With AVX2, `avx2.rs` converts f32, because the compiler does not find the best instructions. With
+//!    AVX-512, `avx2.rs` converts only between f32 and f16. In all other cases the loops of this file run.
 //!
 //! Records (codes, and low bits of a split master) can be read in parts, but are written whole: [`store`]
-//! must begin where a record does, and end there or with the leaf.
+//! must begin where a record begins, and end where a record or the leaf ends.
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
@@ -26,7 +26,7 @@ use half::{bf16, f16};
 use super::pointers::{DataPtr, Elements, LowPtr};
 use crate::engine::Isa;
 use crate::engine::kernel::{self, LaneArrays, Lanes, per_isa};
-use crate::numbers::codes::{self, BLOCK, RECORD, TOGETHER};
+use crate::numbers::codes::{self, BLOCK, BLOCKS_TOGETHER, RECORD};
 use crate::numbers::low_bits::{self, LOW_RECORD, join_block, joined_24, split_24, split_block};
 use crate::numbers::value::Compute;
 use crate::numbers::{Code, key_at, random_bits, round_to_odd, stochastic_bf16, stochastic_f16};
@@ -43,36 +43,36 @@ pub(crate) fn to_f16(src: &[f32], dst: &mut [f16]) {
 
 /// A compute type that can be read from and written to every storage type.
 pub(super) trait Storable: Compute {
-    /// How many elements of this type take the bytes of a block of f32.
+    /// The number of elements of this type that take the bytes of a block of f32.
     const BLOCK: usize = kernel::BLOCK * size_of::<f32>() / size_of::<Self>();
     fn lanes(arrays: LaneArrays<'_, Self>) -> Lanes<'_>;
     fn from_f16(isa: Isa, src: &[f16], dst: &mut [Self]);
     fn to_f16(isa: Isa, src: &[Self], dst: &mut [f16]);
     fn from_bf16(value: bf16) -> Self;
     fn to_bf16s(isa: Isa, src: &[Self], dst: &mut [bf16]) {
-        each(isa, src, dst, Self::to_bf16);
+        convert_each(isa, src, dst, Self::to_bf16);
     }
     fn to_bf16(self) -> bf16;
     /// [`Storable::to_bf16`] for any number but NaN, in fewer instructions.
     fn nearest_bf16(self) -> bf16;
-    fn widened(value: f32) -> Self;
-    fn narrowed(self) -> f32;
+    fn widen(value: f32) -> Self;
+    fn narrow(self) -> f32;
     /// Decodes the numbers of a record from `first` on.
     fn decode(isa: Isa, code: Code, record: &[u8; RECORD], first: usize, dst: &mut [Self]) {
-        decoded(isa, code, record, first, dst);
+        decode_part(isa, code, record, first, dst);
     }
     fn encode(isa: Isa, code: Code, src: &[Self], records: &mut [[u8; RECORD]]) {
-        encoded(isa, code, src, records);
+        encode_records(isa, code, src, records);
     }
     fn from_24(isa: Isa, high: &[bf16], low: &[u8], dst: &mut [Self]) {
-        joined_from_24(isa, high, low, dst);
+        join_each_24(isa, high, low, dst);
     }
     fn to_24(isa: Isa, src: &[Self], high: &mut [bf16], low: &mut [u8]) {
-        split_to_24(isa, src, high, low);
+        split_each_24(isa, src, high, low);
     }
-    /// The data, if its elements are of this very type.
-    fn same(data: DataPtr) -> Option<Elements<Self>>;
-    fn elements(numbers: &mut [Self]) -> DataPtr;
+    /// The elements of the data, if they are of this very type.
+    fn elements_of(data: DataPtr) -> Option<Elements<Self>>;
+    fn data_ptr(numbers: &mut [Self]) -> DataPtr;
 }
 
 impl Storable for f32 {
@@ -85,7 +85,7 @@ impl Storable for f32 {
             // SAFETY: there is such an `Isa` only if the processor has these instructions (`detect`).
             #[cfg(target_arch = "x86_64")]
             Isa::AVX512 | Isa::AVX2 => unsafe { avx2::widen_f16(src, dst) },
-            _ => each(isa, src, dst, f16::to_f32_const),
+            _ => convert_each(isa, src, dst, f16::to_f32_const),
         }
     }
 
@@ -94,7 +94,7 @@ impl Storable for f32 {
             // SAFETY: there is such an `Isa` only if the processor has these instructions (`detect`).
             #[cfg(target_arch = "x86_64")]
             Isa::AVX512 | Isa::AVX2 => unsafe { avx2::narrow_f16(src, dst) },
-            _ => each(isa, src, dst, f16::from_f32_const),
+            _ => convert_each(isa, src, dst, f16::from_f32_const),
         }
     }
 
@@ -103,7 +103,7 @@ impl Storable for f32 {
             // SAFETY: there is such an `Isa` only if the processor has these instructions (`detect`).
             #[cfg(target_arch = "x86_64")]
             Isa::AVX2 => unsafe { avx2::narrow_bf16(src, dst, f32::to_bf16) },
-            _ => each(isa, src, dst, f32::to_bf16),
+            _ => convert_each(isa, src, dst, f32::to_bf16),
         }
     }
 
@@ -125,12 +125,12 @@ impl Storable for f32 {
     }
 
     #[inline(always)]
-    fn widened(value: f32) -> f32 {
+    fn widen(value: f32) -> f32 {
         value
     }
 
     #[inline(always)]
-    fn narrowed(self) -> f32 {
+    fn narrow(self) -> f32 {
         self
     }
 
@@ -142,11 +142,11 @@ impl Storable for f32 {
                 return;
             }
         }
-        decoded(isa, code, record, first, dst);
+        decode_part(isa, code, record, first, dst);
     }
 
     fn encode(isa: Isa, code: Code, src: &[f32], records: &mut [[u8; RECORD]]) {
-        for (src, records) in src.chunks(TOGETHER * BLOCK).zip(records.chunks_mut(TOGETHER)) {
+        for (src, records) in src.chunks(BLOCKS_TOGETHER * BLOCK).zip(records.chunks_mut(BLOCKS_TOGETHER)) {
             #[cfg(target_arch = "x86_64")]
             if let (Isa::AVX2, (blocks, [])) = (isa, src.as_chunks()) {
                 // SAFETY: there is such an `Isa` only if the processor has these instructions (`detect`).
@@ -154,7 +154,7 @@ impl Storable for f32 {
                     continue;
                 }
             }
-            encoded(isa, code, src, records);
+            encode_records(isa, code, src, records);
         }
     }
 
@@ -163,7 +163,7 @@ impl Storable for f32 {
             // SAFETY: there is such an `Isa` only if the processor has these instructions (`detect`).
             #[cfg(target_arch = "x86_64")]
             Isa::AVX2 => unsafe { avx2::join_24(high, low, dst, joined_24) },
-            _ => joined_from_24(isa, high, low, dst),
+            _ => join_each_24(isa, high, low, dst),
         }
     }
 
@@ -172,16 +172,16 @@ impl Storable for f32 {
             // SAFETY: there is such an `Isa` only if the processor has these instructions (`detect`).
             #[cfg(target_arch = "x86_64")]
             Isa::AVX2 => unsafe { avx2::split_24(src, high, low, split_24) },
-            _ => split_to_24(isa, src, high, low),
+            _ => split_each_24(isa, src, high, low),
         }
     }
 
-    fn same(data: DataPtr) -> Option<Elements<f32>> {
+    fn elements_of(data: DataPtr) -> Option<Elements<f32>> {
         if let DataPtr::F32(elements) = data { Some(elements) } else { None }
     }
 
-    fn elements(numbers: &mut [f32]) -> DataPtr {
-        DataPtr::F32(Elements::of(numbers))
+    fn data_ptr(numbers: &mut [f32]) -> DataPtr {
+        DataPtr::F32(Elements::from_slice(numbers))
     }
 }
 
@@ -191,11 +191,11 @@ impl Storable for f64 {
     }
 
     fn from_f16(isa: Isa, src: &[f16], dst: &mut [f64]) {
-        each(isa, src, dst, |value| f64::from(value.to_f32_const()));
+        convert_each(isa, src, dst, |value| f64::from(value.to_f32_const()));
     }
 
     fn to_f16(isa: Isa, src: &[f64], dst: &mut [f16]) {
-        each(isa, src, dst, |value| f16::from_f32_const(round_to_odd(value)));
+        convert_each(isa, src, dst, |value| f16::from_f32_const(round_to_odd(value)));
     }
 
     #[inline(always)]
@@ -214,26 +214,26 @@ impl Storable for f64 {
     }
 
     #[inline(always)]
-    fn widened(value: f32) -> f64 {
+    fn widen(value: f32) -> f64 {
         value.into()
     }
 
     #[inline(always)]
-    fn narrowed(self) -> f32 {
+    fn narrow(self) -> f32 {
         self as f32
     }
 
-    fn same(data: DataPtr) -> Option<Elements<f64>> {
+    fn elements_of(data: DataPtr) -> Option<Elements<f64>> {
         if let DataPtr::F64(elements) = data { Some(elements) } else { None }
     }
 
-    fn elements(numbers: &mut [f64]) -> DataPtr {
-        DataPtr::F64(Elements::of(numbers))
+    fn data_ptr(numbers: &mut [f64]) -> DataPtr {
+        DataPtr::F64(Elements::from_slice(numbers))
     }
 }
 
 per_isa! {
-    /// Widens two gradients and adds them.
+    /// The sum of two gradients, widened.
     pub(super) fn sum_bf16<T: Storable>(isa, a: &[bf16], b: &[bf16], dst: &mut [T]) {
         for ((dst, a), b) in dst.iter_mut().zip(a).zip(b) {
             *dst = T::from_bf16(*a) + T::from_bf16(*b);
@@ -242,64 +242,64 @@ per_isa! {
 }
 
 per_isa! {
-    /// Joins numbers whose low bits are those of a record from `first` on.
-    fn joined<T: Storable>(isa, high: &[bf16], record: &[u8; LOW_RECORD], first: usize, dst: &mut [T]) {
-        join_block(high, record, first, dst, T::widened);
+    /// Joins upper parts with the low bits of a record from `first` on.
+    fn join_record<T: Storable>(isa, high: &[bf16], record: &[u8; LOW_RECORD], first: usize, dst: &mut [T]) {
+        join_block(high, record, first, dst, T::widen);
     }
 }
 
 per_isa! {
-    fn split_up<T: Storable>(isa, src: &[T], high: &mut [bf16], record: &mut [u8; LOW_RECORD]) {
-        split_block(src, |value| value.narrowed(), high, record);
+    fn split_record<T: Storable>(isa, src: &[T], high: &mut [bf16], record: &mut [u8; LOW_RECORD]) {
+        split_block(src, |value| value.narrow(), high, record);
     }
 }
 
 per_isa! {
     /// Joins numbers of 24 bits, whose upper 16 are rounded.
-    fn joined_from_24<T: Storable>(isa, high: &[bf16], low: &[u8], dst: &mut [T]) {
+    fn join_each_24<T: Storable>(isa, high: &[bf16], low: &[u8], dst: &mut [T]) {
         for ((dst, high), low) in dst.iter_mut().zip(high).zip(low) {
-            *dst = T::widened(joined_24(*high, *low));
+            *dst = T::widen(joined_24(*high, *low));
         }
     }
 }
 
 per_isa! {
-    fn split_to_24<T: Storable>(isa, src: &[T], high: &mut [bf16], low: &mut [u8]) {
+    fn split_each_24<T: Storable>(isa, src: &[T], high: &mut [bf16], low: &mut [u8]) {
         for ((src, high), low) in src.iter().zip(high).zip(low) {
-            (*high, *low) = split_24(src.narrowed());
+            (*high, *low) = split_24(src.narrow());
         }
     }
 }
 
 per_isa! {
-    /// Kahan's summation of x - dx in one loop, see `Pass::compensated`.
+    /// Kahan's sum of x - dx in one loop, see `Pass::store_kahan_sum`.
     pub(super) fn compensate_bf16<T: Storable>(isa, x: &[T], dx: &[T], sum: &mut [bf16], compensation: &mut [bf16]) {
         for (((x, dx), sum), compensation) in x.iter().zip(dx).zip(sum).zip(compensation) {
             let carry = T::from_bf16(*compensation) - *dx;
             *sum = (*x + carry).to_bf16();
             let stored = T::from_bf16(*sum);
-            // 0 after an infinite sum, as in `Pass::compensated`. What a finite sum has lost is never NaN, so
-            // `nearest_bf16` can round it.
-            let lost = if stored.is_finite() { carry - (stored - *x) } else { T::zero() };
-            *compensation = lost.nearest_bf16();
+            // 0 after an infinite sum, as in `Pass::store_kahan_sum`. The loss of a finite sum is never NaN,
+            // so that `nearest_bf16` can round it.
+            let loss = if stored.is_finite() { carry - (stored - *x) } else { T::zero() };
+            *compensation = loss.nearest_bf16();
         }
     }
 }
 
 per_isa! {
-    fn at_random<T: Storable, D: Copy, F: Fn(f32, u32) -> D>(isa, src: &[T], dst: &mut [D], first: u32, key: [u32; 2], rounded: F) {
+    fn round_at_random<T: Storable, D: Copy, F: Fn(f32, u32) -> D>(isa, src: &[T], dst: &mut [D], first: u32, key: [u32; 2], round: F) {
         let mut element = first;
         for (src, dst) in src.iter().zip(dst) {
-            *dst = rounded(src.narrowed(), random_bits(key, element));
+            *dst = round(src.narrow(), random_bits(key, element));
             element = element.wrapping_add(1);
         }
     }
 }
 
 per_isa! {
-    fn each<S: Copy, D: Copy, F: Fn(S) -> D>(isa, src: &[S], dst: &mut [D], converted: F) {
+    fn convert_each<S: Copy, D: Copy, F: Fn(S) -> D>(isa, src: &[S], dst: &mut [D], convert: F) {
         for (dst, src) in dst.iter_mut().zip(src) {
-            *dst = converted(*src);
+            *dst = convert(*src);
         }
     }
 }
@@ -309,8 +309,8 @@ fn cast<S: Compute, T: Compute>(value: S) -> T {
     T::rounded(value.as_())
 }
 
-/// Cuts `offset..offset + length` where records begin. The parts are counted from `offset`.
-fn parts_of_records(offset: usize, length: usize) -> impl Iterator<Item = Range<usize>> {
+/// Cuts `offset..offset + length` where records begin. The parts are relative to `offset`.
+fn record_parts(offset: usize, length: usize) -> impl Iterator<Item = Range<usize>> {
     let mut start = 0;
     std::iter::from_fn(move || {
         let part = start..length.min(start + BLOCK - (offset + start) % BLOCK);
@@ -322,7 +322,7 @@ fn parts_of_records(offset: usize, length: usize) -> impl Iterator<Item = Range<
 /// Reads `dst.len()` elements of `data` from `offset` on.
 ///
 /// # Safety
-/// The data must hold that many elements there, and nothing may write them meanwhile.
+/// The data must hold these elements, and nothing may write them meanwhile.
 pub(super) unsafe fn load<T: Storable>(isa: Isa, data: DataPtr, offset: usize, dst: &mut [T]) {
     let length = dst.len();
     macro_rules! source {
@@ -333,16 +333,16 @@ pub(super) unsafe fn load<T: Storable>(isa: Isa, data: DataPtr, offset: usize, d
     }
     match data {
         DataPtr::F16(pointer) => T::from_f16(isa, source!(pointer), dst),
-        DataPtr::Bf16(pointer) => each(isa, source!(pointer), dst, T::from_bf16),
-        DataPtr::F32(pointer) => each(isa, source!(pointer), dst, cast),
-        DataPtr::F64(pointer) => each(isa, source!(pointer), dst, cast),
+        DataPtr::Bf16(pointer) => convert_each(isa, source!(pointer), dst, T::from_bf16),
+        DataPtr::F32(pointer) => convert_each(isa, source!(pointer), dst, cast),
+        DataPtr::F64(pointer) => convert_each(isa, source!(pointer), dst, cast),
         DataPtr::Split(high, LowPtr::Records(records)) => {
             let high = source!(high);
             let bytes = low_bits::stored_bytes(offset % BLOCK + length);
             // SAFETY: the caller promises that these elements exist and are not written.
             let records = unsafe { records.read(offset / BLOCK * LOW_RECORD, bytes) }.as_chunks().0;
-            for (part, record) in parts_of_records(offset, length).zip(records) {
-                joined(isa, &high[part.clone()], record, (offset + part.start) % BLOCK, &mut dst[part]);
+            for (part, record) in record_parts(offset, length).zip(records) {
+                join_record(isa, &high[part.clone()], record, (offset + part.start) % BLOCK, &mut dst[part]);
             }
         }
         DataPtr::Split(high, LowPtr::U8(low)) => T::from_24(isa, source!(high), source!(low), dst),
@@ -350,7 +350,7 @@ pub(super) unsafe fn load<T: Storable>(isa: Isa, data: DataPtr, offset: usize, d
             let bytes = codes::stored_bytes(offset % BLOCK + length);
             // SAFETY: the caller promises that these elements exist and are not written.
             let records = unsafe { records.read(offset / BLOCK * RECORD, bytes) }.as_chunks().0;
-            for (part, record) in parts_of_records(offset, length).zip(records) {
+            for (part, record) in record_parts(offset, length).zip(records) {
                 T::decode(isa, code, record, (offset + part.start) % BLOCK, &mut dst[part]);
             }
         }
@@ -360,8 +360,8 @@ pub(super) unsafe fn load<T: Storable>(isa: Isa, data: DataPtr, offset: usize, d
 /// Writes `src` to the elements of `data` from `offset` on. Records are written whole.
 ///
 /// # Safety
-/// The data must hold that many elements there, and nothing else may access them meanwhile. If the data is in
-/// records, they must be all elements of their records.
+/// The data must hold these elements, and nothing else may access them meanwhile. If the data is in records,
+/// these must be all elements of their records.
 pub(super) unsafe fn store<T: Storable>(isa: Isa, src: &[T], data: DataPtr, offset: usize) {
     let length = src.len();
     macro_rules! target {
@@ -373,31 +373,31 @@ pub(super) unsafe fn store<T: Storable>(isa: Isa, src: &[T], data: DataPtr, offs
     match data {
         DataPtr::F16(pointer) => T::to_f16(isa, src, target!(pointer)),
         DataPtr::Bf16(pointer) => T::to_bf16s(isa, src, target!(pointer)),
-        DataPtr::F32(pointer) => each(isa, src, target!(pointer), cast),
-        DataPtr::F64(pointer) => each(isa, src, target!(pointer), cast),
+        DataPtr::F32(pointer) => convert_each(isa, src, target!(pointer), cast),
+        DataPtr::F64(pointer) => convert_each(isa, src, target!(pointer), cast),
         DataPtr::Split(high, LowPtr::Records(records)) => {
             let high = target!(high);
             // SAFETY: the caller promises that these elements exist, that the access is exclusive, and that
-            // they are all that their records have.
+            // their records have no other elements.
             let records =
                 unsafe { records.write(offset / BLOCK * LOW_RECORD, low_bits::stored_bytes(length)) }
                     .as_chunks_mut()
                     .0;
             for ((src, high), record) in src.chunks(BLOCK).zip(high.chunks_mut(BLOCK)).zip(records) {
-                split_up(isa, src, high, record);
+                split_record(isa, src, high, record);
             }
         }
         DataPtr::Split(high, LowPtr::U8(low)) => T::to_24(isa, src, target!(high), target!(low)),
         DataPtr::Coded(records, code) => {
             // SAFETY: the caller promises that these elements exist, that the access is exclusive, and that
-            // they are all that their records have.
+            // their records have no other elements.
             let records = unsafe { records.write(offset / BLOCK * RECORD, codes::stored_bytes(length)) };
             T::encode(isa, code, src, records.as_chunks_mut().0);
         }
     }
 }
 
-/// [`store`], but if the data has 16 bits, numbers are rounded up or down at random.
+/// [`store`], but rounds numbers up or down at random if the data has 16 bits.
 ///
 /// # Safety
 /// As [`store`].
@@ -409,25 +409,25 @@ pub(super) unsafe fn store_at_random<T: Storable>(
     key: [u32; 2],
 ) {
     // The key changes every 2³² elements.
-    let same_key = (1 << 32) - (offset as u64 & 0xffff_ffff);
-    if src.len() as u64 > same_key {
-        let (src, rest) = src.split_at(same_key as usize);
-        // SAFETY: the caller promises that all elements exist and that the access is exclusive. Both parts
-        // are of these.
+    let before_next_key = (1 << 32) - (offset as u64 & 0xffff_ffff);
+    if src.len() as u64 > before_next_key {
+        let (first, rest) = src.split_at(before_next_key as usize);
+        // SAFETY: the caller promises that all elements exist and that the access is exclusive. Each part has
+        // some of these elements.
         return unsafe {
-            store_at_random(isa, src, data, offset, key);
-            store_at_random(isa, rest, data, offset + src.len(), key);
+            store_at_random(isa, first, data, offset, key);
+            store_at_random(isa, rest, data, offset + first.len(), key);
         };
     }
     let (length, first, key) = (src.len(), offset as u32, key_at(key, offset));
     match data {
         // SAFETY: the caller promises that these elements exist and that the access is exclusive.
         DataPtr::Bf16(elements) => {
-            at_random(isa, src, unsafe { elements.write(offset, length) }, first, key, stochastic_bf16)
+            round_at_random(isa, src, unsafe { elements.write(offset, length) }, first, key, stochastic_bf16)
         }
         // SAFETY: the caller promises that these elements exist and that the access is exclusive.
         DataPtr::F16(elements) => {
-            at_random(isa, src, unsafe { elements.write(offset, length) }, first, key, stochastic_f16)
+            round_at_random(isa, src, unsafe { elements.write(offset, length) }, first, key, stochastic_f16)
         }
         // SAFETY: the caller promises that these elements exist and that the access is exclusive.
         data => unsafe { store(isa, src, data, offset) },
@@ -444,34 +444,34 @@ pub(super) unsafe fn gather<T: Storable>(
     dst: &mut [T],
 ) {
     for (dst, position) in dst.iter_mut().zip(positions) {
-        // SAFETY: the caller promises that the position exists and that nothing writes it.
+        // SAFETY: the caller promises that the element exists and that nothing writes it.
         unsafe { load(Isa::PORTABLE, data, position, std::slice::from_mut(dst)) };
     }
 }
 
 per_isa! {
     /// Decodes the numbers of a record from `first` on.
-    fn decoded<T: Compute>(isa, code: Code, record: &[u8; RECORD], first: usize, dst: &mut [T]) {
+    fn decode_part<T: Compute>(isa, code: Code, record: &[u8; RECORD], first: usize, dst: &mut [T]) {
         code.decode(record, first, dst, |number| T::rounded(number.into()));
     }
 }
 
 per_isa! {
     /// Encodes numbers as records.
-    fn encoded<T: Compute>(isa, code: Code, src: &[T], records: &mut [[u8; RECORD]]) {
+    fn encode_records<T: Compute>(isa, code: Code, src: &[T], records: &mut [[u8; RECORD]]) {
         code.encode(src, |value| value.as_() as f32, records);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::pointers::{low_bits_mut, slot_mut};
+    use super::super::pointers::{buffer_ptr_mut, low_bits_ptr_mut};
     use super::*;
     use crate::engine::memory::Buffer;
     use crate::numbers::DType;
     use crate::tensors::{Device, Tensor};
 
-    fn narrowed(isa: Isa, values: &[f32]) -> (Vec<u16>, Vec<u16>) {
+    fn narrow_both(isa: Isa, values: &[f32]) -> (Vec<u16>, Vec<u16>) {
         let mut halves = vec![f16::ZERO; values.len()];
         let mut brains = vec![bf16::ZERO; values.len()];
         f32::to_f16(isa, values, &mut halves);
@@ -488,12 +488,12 @@ mod tests {
     #[test]
     fn narrowing_is_the_same_on_every_instruction_set() {
         let values = around_every_tie();
-        let portable = narrowed(Isa::PORTABLE, &values);
+        let portable = narrow_both(Isa::PORTABLE, &values);
         for isa in [Isa::avx2(), Isa::avx512()].into_iter().flatten() {
-            assert_eq!(narrowed(isa, &values), portable);
-            // NaN takes another path, and its neighbours with it.
+            assert_eq!(narrow_both(isa, &values), portable);
+            // A call with a NaN converts all its numbers by portable code.
             for values in values.chunks(75) {
-                assert_eq!(narrowed(isa, values), narrowed(Isa::PORTABLE, values));
+                assert_eq!(narrow_both(isa, values), narrow_both(Isa::PORTABLE, values));
             }
         }
         for (value, bits) in values.iter().zip(&portable.1) {
@@ -514,7 +514,7 @@ mod tests {
         };
         for isa in [Isa::avx2(), Isa::avx512()].into_iter().flatten() {
             assert_eq!(through(isa, &values), through(Isa::PORTABLE, &values));
-            // NaN takes another path, and its neighbours with it.
+            // A call with a NaN converts all its numbers by portable code.
             for values in values.chunks(75) {
                 assert_eq!(through(isa, values), through(Isa::PORTABLE, values));
             }
@@ -540,7 +540,7 @@ mod tests {
         for isa in [Some(Isa::PORTABLE), Isa::avx2(), Isa::avx512()].into_iter().flatten() {
             for chunk in 0..1 << 16 {
                 let values: Vec<f32> = (0..1 << 16).map(|low| f32::from_bits(chunk << 16 | low)).collect();
-                let (halves, brains) = narrowed(isa, &values);
+                let (halves, brains) = narrow_both(isa, &values);
                 for ((value, half), brain) in values.iter().zip(halves).zip(brains) {
                     assert_eq!(half, f16::from_f32_const(*value).to_bits(), "{value:e} on {isa:?}");
                     assert_eq!(brain, bf16::from_f32(*value).to_bits(), "{value:e} on {isa:?}");
@@ -559,7 +559,7 @@ mod tests {
             for code in [Code::Signed, Code::NonNegative] {
                 let mut worst = (0.0, 0f32);
                 for first in (0..=1f32.to_bits()).step_by(BLOCK - 1) {
-                    // The first sets the scale.
+                    // The first number sets the scale.
                     let mut numbers: [f32; BLOCK] =
                         std::array::from_fn(|i| f32::from_bits(first + i as u32 - u32::from(i > 0)).min(1.0));
                     numbers[0] = 1.0;
@@ -569,7 +569,7 @@ mod tests {
                     for (number, back) in numbers.iter().zip(back) {
                         let smallest = 1.125 * 2f32.powi(if code == Code::Signed { -15 } else { -31 });
                         if *number < smallest {
-                            // 0 is next to the smallest code, and without a sign 0 alone becomes 0.
+                            // 0 is the neighbour of the smallest code. Without a sign, only 0 becomes 0.
                             let is_near = code == Code::Signed || (*number == 0.0) == (back == 0.0);
                             assert!(
                                 is_near && back <= smallest * 1.25,
@@ -581,7 +581,7 @@ mod tests {
                         let error =
                             f64::from((number - back).abs()) / 2f64.powi(number.log2().floor() as i32 - 3);
                         worst = if error > worst.0 { (error, *number) } else { worst };
-                        // What is divided by the scale is a little too large.
+                        // The scaled number is a little too large.
                         assert!(
                             error <= if code == Code::Signed { 0.50001 } else { 1.0 },
                             "{number:e} became {back:e} on {isa:?}"
@@ -596,12 +596,13 @@ mod tests {
         }
     }
 
-    /// Records of numbers of all sizes, around zeros of both signs, and some with what is not finite, each by
-    /// itself and all together.
+    /// Records of numbers of all sizes and zeros of both signs, some with a number that is not finite.
+    ///
+    /// Each record is encoded alone, and all are encoded together.
     #[test]
     fn codes_are_the_same_on_every_instruction_set() {
         // More blocks than are encoded together, and a short one.
-        const LENGTH: usize = (TOGETHER + 1) * BLOCK + 37;
+        const LENGTH: usize = (BLOCKS_TOGETHER + 1) * BLOCK + 37;
         let mut state = 7u64;
         let mut random = || {
             state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
@@ -652,10 +653,10 @@ mod tests {
         }
     }
 
-    /// Reads parts of records that begin and end anywhere, and writes records after others.
+    /// Reads parts of records that begin and end anywhere, and writes records in the middle.
     #[test]
     fn any_part_of_records_is_read() {
-        const LENGTH: usize = (TOGETHER + 1) * BLOCK + 37;
+        const LENGTH: usize = (BLOCKS_TOGETHER + 1) * BLOCK + 37;
         let numbers: Vec<f32> = (0..LENGTH).map(|i| (i as f32 - 300.0) * 0.37).collect();
         let zeros = |dtype: DType| Tensor::zeros(LENGTH, dtype.into(), &Device::Cpu).expect("zeros");
         let mut codes = Buffer::coded(&zeros(DType::F32), Code::Signed).expect("state in 8 bits");
@@ -663,18 +664,18 @@ mod tests {
             Buffer::of_zeros(LENGTH.into(), DType::U8, Some(crate::numbers::Records::LowBits), &Device::Cpu)
                 .expect("low bits");
         let mut high = Buffer::new(&zeros(DType::BF16)).expect("bf16");
-        let low = low_bits_mut(&mut low).expect("memory");
-        let split = slot_mut(&mut high).expect("memory").with_low_bits(Some(low)).expect("both parts");
-        let coded = slot_mut(&mut codes).expect("memory");
+        let low = low_bits_ptr_mut(&mut low).expect("memory");
+        let split = buffer_ptr_mut(&mut high).expect("memory").with_low_bits(Some(low)).expect("both parts");
+        let coded = buffer_ptr_mut(&mut codes).expect("memory");
         for (data, is_exact) in [(coded, false), (split, true)] {
             let read = |offset, length| {
                 let mut part = vec![0f32; length];
-                // SAFETY: the memory has `LENGTH` numbers, which all callers stay below, and nothing writes
-                // it.
+                // SAFETY: the memory has `LENGTH` numbers, no caller reads more, and nothing writes
+                // meanwhile.
                 unsafe { load(Isa::best(), data, offset, &mut part) };
                 part
             };
-            // SAFETY: the memory has as many numbers, and nothing else uses it.
+            // SAFETY: the memory has these numbers, and nothing else uses the memory.
             unsafe { store(Isa::best(), &numbers, data, 0) };
             let whole = read(0, LENGTH);
             assert!(!is_exact || whole == numbers);
@@ -687,7 +688,7 @@ mod tests {
                     "{length} from {offset} of {data:?}"
                 );
             }
-            // SAFETY: the memory has as many numbers there, and nothing else uses it.
+            // SAFETY: the memory has these numbers, and nothing else uses the memory.
             unsafe { store(Isa::best(), &numbers[..2 * BLOCK], data, 3 * BLOCK) };
             assert_eq!(read(0, 3 * BLOCK), whole[..3 * BLOCK]);
             assert_eq!(read(3 * BLOCK, 2 * BLOCK), whole[..2 * BLOCK]);
@@ -697,8 +698,8 @@ mod tests {
 
     #[test]
     fn f64_is_rounded_once() {
-        // 1 + 2^-11 is a tie of f16 and 1 + 2^-8 one of bf16; a little more must round up, although f32
-        // cannot hold the little.
+        // 1 + 2^-11 is a tie of f16, and 1 + 2^-8 a tie of bf16. A little more must round up, although f32
+        // cannot hold so little.
         let little = 2f64.powi(-40);
         let mut half = [f16::ZERO];
         f64::to_f16(Isa::best(), &[1.0 + 2f64.powi(-11) + little], &mut half);

@@ -1,6 +1,6 @@
 //! The fused CPU engine: which leaf (a parameter with its state) runs on which threads, and how jobs (plans
-//! for one leaf each) and requests become passes. `unsafe`: it vouches for the locks and ranges of
-//! [`pass::Pass`].
+//! for one leaf each) and requests become passes. `unsafe` is for passes: this file ensures the locks and
+//! ranges that [`pass::Pass`] assumes.
 //!
 //! ```text
 //! all leaves together below 65536 elements   on the caller's thread, unless it is one of rayon's
@@ -8,14 +8,14 @@
 //! a larger leaf                              in chunks, which all threads of that pool share
 //! ```
 //!
-//! What `write` must keep:
+//! What `write_leaf` must ensure:
 //!
 //! 1. All memory of a leaf is lent once, around all its segments, so that an owner who refuses does so before
 //!    the first write. At most one piece of this memory is lent for writing.
 //! 2. `has_moved` is set before the first write, `is_written` after the last. If `is_written` is set, the
 //!    counters move, even if the owner fails afterwards, because counters must fit the state.
-//! 3. The chunks of a sum follow from the length of the whole leaf alone ([`chunk_length`]), so that no
-//!    number of threads or ranks changes it.
+//! 3. The chunks of a reduction follow from the length of the whole leaf alone ([`chunk_length`]), so that
+//!    the number of threads or ranks does not change a total.
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
@@ -37,97 +37,98 @@ use smallvec::SmallVec;
 
 use super::Isa;
 use super::kernel::{ChunkTotals, chunk_length};
-use super::plan::{Epilogue, GradientView, Job, Operand, ReductionRequest, Sink, slots_mut, sources_after};
+use super::plan::{Epilogue, Job, LeafView, Operand, ReductionRequest, Sink, slots_mut, sources_after};
 use crate::error::Result;
 use crate::model::lent::{Lend, View, unsupported};
 use crate::numbers::DType;
-use crate::tensors::{Device, Tensor, allocated, zeros};
+use crate::tensors::{Device, Tensor, allocate, zeros};
 pub(crate) use convert::{to_bf16, to_f16};
 use pass::{HasScratch, Pass, PassSink, PassStep};
 use pointers::{
-    DataPtr, List, list, low_bits, low_bits_mut, slot, slot_mut, try_list, with_gradients, with_read,
-    with_written,
+    DataPtr, List, buffer_ptr, buffer_ptr_mut, lend_gradients, lend_to_read, lend_to_write, list,
+    low_bits_ptr, low_bits_ptr_mut, try_list,
 };
 pub(crate) use prefetch::prefetch;
 use sources::StridedSource;
 
-/// Leaves below this many elements are one task each; a larger one is cut into chunks that all threads share.
+/// A leaf of fewer elements is a single task. A larger leaf is cut into chunks that all threads share.
 const LARGE_LEAF: usize = 1 << 16;
 
-/// How many small leaves a thread takes at once, at most. In such a row the next leaves are fetched ahead.
+/// The most small leaves that a thread takes at once. In such a row the next leaves are fetched ahead.
 const ROW: usize = 32;
 
 /// Writes the parameters and state of all jobs, and sets their counters.
 pub(super) fn commit(isa: Isa, mut jobs: Vec<&mut Job<'_>>) -> Result<()> {
-    let leaf = |job: &mut &mut Job<'_>, parallel| {
-        let all = 0..job.length;
-        write_part(isa, job, all, parallel, true)
+    let run = |job: &mut &mut Job<'_>, parallel| {
+        let part = 0..job.length;
+        write_part(isa, job, part, parallel, true)
     };
-    for_each_leaf(&mut jobs, |job| job.length, |job, stage| prefetch::prefetch_job(job, stage), leaf)
+    for_each_leaf(&mut jobs, |job| job.length, |job, stage| prefetch::prefetch_job(job, stage), run)
 }
 
-/// Writes a part of the parameter and state of a job, whose gradients have the elements of that part. The
-/// last part finishes the job.
+/// Writes a part of a job's parameter and state. The gradients have the elements of that part alone.
+///
+/// The last part finishes the job.
 pub(super) fn commit_part(isa: Isa, job: &mut Job<'_>, part: Range<usize>, is_last: bool) -> Result<()> {
     threads::run(|| write_part(isa, job, part, true, is_last))?
 }
 
 fn write_part(isa: Isa, job: &mut Job<'_>, part: Range<usize>, parallel: bool, is_last: bool) -> Result<()> {
     let mut is_written = false;
-    // The panic is held back: an owner of lent memory may panic after everything is written, and then the
-    // counters have to move as well.
-    let written = catch_unwind(AssertUnwindSafe(|| write(isa, job, part, parallel, &mut is_written)));
+    // A panic is held back, because an owner of lent memory may panic after everything is written, and then
+    // the counters have to move as well.
+    let outcome = catch_unwind(AssertUnwindSafe(|| write_leaf(isa, job, part, parallel, &mut is_written)));
     if is_written && is_last {
         job.finish()?;
     }
-    written.unwrap_or_else(|panic| resume_unwind(panic)).map_err(|error| error.at(job.path))
+    outcome.unwrap_or_else(|panic| resume_unwind(panic)).map_err(|error| error.at(job.path))
 }
 
 /// The totals of the chunks of each request's elements.
 pub(super) fn reduce(isa: Isa, requests: &[ReductionRequest<'_, '_>]) -> Result<Vec<ChunkTotals>> {
     let mut answers: Vec<_> = requests.iter().map(|request| (*request, ChunkTotals::new())).collect();
-    let leaf =
-        |(ReductionRequest { view, reducer }, totals): &mut (ReductionRequest<'_, '_>, ChunkTotals),
-         parallel| {
-            // SAFETY: a reduction has no target.
-            *totals = unsafe { read(isa, *view, Sink::Reduce(*reducer), parallel) }?;
-            Ok(())
-        };
+    let run = |(ReductionRequest { view, reducer }, totals): &mut (ReductionRequest<'_, '_>, ChunkTotals),
+               parallel| {
+        // SAFETY: a reduction has no target.
+        *totals = unsafe { read_view(isa, *view, Sink::Reduce(*reducer), parallel) }?;
+        Ok(())
+    };
     let fetch = |(request, _): &(ReductionRequest<'_, '_>, ChunkTotals), stage| {
         prefetch::prefetch_job(request.view.job, stage)
     };
-    for_each_leaf(&mut answers, |(request, _)| request.view.job.length, fetch, leaf)?;
+    for_each_leaf(&mut answers, |(request, _)| request.view.job.length, fetch, run)?;
     Ok(answers.into_iter().map(|(_, totals)| totals).collect())
 }
 
 /// The elements of a view as a tensor of the compute dtype.
-pub(super) fn materialise(isa: Isa, view: GradientView<'_, '_>) -> Result<Tensor> {
+pub(super) fn materialise(isa: Isa, view: LeafView<'_, '_>) -> Result<Tensor> {
     let (shape, compute) = (view.job.x.shape(), view.job.compute);
-    let made = allocated(view.job.length, compute, &Device::Cpu, || zeros(shape, compute, &Device::Cpu));
-    let elements = made.map_err(|error| error.at(view.job.path))?;
+    let elements = allocate(view.job.length, compute, &Device::Cpu, || zeros(shape, compute, &Device::Cpu))
+        .map_err(|error| error.at(view.job.path))?;
     copy_to(isa, view, &elements)?;
     Ok(elements)
 }
 
 /// Writes the elements of a view to `target`, which nothing else may use. `target` must be contiguous, of the
 /// compute dtype, and have the view's number of elements.
-pub(super) fn copy_to(isa: Isa, view: GradientView<'_, '_>, target: &Tensor) -> Result<()> {
+pub(super) fn copy_to(isa: Isa, view: LeafView<'_, '_>, target: &Tensor) -> Result<()> {
     let length = view.job.length;
     if target.elem_count() != length {
-        return Err(view.job.broken("a copy has no room for the elements of its leaf"));
+        return Err(view.job.defect("a copy has no room for the elements of its leaf"));
     }
-    with_written("copy", target, length, &mut |target| {
-        // SAFETY: `with_written` has locked the target and checked its length. Nothing else uses it:
+    lend_to_write("copy", target, length, &mut |target| {
+        // SAFETY: `lend_to_write` has locked the target and checked its length. Nothing else uses the target:
         // `materialise`, or the caller of `sum_to`, has made it.
-        let copy = |parallel| unsafe { read(isa, view, Sink::Copy(target), parallel) }.map(drop);
-        // Here or in the pool, for the reasons of `for_each_leaf`.
+        let copy = |parallel| unsafe { read_view(isa, view, Sink::Copy(target), parallel) }.map(drop);
+        // On this thread or in the pool, for the reasons of `for_each_leaf`.
         let is_small = length < LARGE_LEAF && rayon::current_thread_index().is_none();
         if is_small { copy(false) } else { threads::run(|| copy(length >= LARGE_LEAF)).flatten() }
     })
 }
 
-/// Calls `run` on every item, on all threads if there are 256 or more. `run` may wait for locks. Before that
-/// `fetch` prepares the next items in stages, see [`threads`].
+/// Calls `run` on every item, on all threads if there are 256 items or more. `run` may wait for locks.
+///
+/// On several threads `fetch` prepares the next items in stages, see [`threads`].
 ///
 /// # Errors
 /// The first in the order of the items.
@@ -137,16 +138,17 @@ pub(crate) fn for_all<I: Send>(
     run: impl Fn(&mut I) -> Result<()> + Sync,
 ) -> Result<()> {
     const MANY: usize = 256;
-    // Never on a thread of rayon, for the reason of `for_each_leaf`.
+    // Not on a thread of rayon, for the reason that `for_each_leaf` gives.
     if items.len() < MANY && rayon::current_thread_index().is_none() {
         return items.iter_mut().try_for_each(run);
     }
-    threads::run(|| threads::in_rows(items, ROW, &fetch, &run))?
+    threads::run(|| threads::run_in_rows(items, ROW, &fetch, &run))?
 }
 
 /// Calls `run` for each item: small ones first, in rows, then large ones one after another.
 ///
-/// In a row `fetch` prepares the next items. With `true`, `run` may use all threads.
+/// In a row `fetch` prepares the next items. If the second argument of `run` is `true`, `run` may use all
+/// threads.
 fn for_each_leaf<I: Send>(
     items: &mut [I],
     length: impl Fn(&I) -> usize + Sync,
@@ -162,14 +164,20 @@ fn for_each_leaf<I: Send>(
         let is_large = |item: &I| length(item) >= LARGE_LEAF;
         // About eight rows for each thread, so that threads end at about the same time.
         let row = (items.len() / (8 * rayon::current_num_threads())).clamp(1, ROW);
-        threads::in_rows(items, row, fetch, |item| if is_large(item) { Ok(()) } else { run(item, false) })?;
+        threads::run_in_rows(
+            items,
+            row,
+            fetch,
+            |item| if is_large(item) { Ok(()) } else { run(item, false) },
+        )?;
         items.iter_mut().filter(|item| is_large(item)).try_for_each(|item| run(item, true))
     })?
 }
 
 /// Writes slots and parameter of a part of a leaf, segment by segment. The gradients are those of the part.
+///
 /// `is_written` is set at the end.
-fn write(
+fn write_leaf(
     isa: Isa,
     job: &mut Job<'_>,
     part: Range<usize>,
@@ -182,103 +190,119 @@ fn write(
         return Ok(());
     }
     let Job { x, low_bits, sources, steps, epilogue, has_moved, .. } = job;
-    let slots = try_list(slots_mut(steps).map(slot_mut))?;
-    let low_bits = low_bits.as_deref_mut().map(low_bits_mut).transpose()?;
-    let epilogue = epilogue.reborrow().try_map(Ok, slot_mut)?;
-    let of_segment = |segment: &Range<usize>| sources_after(&steps[..segment.start], sources);
-    let gradients: List<&dyn Lend> = list(segments.iter().flat_map(of_segment).map(|gradient| &**gradient));
+    let slots = try_list(slots_mut(steps).map(buffer_ptr_mut))?;
+    let low_bits = low_bits.as_deref_mut().map(low_bits_ptr_mut).transpose()?;
+    let lent_epilogue = epilogue.reborrow().try_map(Ok, buffer_ptr_mut)?;
+    let segment_sources = |segment: &Range<usize>| sources_after(&steps[..segment.start], sources);
+    let lenders: List<&dyn Lend> =
+        list(segments.iter().flat_map(segment_sources).map(|gradient| &**gradient));
 
-    let mut run = |x: DataPtr, parameter: Option<DataPtr>| {
+    lend_leaf(x, lent_epilogue, length, &mut |x, parameter| {
         let x = x.with_low_bits(low_bits)?;
-        let epilogue = epilogue.try_map(|_| parameter.ok_or_else(unsupported), Ok)?;
-        with_gradients(&gradients, part.len(), &mut |mut gradients| {
+        let epilogue = lent_epilogue.try_map(|_| parameter.ok_or_else(unsupported), Ok)?;
+        lend_gradients(&lenders, part.len(), &mut |mut views| {
             // Before the first write, so that an owner that fails later cannot hide that the leaf has moved.
             *has_moved = true;
             let mut slots = &slots[..];
             for segment in &segments {
-                let (is_last, steps) = (segment.end == steps.len(), &steps[segment.clone()]);
-                let (own_gradients, own_slots);
-                (own_gradients, gradients) = gradients.split_at(of_segment(segment).len());
-                (own_slots, slots) = slots.split_at(steps.iter().map(|step| step.slots().len()).sum());
+                let (is_last, segment_steps) = (segment.end == steps.len(), &steps[segment.clone()]);
+                let (segment_views, segment_slots);
+                (segment_views, views) = views.split_at(segment_sources(segment).len());
+                (segment_slots, slots) =
+                    slots.split_at(segment_steps.iter().map(|step| step.slots().len()).sum());
+                let links = segment_steps.iter().filter_map(|step| step.link());
                 let pass = Pass {
                     isa,
                     x,
-                    sources: strided(own_gradients, part.start),
-                    steps: PassStep::chain(steps.iter().filter_map(|step| step.link()), own_slots),
+                    sources: strided_sources(segment_views, part.start),
+                    steps: PassStep::chain(links, segment_slots),
                     sink: Sink::Write(if is_last { epilogue } else { Epilogue::StateOnly }),
                 };
-                // SAFETY: parameter and gradients are lent while this closure runs. `with_written`,
-                // `with_read` and `with_gradients` have checked that the gradients have the elements of the
-                // part, the others those of the leaf. The state is this job's own and has the elements of the
-                // leaf (`Job::check`).
-                unsafe { over(&pass, length, compute, part.clone(), parallel) };
+                // SAFETY: parameter and gradients are lent while this closure runs. `lend_to_write`,
+                // `lend_to_read` and `lend_gradients` have checked that the gradients have the elements of
+                // the part, the others those of the leaf. The state is this job's own and has the elements of
+                // the leaf (`Job::check`).
+                unsafe { run_chunks(&pass, length, compute, part.clone(), parallel) };
             }
             *is_written = true;
             Ok(())
         })
-    };
-    // The only memory that others can see: x, or the parameter of a master. So two are never locked for
-    // writing.
+    })
+}
+
+/// Lends the memory that a leaf shares with others to `run`: x, or the parameter of a master.
+///
+/// Nobody else can see a master or other state. So a thread never locks two pieces of memory for writing.
+/// `run` gets x, and the parameter if x is a master.
+fn lend_leaf(
+    x: &mut Operand<'_>,
+    epilogue: Epilogue<&dyn Lend, DataPtr>,
+    length: usize,
+    run: &mut dyn FnMut(DataPtr, Option<DataPtr>) -> Result<()>,
+) -> Result<()> {
     match (x, epilogue) {
         (Operand::Own(master), Epilogue::Master(parameter)) => {
-            let master = slot_mut(master)?;
-            with_written("parameter", parameter, length, &mut |parameter| run(master, Some(parameter)))
+            let master = buffer_ptr_mut(master)?;
+            lend_to_write("parameter", parameter, length, &mut |parameter| run(master, Some(parameter)))
         }
-        (Operand::Own(master), _) => run(slot_mut(master)?, None),
+        (Operand::Own(master), _) => run(buffer_ptr_mut(master)?, None),
         (Operand::Lent(_), Epilogue::Master(_)) => Err(unsupported()),
         (Operand::Lent(x), _) if epilogue.writes_x() => {
-            with_written("parameter", *x, length, &mut |x| run(x, None))
+            lend_to_write("parameter", *x, length, &mut |x| run(x, None))
         }
-        (Operand::Lent(x), _) => with_read("parameter", *x, length, &mut |x| run(x, None)),
+        (Operand::Lent(x), _) => lend_to_read("parameter", *x, length, &mut |x| run(x, None)),
     }
 }
 
-/// Runs over the elements of a view, and writes nothing of the leaf. Returns the totals of their chunks if
-/// the sink reduces.
+/// Runs over the elements of a view, and writes nothing of the leaf.
+///
+/// If the sink reduces, the result has the totals of the chunks.
 ///
 /// # Safety
-/// If the sink copies, its target must have room for all elements, and nothing else may access it meanwhile.
-unsafe fn read(isa: Isa, view: GradientView<'_, '_>, sink: PassSink, parallel: bool) -> Result<ChunkTotals> {
+/// If the sink copies, its target must have room for all elements, and nothing else may access the target
+/// meanwhile.
+unsafe fn read_view(isa: Isa, view: LeafView<'_, '_>, sink: PassSink, parallel: bool) -> Result<ChunkTotals> {
     let job = view.job;
-    let slots = try_list(view.links().flat_map(|link| link.slots).map(|(_, buffer)| slot(buffer)))?;
-    let low_bits = job.low_bits.as_deref().map(low_bits).transpose()?;
-    let gradients: List<&dyn Lend> = list(view.sources().iter().map(|gradient| &**gradient));
+    let slots = try_list(view.links().flat_map(|link| link.slots).map(|(_, buffer)| buffer_ptr(buffer)))?;
+    let low_bits = job.low_bits.as_deref().map(low_bits_ptr).transpose()?;
+    let lenders: List<&dyn Lend> = list(view.sources().iter().map(|gradient| &**gradient));
     let mut totals = ChunkTotals::new();
     let mut run = |x: DataPtr| {
         let x = x.with_low_bits(low_bits)?;
-        with_gradients(&gradients, job.length, &mut |gradients| {
+        lend_gradients(&lenders, job.length, &mut |views| {
             let sources = if view.is_parameter() {
-                list([StridedSource::in_order(x, 0)])
+                list([StridedSource::new_contiguous(x, 0)])
             } else {
-                strided(gradients, 0)
+                strided_sources(views, 0)
             };
             let pass = Pass { isa, x, sources, steps: PassStep::chain(view.links(), &slots), sink };
-            // SAFETY: the data is lent while this closure runs, with the elements of the leaf (`with_read`,
-            // `with_gradients`; of state, `Job::check`). Only the target is written. The caller promises that
-            // it has room, and that nothing else accesses it.
-            totals = unsafe { over(&pass, job.whole, job.compute, 0..job.length, parallel) };
+            // SAFETY: the data is lent while this closure runs, with the elements of the leaf
+            // (`lend_to_read`, `lend_gradients`; for state, `Job::check`). Only the target is written. The
+            // caller promises that the target has room, and that nothing else accesses it.
+            totals = unsafe { run_chunks(&pass, job.leaf_length, job.compute, 0..job.length, parallel) };
             Ok(())
         })
     };
     match &job.x {
-        Operand::Own(master) => run(slot(master)?),
-        Operand::Lent(x) => with_read(job.epilogue.x(), *x, job.length, &mut run),
+        Operand::Own(master) => run(buffer_ptr(master)?),
+        Operand::Lent(x) => lend_to_read(job.epilogue.x(), *x, job.length, &mut run),
     }
     .map_err(|error| error.at(job.path))?;
     Ok(totals)
 }
 
 /// The gradients as sources. Each begins with the leaf's element `first`.
-fn strided<'p>(views: &[View<'p>], first: usize) -> List<StridedSource<'p>> {
+fn strided_sources<'p>(views: &[View<'p>], first: usize) -> List<StridedSource<'p>> {
     list(views.iter().map(|view| StridedSource::new(*view, first)))
 }
 
-/// Runs a pass over a part of a leaf of `length` elements, chunk by chunk. Returns the totals of the chunks
-/// in order if the pass reduces.
+/// Runs a pass over a part of a leaf of `length` elements, chunk by chunk.
+///
+/// If the pass reduces, the result has the totals of the chunks in order.
 ///
 /// # Safety
 /// All data of the pass must be locked and hold the part.
-unsafe fn over(
+unsafe fn run_chunks(
     pass: &Pass<'_>,
     length: usize,
     compute: DType,
@@ -288,56 +312,60 @@ unsafe fn over(
     // SAFETY: the caller promises the same.
     unsafe {
         match compute {
-            DType::F64 => over_in::<f64>(pass, length, part, parallel),
-            _ => over_in::<f32>(pass, length, part, parallel),
+            DType::F64 => run_chunks_as::<f64>(pass, length, part, parallel),
+            _ => run_chunks_as::<f32>(pass, length, part, parallel),
         }
     }
 }
 
-/// [`over`] in the compute type `T`.
+/// [`run_chunks`] in the compute type `T`.
 ///
 /// # Safety
-/// As [`over`].
-unsafe fn over_in<T: HasScratch>(
+/// As [`run_chunks`].
+unsafe fn run_chunks_as<T: HasScratch>(
     pass: &Pass<'_>,
     length: usize,
     part: Range<usize>,
     parallel: bool,
 ) -> ChunkTotals {
-    let chunk = chunk_length(length);
-    let count = part.len().div_ceil(chunk);
-    let reduced = if matches!(pass.sink, Sink::Reduce(_)) { count } else { 0 };
+    let chunk_size = chunk_length(length);
+    let chunk_count = part.len().div_ceil(chunk_size);
+    let range_of = |chunks: Range<usize>| {
+        part.start + chunks.start * chunk_size..part.end.min(part.start + chunks.end * chunk_size)
+    };
+    let total_count = if matches!(pass.sink, Sink::Reduce(_)) { chunk_count } else { 0 };
     // One total for each chunk, so that threads may end in any order, and the totals are still joined in the
-    // order of chunks. There are at most 1024, see `chunk_length`.
-    let totals: SmallVec<[AtomicU64; 2]> = (0..reduced).map(|_| AtomicU64::new(0)).collect();
+    // order of chunks. There are at most 1024 chunks, see `chunk_length`.
+    let totals: SmallVec<[AtomicU64; 2]> = (0..total_count).map(|_| AtomicU64::new(0)).collect();
     let run = |pass: &Pass<'_>, i: usize| {
-        let range = part.start + i * chunk..part.end.min(part.start + (i + 1) * chunk);
         // SAFETY: the caller promises that the data is locked and holds the part. The chunks lie in the part
         // and do not overlap, and each runs once.
-        let total = unsafe { pass.run::<T>(range) };
-        if let Some(place) = totals.get(i) {
-            place.store(total.to_bits(), Ordering::Release);
+        let total = unsafe { pass.run::<T>(range_of(i..i + 1)) };
+        if let Some(bits) = totals.get(i) {
+            bits.store(total.to_bits(), Ordering::Release);
         }
     };
-    // A gradient that lies by columns is copied in order for several chunks at once, because a single chunk
-    // would use only a part of each cache line. But not for more chunks than one thread's share.
-    let band = pass.sources.iter().filter_map(StridedSource::band).max();
-    let shares = if parallel { rayon::current_num_threads() } else { 1 };
-    let together = band.map_or(1, |band| (band / chunk).clamp(1, count.div_ceil(shares).max(1)));
+    // A gradient that lies by columns is copied in order for several chunks at once, because a copy for a
+    // single chunk would use only a part of each cache line. But a copy is for no more chunks than one
+    // thread's share.
+    let band = pass.sources.iter().filter_map(StridedSource::band_length).max();
+    let thread_count = if parallel { rayon::current_num_threads() } else { 1 };
+    let most_chunks = chunk_count.div_ceil(thread_count).max(1);
+    let task_chunks = band.map_or(1, |band| (band / chunk_size).clamp(1, most_chunks));
     let task = |index: usize| {
-        let chunks = index * together..count.min((index + 1) * together);
+        let chunks = index * task_chunks..chunk_count.min((index + 1) * task_chunks);
         if band.is_none() {
             return chunks.for_each(|i| run(pass, i));
         }
-        let range = part.start + chunks.start * chunk..part.end.min(part.start + chunks.end * chunk);
+        let range = range_of(chunks.clone());
         // SAFETY: the caller promises that the data is locked and holds the part, in which the range lies.
-        unsafe { pass.by_rows::<T>(&range, |pass| chunks.for_each(|i| run(pass, i))) };
+        unsafe { pass.with_row_major::<T>(&range, |pass| chunks.for_each(|i| run(pass, i))) };
     };
-    let tasks = count.div_ceil(together);
+    let task_count = chunk_count.div_ceil(task_chunks);
     if parallel {
-        threads::for_each_chunk(tasks, &task)
+        threads::for_each_chunk(task_count, &task)
     } else {
-        (0..tasks).for_each(task)
+        (0..task_count).for_each(task)
     }
     totals.into_iter().map(|bits| f64::from_bits(bits.into_inner())).collect()
 }

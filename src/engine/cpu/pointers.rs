@@ -1,19 +1,19 @@
-//! Element pointers into lent memory, and the locks that make them sound. `unsafe`: the pointers are shared
-//! between threads.
+//! Element pointers into lent memory, and the locks that make them sound. `unsafe` is for pointers that are
+//! shared between threads.
 //!
 //! Only the memory of one leaf is locked at a time. A concurrent forward pass reads several parameters in one
 //! operation, so an update that held two parameters and the pass could wait for each other for ever.
 //!
-//! What the pointers assume, and what checks it:
+//! Assumptions of the pointers, each with the code that checks it:
 //!
 //! - Memory has the planned dtype and length: `lent::read` and `lent::write` compare both while the memory is
 //!   lent. The planned values are read from the owner once per call (`model/lent/handle.rs`). Memory has the
-//!   elements of the leaf: [`with_read`], [`with_gradients`] and [`with_written`].
-//! - Nothing else uses memory that is written: it is lent by `&mut`, and no gradient shares it, see
+//!   elements of the leaf: [`lend_to_read`], [`lend_gradients`] and [`lend_to_write`].
+//! - Nothing else uses memory that is written: such memory is lent by `&mut`, and no gradient shares it, see
 //!   `Job::copy_shared`, `unshared` and their callers.
 //! - State has as many elements as x: `Job::check`. Nothing but `Buffer` can exchange the storage of state.
-//! - A range of elements lies within the array: `over` (`engine/cpu/mod.rs`) cuts the leaf, and
-//!   `Pass::blocks` the range. [`Elements`] asserts it in debug builds.
+//! - A range of elements lies within the array: `run_chunks` (`engine/cpu/mod.rs`) cuts the leaf, and
+//!   `Pass::blocks` the range. [`Elements`] asserts this bound in debug builds.
 #![allow(unsafe_code)]
 
 use half::{bf16, f16};
@@ -21,7 +21,7 @@ use smallvec::SmallVec;
 
 use crate::engine::memory::{Buffer, Memory};
 use crate::error::Result;
-use crate::model::lent::{Lend, MemoryMut, MemoryRef, View, other_memory, read, unsupported, write};
+use crate::model::lent::{Lend, MemoryMut, MemoryRef, View, read, unsupported, write, wrong_memory};
 use crate::numbers::codes::{BLOCK, RECORD, stored_bytes};
 use crate::numbers::low_bits::{self, LOW_RECORD};
 use crate::numbers::{Code, DType, Records};
@@ -30,7 +30,7 @@ use crate::tensors::CpuStorage;
 /// A list that needs no allocation for most leaves.
 pub(super) type List<T> = SmallVec<[T; 4]>;
 
-/// The items as a list. Pushes, because `collect` takes several times as long for a few items.
+/// The items as a list. Pushes each item, because `collect` takes several times as long for a few items.
 pub(super) fn list<T>(items: impl IntoIterator<Item = T>) -> List<T> {
     let mut list = List::new();
     for item in items {
@@ -48,7 +48,7 @@ pub(super) fn try_list<T>(items: impl IntoIterator<Item = Result<T>>) -> Result<
     Ok(list)
 }
 
-/// A pointer to elements of an array. With debug assertions it has the bounds of the array, too.
+/// A pointer to elements of an array. With debug assertions the bounds of the array are stored, too.
 #[derive(Debug)]
 pub(super) struct Elements<T> {
     first: *mut T,
@@ -57,9 +57,9 @@ pub(super) struct Elements<T> {
     array: (usize, usize),
 }
 
-// SAFETY: only functions of this engine use the elements, while they are lent ([`with_read`],
-// [`with_gradients`] and [`with_written`]) or, of state, while the job that borrows them runs. Each is
-// written by one thread: `over` in `engine/cpu/mod.rs` gives each thread chunks of its own.
+// SAFETY: only functions of this engine use the elements, while they are lent ([`lend_to_read`],
+// [`lend_gradients`] and [`lend_to_write`]) or, for state, while the job that borrows them runs. Each element
+// is written by one thread: `run_chunks` in `engine/cpu/mod.rs` gives each thread chunks of its own.
 unsafe impl<T> Send for Elements<T> {}
 // SAFETY: as for `Send`.
 unsafe impl<T> Sync for Elements<T> {}
@@ -81,7 +81,7 @@ impl<T> Elements<T> {
         }
     }
 
-    pub(super) fn of(slice: &mut [T]) -> Self {
+    pub(super) fn from_slice(slice: &mut [T]) -> Self {
         Elements::new(slice.as_mut_ptr(), slice.len())
     }
 
@@ -98,13 +98,13 @@ impl<T> Elements<T> {
     /// A pointer to `length` elements from `offset` on, to be read and written.
     pub(super) fn range(self, offset: usize, length: usize) -> *mut T {
         #[cfg(test)]
-        super::traffic::note::<T>(length, length);
-        self.place(offset, length)
+        super::traffic::count_numbers::<T>(length, length);
+        self.pointer(offset, length)
     }
 
     /// A pointer to `length` elements from `offset` on.
     #[cfg_attr(not(debug_assertions), allow(unused_variables, reason = "the length is for the assertion"))]
-    fn place(self, offset: usize, length: usize) -> *mut T {
+    fn pointer(self, offset: usize, length: usize) -> *mut T {
         let start = self.first.wrapping_add(offset);
         #[cfg(debug_assertions)]
         {
@@ -121,10 +121,10 @@ impl<T> Elements<T> {
     /// They lie in the array, which is locked and not written meanwhile.
     pub(super) unsafe fn read<'e>(self, offset: usize, length: usize) -> &'e [T] {
         #[cfg(test)]
-        super::traffic::note::<T>(length, 0);
-        // SAFETY: the caller promises that the elements lie in the array (`place` asserts it), and that
+        super::traffic::count_numbers::<T>(length, 0);
+        // SAFETY: the caller promises that the elements lie in the array (`pointer` asserts it), and that
         // nothing writes them meanwhile.
-        unsafe { std::slice::from_raw_parts(self.place(offset, length), length) }
+        unsafe { std::slice::from_raw_parts(self.pointer(offset, length), length) }
     }
 
     /// `length` elements from `offset` on, to be written.
@@ -133,10 +133,10 @@ impl<T> Elements<T> {
     /// They lie in the array, which is locked for writing, and nothing else uses them meanwhile.
     pub(super) unsafe fn write<'e>(self, offset: usize, length: usize) -> &'e mut [T] {
         #[cfg(test)]
-        super::traffic::note::<T>(0, length);
-        // SAFETY: the caller promises that the elements lie in the array (`place` asserts it), and that
+        super::traffic::count_numbers::<T>(0, length);
+        // SAFETY: the caller promises that the elements lie in the array (`pointer` asserts it), and that
         // nothing else uses them meanwhile.
-        unsafe { std::slice::from_raw_parts_mut(self.place(offset, length), length) }
+        unsafe { std::slice::from_raw_parts_mut(self.pointer(offset, length), length) }
     }
 
     /// `length` elements from `offset` on, to be read and written.
@@ -144,7 +144,7 @@ impl<T> Elements<T> {
     /// # Safety
     /// As [`Elements::write`].
     pub(super) unsafe fn update<'e>(self, offset: usize, length: usize) -> &'e mut [T] {
-        // SAFETY: the caller promises that the elements lie in the array (`place` asserts it), and that
+        // SAFETY: the caller promises that the elements lie in the array (`pointer` asserts it), and that
         // nothing else uses them meanwhile.
         unsafe { std::slice::from_raw_parts_mut(self.range(offset, length), length) }
     }
@@ -157,7 +157,7 @@ pub(super) enum DataPtr {
     Bf16(Elements<bf16>),
     F32(Elements<f32>),
     F64(Elements<f64>),
-    /// f32 in two parts: the upper one, a bf16, and the low bits.
+    /// f32 in two parts: the upper part, a bf16, and the low bits.
     Split(Elements<bf16>, LowPtr),
     /// Numbers in 8 bits, as records.
     Coded(Elements<u8>, Code),
@@ -173,7 +173,7 @@ pub(super) enum LowPtr {
 }
 
 impl DataPtr {
-    /// The data from `offset` elements further on.
+    /// The data that begins `offset` elements further on.
     pub(super) fn skip(self, offset: usize) -> DataPtr {
         match self {
             DataPtr::F16(pointer) => DataPtr::F16(pointer.skip(offset)),
@@ -191,24 +191,24 @@ impl DataPtr {
         }
     }
 
-    /// Its one or two arrays, each with the bytes of [`BLOCK`] elements.
+    /// Where the one or two arrays begin, each with the bytes of [`BLOCK`] elements.
     pub(super) fn arrays(self) -> [(*const u8, usize); 2] {
         fn bytes<T>(elements: Elements<T>) -> (*const u8, usize) {
             (elements.first().cast(), size_of::<T>() * BLOCK)
         }
-        let none = (std::ptr::null(), 0);
+        let no_array = (std::ptr::null(), 0);
         match self {
-            DataPtr::F16(elements) => [bytes(elements), none],
-            DataPtr::Bf16(elements) => [bytes(elements), none],
-            DataPtr::F32(elements) => [bytes(elements), none],
-            DataPtr::F64(elements) => [bytes(elements), none],
+            DataPtr::F16(elements) => [bytes(elements), no_array],
+            DataPtr::Bf16(elements) => [bytes(elements), no_array],
+            DataPtr::F32(elements) => [bytes(elements), no_array],
+            DataPtr::F64(elements) => [bytes(elements), no_array],
             DataPtr::Split(high, LowPtr::Records(records)) => [bytes(high), (records.first(), LOW_RECORD)],
             DataPtr::Split(high, LowPtr::U8(low)) => [bytes(high), bytes(low)],
-            DataPtr::Coded(records, _) => [(records.first(), RECORD), none],
+            DataPtr::Coded(records, _) => [(records.first(), RECORD), no_array],
         }
     }
 
-    /// These upper parts joined with their low bits. Without low bits, the data as it is.
+    /// The data as upper parts of numbers with these low bits. Without low bits, the data as it is.
     pub(super) fn with_low_bits(self, low: Option<LowPtr>) -> Result<DataPtr> {
         match (self, low) {
             (data, None) => Ok(data),
@@ -218,14 +218,14 @@ impl DataPtr {
     }
 }
 
-/// Makes `slot` and `low_bits`, which point into a `&Buffer`, and their twins for a `&mut Buffer`.
-macro_rules! start_of {
-    ($lent:ident of $Memory:ident, $slot:ident, $low_bits:ident, ($($by:tt)*) $memory:ident, $values:ident => $first:expr) => {
-        pub(super) fn $slot(buffer: $($by)* Buffer) -> Result<DataPtr> {
+/// Defines functions that point into a `&Buffer` or a `&mut Buffer`: to its numbers, or to its low bits.
+macro_rules! buffer_pointers {
+    ($data_ptr:ident of $Memory:ident, $numbers:ident, $low_bits:ident, ($($by:tt)*) $memory:ident, $values:ident => $first:expr) => {
+        pub(super) fn $numbers(buffer: $($by)* Buffer) -> Result<DataPtr> {
             let records = buffer.records();
             match (buffer.$memory(), records) {
                 (Memory::Host(CpuStorage::U8($values)), Some(Records::Codes(code))) => Ok(DataPtr::Coded($first, code)),
-                (Memory::Host(values), None) => $Memory::of_storage(values).map($lent).ok_or_else(unsupported),
+                (Memory::Host(values), None) => $Memory::from_storage(values).map($data_ptr).ok_or_else(unsupported),
                 _ => Err(unsupported()),
             }
         }
@@ -241,11 +241,11 @@ macro_rules! start_of {
     };
 }
 
-start_of!(lent of MemoryRef, slot, low_bits, (&) memory, values => Elements::new(values.as_ptr().cast_mut(), values.len()));
-start_of!(lent_mut of MemoryMut, slot_mut, low_bits_mut, (&mut) memory_mut, values => Elements::of(values));
+buffer_pointers!(data_ptr of MemoryRef, buffer_ptr, low_bits_ptr, (&) memory, values => Elements::new(values.as_ptr().cast_mut(), values.len()));
+buffer_pointers!(data_ptr_mut of MemoryMut, buffer_ptr_mut, low_bits_ptr_mut, (&mut) memory_mut, values => Elements::from_slice(values));
 
-/// The elements of memory that is lent to be read. Nothing may be written through them.
-pub(super) fn lent(memory: MemoryRef<'_>) -> DataPtr {
+/// A pointer to memory that is lent to be read. Nothing may be written through this pointer.
+pub(super) fn data_ptr(memory: MemoryRef<'_>) -> DataPtr {
     match memory {
         MemoryRef::F16(values) => DataPtr::F16(Elements::new(values.as_ptr().cast_mut(), values.len())),
         MemoryRef::BF16(values) => DataPtr::Bf16(Elements::new(values.as_ptr().cast_mut(), values.len())),
@@ -254,20 +254,20 @@ pub(super) fn lent(memory: MemoryRef<'_>) -> DataPtr {
     }
 }
 
-fn lent_mut(memory: MemoryMut<'_>) -> DataPtr {
+fn data_ptr_mut(memory: MemoryMut<'_>) -> DataPtr {
     match memory {
-        MemoryMut::F16(values) => DataPtr::F16(Elements::of(values)),
-        MemoryMut::BF16(values) => DataPtr::Bf16(Elements::of(values)),
-        MemoryMut::F32(values) => DataPtr::F32(Elements::of(values)),
-        MemoryMut::F64(values) => DataPtr::F64(Elements::of(values)),
+        MemoryMut::F16(values) => DataPtr::F16(Elements::from_slice(values)),
+        MemoryMut::BF16(values) => DataPtr::Bf16(Elements::from_slice(values)),
+        MemoryMut::F32(values) => DataPtr::F32(Elements::from_slice(values)),
+        MemoryMut::F64(values) => DataPtr::F64(Elements::from_slice(values)),
     }
 }
 
-/// Lends all `length` elements of `lender` to `run`, to be written. Errors call the memory `name`.
+/// Lends all `length` elements of `lender` to `run`, which may write them. Errors call the memory `name`.
 ///
 /// # Errors
-/// If the memory has another dtype or length than its owner promised; or those of `run`.
-pub(super) fn with_written(
+/// If the memory has another dtype or length than its owner promised. Also the errors of `run`.
+pub(super) fn lend_to_write(
     name: &'static str,
     lender: &dyn Lend,
     length: usize,
@@ -275,15 +275,15 @@ pub(super) fn with_written(
 ) -> Result<()> {
     write(name, lender, &mut |memory| {
         check_length(name, (memory.dtype(), memory.len()), length)?;
-        run(lent_mut(memory))
+        run(data_ptr_mut(memory))
     })
 }
 
-/// Lends all `length` elements of `lender`, which must lie in order, to `run`, to be read.
+/// Lends all `length` elements of `lender` to `run`, which may read them. They must lie in order.
 ///
 /// # Errors
-/// As [`with_written`].
-pub(super) fn with_read(
+/// As [`lend_to_write`].
+pub(super) fn lend_to_read(
     name: &'static str,
     lender: &dyn Lend,
     length: usize,
@@ -291,37 +291,40 @@ pub(super) fn with_read(
 ) -> Result<()> {
     read(name, lender, &mut |view| {
         check_length(name, (view.memory().dtype(), view.elements()), length)?;
-        run(view.in_order().map(lent).ok_or_else(unsupported)?)
+        run(view.in_order().map(data_ptr).ok_or_else(unsupported)?)
     })
 }
 
 /// Lends views of all gradients to `run`, each of `length` elements.
 ///
 /// # Errors
-/// As [`with_written`].
-pub(super) fn with_gradients(
+/// As [`lend_to_write`].
+pub(super) fn lend_gradients(
     gradients: &[&dyn Lend],
     length: usize,
     run: &mut dyn FnMut(&[View<'_>]) -> Result<()>,
 ) -> Result<()> {
     // Recursive, because memory is lent for the length of a function only.
-    fn lend(
+    fn lend_rest(
         gradients: &[&dyn Lend],
         length: usize,
-        held: &[View<'_>],
+        views: &[View<'_>],
         run: &mut dyn FnMut(&[View<'_>]) -> Result<()>,
     ) -> Result<()> {
-        let Some((&gradient, rest)) = gradients.split_first() else { return run(held) };
+        let Some((&gradient, rest)) = gradients.split_first() else { return run(views) };
         read("gradient", gradient, &mut |view| {
             check_length("gradient", (view.memory().dtype(), view.elements()), length)?;
-            let held: List<View<'_>> = list(held.iter().copied().chain([view]));
-            lend(rest, length, &held, run)
+            let longer: List<View<'_>> = list(views.iter().copied().chain([view]));
+            lend_rest(rest, length, &longer, run)
         })
     }
-    lend(gradients, length, &[], run)
+    lend_rest(gradients, length, &[], run)
 }
 
 /// Refuses memory of another length than the leaf's.
-fn check_length(role: &'static str, got: (DType, usize), expected: usize) -> Result<()> {
-    if got.1 == expected { Ok(()) } else { Err(other_memory(got, (got.0, expected)).in_role(role)) }
+fn check_length(role: &'static str, (dtype, length): (DType, usize), expected: usize) -> Result<()> {
+    if length == expected {
+        return Ok(());
+    }
+    Err(wrong_memory((dtype, length), (dtype, expected)).in_role(role))
 }

@@ -1,9 +1,9 @@
-//! Fetches into the cache what is needed next, while something else is computed. `unsafe`: the processor's
-//! prefetch.
+//! Fetches the memory of the next leaves into the cache, while other leaves are computed. `unsafe` is for the
+//! processor's prefetch instruction.
 //!
-//! A leaf (a parameter with its state) is a dozen small allocations, each found through the one before. With
-//! thousands of leaves none is in the cache when its turn comes. To wait for them one after another takes as
-//! long as to compute a leaf of a few thousand elements.
+//! A leaf (a parameter with its state) is a dozen small allocations, each found through a pointer in another.
+//! With thousands of leaves, none of these allocations is in the cache when the leaf's turn comes. To wait
+//! for all of them in turn takes as long as to compute a leaf of a few thousand elements.
 //!
 //! A prefetch itself waits for nothing, but its address has to be read from memory. So each stage only
 //! follows pointers that the stage before has fetched: the job; then headers of tensors and slots; then
@@ -14,7 +14,7 @@ use crate::engine::memory::{Addresses, Buffer, Memory};
 use crate::engine::plan::{Job, Operand, Step};
 use crate::tensors::bytes;
 
-/// The bytes of each array that are fetched. From there the processor reads ahead.
+/// How many bytes of each array are fetched. The processor itself reads ahead on the rest.
 const FIRST: usize = 512;
 
 /// Fetches the part of a job's memory that belongs to `stage`. The caller must hold no lock, because the last
@@ -31,7 +31,9 @@ pub(super) fn prefetch_job(job: &Job<'_>, stage: usize) {
         0 => prefetch(job),
         1 => {
             tensors().for_each(|tensor| prefetch(&**tensor));
-            job.addresses.iter().for_each(|of| prefetch_at(of.memory.unwrap_or_default(), 1));
+            for addresses in &job.addresses {
+                prefetch_at(addresses.memory.unwrap_or_default(), 1);
+            }
             job.counters.iter().for_each(|(counter, _)| prefetch(&**counter));
             for step in &job.steps {
                 prefetch(step.slots());
@@ -42,13 +44,14 @@ pub(super) fn prefetch_job(job: &Job<'_>, stage: usize) {
                 prefetch(tensor.dims());
                 prefetch(tensor.stride());
             }
-            job.addresses.iter().for_each(|of| prefetch_at(of.first, FIRST));
+            job.addresses.iter().for_each(|addresses| prefetch_at(addresses.first, FIRST));
             match job.x {
                 Operand::Own(ref master) => prefetch_state(master),
-                // Only for tensors: for other memory the code of its owner would have to run, which a
-                // prefetch is not worth.
+                // Only for tensors. Other memory would have to be lent by code of its owner, and a prefetch
+                // saves less time than that takes.
                 Operand::Lent(x) if x.tensor().is_some() && job.addresses.is_empty() => {
-                    Addresses::of("parameter", x).into_iter().for_each(|of| prefetch_at(of.first, FIRST));
+                    let addresses = Addresses::from_lender("parameter", x);
+                    addresses.into_iter().for_each(|addresses| prefetch_at(addresses.first, FIRST));
                 }
                 Operand::Lent(_) => {}
             }
@@ -60,23 +63,23 @@ pub(super) fn prefetch_job(job: &Job<'_>, stage: usize) {
 /// Fetches the beginning of a state tensor into the cache.
 fn prefetch_state(buffer: &Buffer) {
     if let Memory::Host(values) = buffer.memory() {
-        bytes(values).into_iter().for_each(|values| lines(values.as_ptr(), FIRST));
+        bytes(values).into_iter().for_each(|values| prefetch_lines(values.as_ptr(), FIRST));
     }
 }
 
-/// Fetches what is at an address into the cache, if anything is.
+/// Fetches `bytes` bytes at an address into the cache. Not all of them need exist.
 fn prefetch_at(address: usize, bytes: usize) {
-    lines(std::ptr::without_provenance(address), bytes);
+    prefetch_lines(std::ptr::without_provenance(address), bytes);
 }
 
 /// Fetches a value into the cache.
 pub(crate) fn prefetch<T: ?Sized>(value: &T) {
-    lines(std::ptr::from_ref(value).cast(), size_of_val(value));
+    prefetch_lines(std::ptr::from_ref(value).cast(), size_of_val(value));
 }
 
 /// Fetches `bytes` bytes into the cache. Not all of them need exist.
 #[inline(always)]
-pub(super) fn lines(start: *const u8, bytes: usize) {
+pub(super) fn prefetch_lines(start: *const u8, bytes: usize) {
     for offset in (0..bytes).step_by(64) {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         // SAFETY: a prefetch is a hint, which may name any address and accesses nothing.

@@ -1,24 +1,24 @@
-//! The threads that the fused CPU engine runs on: many small items in rows of neighbours ([`in_rows`]), a
-//! large leaf in chunks ([`for_each_chunk`]). `unsafe`: work that borrows from its caller is lent to other
-//! threads.
+//! The threads of the fused CPU engine: many small items run in rows of neighbours ([`run_in_rows`]), a large
+//! leaf runs in chunks ([`for_each_chunk`]). `unsafe` is for work that borrows from its caller and is lent to
+//! other threads.
 //!
-//! Two rules keep updates free of deadlock, if the caller holds no lock of a storage itself:
+//! Two rules prevent deadlocks of updates, if the caller holds no lock of a storage itself:
 //!
 //! 1. The engine has a pool of its own. candle holds read locks while it computes in rayon's global pool. If
 //!    the engine ran there, all threads could wait for these locks, and none would be left to compute.
-//! 2. A thread that holds a leaf's locks never waits inside rayon: there it would pick up other work, which
-//!    may need locks in turn.
+//! 2. A thread that holds a leaf's locks never waits inside rayon, because there the thread would pick up
+//!    other work, which may need locks in turn.
 //!
-//! So [`for_each_chunk`] is no rayon loop:
+//! So [`for_each_chunk`] is not a loop of rayon:
 //!
 //! ```text
 //! offer the chunks to the other threads of the pool (spawn)
 //! while a chunk is unclaimed:  claim some neighbours, run them, count them as finished
-//! yield until all chunks are finished: what is left was begun by other threads
+//! yield until the other threads have finished their chunks
 //! ```
 //!
-//! In a row, right before item i runs, items i + 1 to i + 3 are prepared: the nearest has its last stage, the
-//! farthest its first. So each stage finds in the cache what the stage before it has fetched.
+//! In a row, items i + 1 to i + 3 are prepared right before item i runs: the nearest item has its last stage,
+//! the farthest its first. So each stage finds in the cache the data that the stage before has fetched.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -32,7 +32,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::error::{Error, Result};
 
-/// Runs `work` in the engine's pool, which has as many threads as rayon's current one.
+/// Runs `work` in the engine's pool, which has as many threads as rayon's current pool.
 pub(super) fn run<R: Send>(work: impl FnOnce() -> R + Send) -> Result<R> {
     Ok(pool(rayon::current_num_threads())?.install(work))
 }
@@ -40,7 +40,7 @@ pub(super) fn run<R: Send>(work: impl FnOnce() -> R + Send) -> Result<R> {
 /// Calls `chunk` with each index below `count`, on the current pool's threads.
 ///
 /// # Panics
-/// If `chunk` panics, in whatever thread.
+/// If `chunk` panics, on any thread.
 pub(super) fn for_each_chunk(count: usize, chunk: &(dyn Fn(usize) + Sync)) {
     // SAFETY: only the lifetime changes. `Chunks::work` calls the function only between claiming a chunk and
     // finishing it, and this function returns, or unwinds, only after all chunks are finished and none is
@@ -51,8 +51,8 @@ pub(super) fn for_each_chunk(count: usize, chunk: &(dyn Fn(usize) + Sync)) {
         chunk,
         count,
         stride: (count / (8 * threads.max(1))).max(1),
-        claimed: AtomicUsize::new(0),
-        finished: AtomicUsize::new(0),
+        next_chunk: AtomicUsize::new(0),
+        finished_count: AtomicUsize::new(0),
         panic: Mutex::default(),
     });
     for _ in 1..threads {
@@ -61,7 +61,7 @@ pub(super) fn for_each_chunk(count: usize, chunk: &(dyn Fn(usize) + Sync)) {
     }
     chunks.work();
     // `Acquire` pairs with the `Release` in `work`, so that the caller sees what all chunks have written.
-    while chunks.finished.load(Ordering::Acquire) < count {
+    while chunks.finished_count.load(Ordering::Acquire) < count {
         std::thread::yield_now();
     }
     let panic = lock(&chunks.panic).take();
@@ -70,39 +70,40 @@ pub(super) fn for_each_chunk(count: usize, chunk: &(dyn Fn(usize) + Sync)) {
     }
 }
 
-/// Chunks to be claimed by whoever has time.
+/// Chunks that several threads claim in turn.
 struct Chunks {
     chunk: &'static (dyn Fn(usize) + Sync),
     count: usize,
     /// How many neighbouring chunks are claimed at once, because memory is fastest in long runs.
     stride: usize,
-    claimed: AtomicUsize,
-    finished: AtomicUsize,
+    /// The first chunk that nobody has claimed.
+    next_chunk: AtomicUsize,
+    finished_count: AtomicUsize,
     /// The first panic of a chunk.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
 impl Chunks {
-    /// Works on chunks until none is left to claim. Does not unwind: [`for_each_chunk`] rethrows the first
-    /// panic on the thread of its caller.
+    /// Works on chunks until none is left to claim. Does not unwind, because [`for_each_chunk`] rethrows the
+    /// first panic on the thread of its caller.
     fn work(&self) {
         loop {
-            let first = self.claimed.fetch_add(self.stride, Ordering::Relaxed);
+            let first = self.next_chunk.fetch_add(self.stride, Ordering::Relaxed);
             if first >= self.count {
                 return;
             }
-            let claimed = first..self.count.min(first + self.stride);
-            let length = claimed.len();
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| claimed.for_each(self.chunk))) {
+            let claim = first..self.count.min(first + self.stride);
+            let length = claim.len();
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| claim.for_each(self.chunk))) {
                 lock(&self.panic).get_or_insert(panic);
             }
             // Counted after a panic as well, because otherwise the caller would wait for ever.
-            self.finished.fetch_add(length, Ordering::Release);
+            self.finished_count.fetch_add(length, Ordering::Release);
         }
     }
 }
 
-/// The engine's pool with that many threads, made on first use. Idle threads sleep.
+/// The engine's pool with this number of threads, made on first use. Idle threads sleep.
 fn pool(threads: usize) -> Result<Arc<ThreadPool>> {
     static POOLS: OnceLock<Mutex<HashMap<usize, Arc<ThreadPool>>>> = OnceLock::new();
     let mut pools = lock(POOLS.get_or_init(Mutex::default));
@@ -115,7 +116,7 @@ fn pool(threads: usize) -> Result<Arc<ThreadPool>> {
         .build()
         .map_err(Error::other)?;
     let pool = Arc::new(pool);
-    // A pool of another size is dropped if nobody uses it, because its threads would otherwise stay.
+    // Pools of other sizes are dropped if nobody uses them, because otherwise their threads would stay.
     pools.retain(|_, other| Arc::strong_count(other) > 1);
     pools.insert(threads, pool.clone());
     Ok(pool)
@@ -125,29 +126,29 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// For each stage, how many items before its turn an item is prepared.
+/// For each stage, how many items before its own run an item is prepared.
 const DISTANCES: [usize; 3] = [3, 2, 1];
 
 /// Calls `run` on every item, in rows of neighbours, and before that `prepare` in stages.
 ///
-/// `prepare` fetches an item's memory into the cache, because waiting for memory takes longer than little
-/// work.
+/// `prepare` fetches an item's memory into the cache, because a small item waits for memory longer than it
+/// computes.
 ///
 /// # Errors
-/// The first in the order of the items. A row ends with its first error; other rows go on.
-pub(super) fn in_rows<I: Send>(
+/// The first error in the order of the items. A row ends with its first error; other rows go on.
+pub(super) fn run_in_rows<I: Send>(
     items: &mut [I],
     row: usize,
     prepare: impl Fn(&I, usize) + Sync,
     run: impl Fn(&mut I) -> Result<()> + Sync,
 ) -> Result<()> {
-    let rows: Vec<_> = items.par_chunks_mut(row).map(|row| in_a_row(row, &prepare, &run)).collect();
+    let rows: Vec<_> = items.par_chunks_mut(row).map(|row| run_row(row, &prepare, &run)).collect();
     rows.into_iter().collect()
 }
 
-/// [`in_rows`] for one row.
-fn in_a_row<I>(row: &mut [I], prepare: impl Fn(&I, usize), run: impl Fn(&mut I) -> Result<()>) -> Result<()> {
-    // The first items are prepared here, because no items before them do it.
+/// [`run_in_rows`] for one row.
+fn run_row<I>(row: &mut [I], prepare: impl Fn(&I, usize), run: impl Fn(&mut I) -> Result<()>) -> Result<()> {
+    // The first items are prepared here, because no item runs before them.
     for (stage, &distance) in DISTANCES.iter().enumerate() {
         row.iter().take(distance).for_each(|item| prepare(item, stage));
     }
@@ -191,7 +192,7 @@ mod tests {
             for count in [0, 1, 4, 5, 23] {
                 let mut items: Vec<Mutex<Vec<usize>>> = (0..count).map(|_| Mutex::default()).collect();
                 let note = |item: &Mutex<Vec<usize>>, stage| item.lock().expect("a lock").push(stage);
-                in_rows(&mut items, row, note, |item| {
+                run_in_rows(&mut items, row, note, |item| {
                     note(item, DISTANCES.len());
                     Ok(())
                 })
@@ -210,7 +211,7 @@ mod tests {
         let run = |item: &mut usize| {
             if [17, 19, 38].contains(item) { Err(Error::other(item.to_string())) } else { Ok(()) }
         };
-        let error = in_rows(&mut items, 5, |_, _| (), run).expect_err("an error");
+        let error = run_in_rows(&mut items, 5, |_, _| (), run).expect_err("an error");
         assert!(error.to_string().contains("17"), "{error}");
     }
 }

@@ -1,39 +1,44 @@
-//! Counts of what passes read and write, for a test of speed without a clock.
+//! Counts the bytes that passes read and write, for a test of speed without a clock.
 //!
-//! Memory limits a step, so its time follows the bytes that it moves. Times differ from run to run, bytes do
-//! not, so that a pass or a copy too many fails a test. `tests/allocation.rs` finds copies outside of passes.
+//! Memory limits a step, so the time of a step follows the bytes that it moves. Times differ from run to run,
+//! bytes do not. So a test can fail for one pass or copy too many. `tests/allocation.rs` finds copies outside
+//! of passes.
 //!
-//! Each thread counts for itself, because other tests run meanwhile. The parameters of the tests are so small
-//! that a step stays on its caller's thread.
+//! Each thread has counts of its own, because other tests run meanwhile. The parameters of the tests are so
+//! small that a step stays on its caller's thread.
 
 use std::cell::Cell;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Traffic {
     /// Elements that passes went over.
-    passed: usize,
+    elements: usize,
     /// Bytes of gradients, parameters and state.
-    read: usize,
-    written: usize,
+    bytes_read: usize,
+    bytes_written: usize,
 }
 
 thread_local! {
-    static TRAFFIC: Cell<Traffic> = const { Cell::new(Traffic { passed: 0, read: 0, written: 0 }) };
+    static TRAFFIC: Cell<Traffic> = const { Cell::new(Traffic { elements: 0, bytes_read: 0, bytes_written: 0 }) };
 }
 
 /// Counts numbers that are read and written.
-pub(super) fn note<T>(read: usize, written: usize) {
-    let size = size_of::<T>();
-    TRAFFIC.with(|all| {
-        let before = all.get();
-        let (read, written) = (before.read + read * size, before.written + written * size);
-        all.set(Traffic { read, written, ..before });
+pub(super) fn count_numbers<T>(read: usize, written: usize) {
+    TRAFFIC.with(|traffic| {
+        let mut counts = traffic.get();
+        counts.bytes_read += read * size_of::<T>();
+        counts.bytes_written += written * size_of::<T>();
+        traffic.set(counts);
     });
 }
 
 /// Counts elements that a pass goes over.
-pub(super) fn note_pass(elements: usize) {
-    TRAFFIC.with(|all| all.set(Traffic { passed: all.get().passed + elements, ..all.get() }));
+pub(super) fn count_pass(elements: usize) {
+    TRAFFIC.with(|traffic| {
+        let mut counts = traffic.get();
+        counts.elements += elements;
+        traffic.set(counts);
+    });
 }
 
 #[cfg(test)]
@@ -52,7 +57,7 @@ mod tests {
     const LENGTH: usize = 8192;
 
     /// The traffic of the second step on a parameter of this dtype, and the bytes of the state.
-    fn of_step<T: Copy>(optimiser: Optimiser, one: T) -> (Traffic, usize)
+    fn step_traffic<T: Copy>(optimiser: Optimiser, one: T) -> (Traffic, usize)
     where
         for<'a> &'a mut Vec<T>: Into<MemoryMut<'a>>,
         for<'a> &'a Vec<T>: Into<MemoryRef<'a>>,
@@ -85,25 +90,26 @@ mod tests {
             (BF16, Optimiser::new(Kahan::new(adamw())), 12.0, 1),
             (BF16, Optimiser::new(StochasticRounding::new(0, adamw())), 10.0, 1),
             (F32, Optimiser::new(chain()), 16.0, 1),
-            // Twice, because the norm of all gradients is there only when all have been read.
+            // Two passes, because the norm needs all gradients before the first step.
             (F32, Optimiser::new(clipped()), 12.0, 2),
             (BF16, Optimiser::new(MixedPrecision::new(F32, clipped())), 14.0, 2),
         ];
-        for (dtype, optimiser, bytes, passes) in cases {
+        for (dtype, optimiser, element_bytes, passes) in cases {
             let name = optimiser.name();
             let is_mixed = name.starts_with("MixedPrecision");
-            let (traffic, state) = match dtype {
-                F32 => of_step(optimiser, 1f32),
-                _ => of_step(optimiser, bf16::ONE),
+            let (traffic, state_bytes) = match dtype {
+                F32 => step_traffic(optimiser, 1f32),
+                _ => step_traffic(optimiser, bf16::ONE),
             };
-            let x = dtype.size_in_bytes() * LENGTH;
+            let x_bytes = dtype.size_in_bytes() * LENGTH;
             assert_eq!(
-                state + x,
-                (bytes * LENGTH as f64) as usize,
+                state_bytes + x_bytes,
+                (element_bytes * LENGTH as f64) as usize,
                 "{name}: the page `memory` has other bytes"
             );
-            let read = passes * x + state + if is_mixed { 0 } else { x };
-            assert_eq!(traffic, Traffic { passed: passes * LENGTH, read, written: state + x }, "{name}");
+            let bytes_read = passes * x_bytes + state_bytes + if is_mixed { 0 } else { x_bytes };
+            let bytes_written = state_bytes + x_bytes;
+            assert_eq!(traffic, Traffic { elements: passes * LENGTH, bytes_read, bytes_written }, "{name}");
         }
     }
 }

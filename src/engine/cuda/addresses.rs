@@ -1,17 +1,17 @@
-//! Addresses of tensors on a device, one tensor at a time. A concurrent forward pass holds several locks at
-//! once, so that holding two here could deadlock.
+//! Addresses of tensors on a device, under the lock of one tensor at a time. A concurrent forward pass holds
+//! several locks at once, so that code here that held two locks could deadlock.
 //!
 //! **Validity.** An address stays valid after the lock is released, because candle never moves a storage
-//! while a tensor has it. An in-place operation of the program may have put another storage there. So each
-//! storage is compared with its tensor under the lock (`model/lent/stored.rs`), and the address is that of
-//! the storage found. If another thread exchanges the storage between here and the launch, the launch uses
-//! freed memory. No check can prevent that, because several locks must not be held.
+//! while a tensor has it. An in-place operation of the program may have given the tensor another storage. So
+//! each storage is compared with its tensor under the lock (`model/lent/stored.rs`), and the address is that
+//! of the storage under the lock. If another thread exchanges the storage before the launch, the launch uses
+//! freed memory. No check can prevent such a use, because a check would have to hold several locks.
 //!
-//! **Order.** The legacy default stream is in order with candle's streams of all threads, so only the address
-//! is needed. If the program has made streams of its own, cudarc keeps the order. Taking an address then
-//! makes the stream wait for earlier work of other streams on the data, and notes that the stream uses the
-//! data from then on. The address is taken a second time after the work has been enqueued, so that the note
-//! covers that work.
+//! **Order.** The legacy default stream waits for candle's streams of all threads, and they wait for it. So a
+//! launch on the default stream needs addresses, and no events. If the program has made streams of its own,
+//! cudarc keeps the order by events. Taking an address then makes the stream wait for earlier work of other
+//! streams on the data, and records that the stream uses the data from then on. The address is taken a second
+//! time after the work has been enqueued, so that the record covers that work.
 
 use std::cell::Cell;
 
@@ -21,8 +21,8 @@ use candle_core::cuda::{CudaStorage, CudaStorageSlice, WrapErr};
 use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Shape, Storage, Tensor, WithDType};
 
 use crate::error::Result;
-use crate::model::lent::{check_held, storage_of};
-use crate::tensors::held_on_cuda;
+use crate::model::lent::{check_extent, storage_of};
+use crate::tensors::cuda_extent;
 
 fn unsupported() -> candle_core::Error {
     candle_core::Error::Msg(
@@ -50,22 +50,23 @@ pub(crate) fn read_address(tensor: &Tensor, stream: &CudaStream) -> Result<u64> 
     let (storage, layout) = storage_of(tensor)?;
     let (start, _) = layout.contiguous_offsets().ok_or_else(unsupported)?;
     let Storage::Cuda(storage) = &*storage else { return Err(unsupported().into()) };
-    let (address, _noted_on_drop) = on_slice!(&storage.slice, slice => slice.device_ptr(stream));
+    let (address, _recorded_on_drop) = on_slice!(&storage.slice, slice => slice.device_ptr(stream));
     Ok(address + (start * tensor.dtype().size_in_bytes()) as u64)
 }
 
 /// The address of the first element of a contiguous variable that `stream` reads and writes.
 ///
-/// cudarc wants the storage by `&mut` to note who writes. If it takes no notes, the lock for reading is
-/// enough, and takes a fraction of the time of candle's in-place operation. That operation refuses tensors
-/// with repeated elements. The lock need not, because a contiguous tensor has none.
+/// cudarc takes the storage by `&mut` to record which stream writes. If cudarc does not manage streams, it
+/// records nothing, and the lock for reading is enough, which takes a fraction of the time of candle's
+/// in-place operation. The in-place operation also refuses tensors with repeated elements, but a contiguous
+/// tensor has none.
 pub(crate) fn write_address(tensor: &Tensor, stream: &CudaStream) -> Result<u64> {
     if !stream.context().is_managing_stream_synchronization() {
         return read_address(tensor, stream);
     }
-    let borrow = FindAddress { tensor, stream, address: Cell::new(Ok(0)) };
-    tensor.inplace_op1(&borrow)?;
-    borrow.address.into_inner()
+    let operation = FindAddress { tensor, stream, address: Cell::new(Ok(0)) };
+    tensor.inplace_op1(&operation)?;
+    operation.address.into_inner()
 }
 
 /// Copies a contiguous tensor to the CPU, without memory on the device. The copy is complete on return.
@@ -117,12 +118,12 @@ impl InplaceOp1 for WriteFromHost<'_> {
             let stream = slice.stream().clone();
             stream.memcpy_htod(values, &mut slice.slice_mut(start..start + values.len())).w()
         }
-        check_held(self.variable, held_on_cuda(storage, self.variable))
+        check_extent(self.variable, cuda_extent(storage, self.variable))
             .map_err(|error| error.in_role("parameter"))?;
         let (first, _) = layout.contiguous_offsets().ok_or_else(unsupported)?;
-        let (values, from) = self.values.storage_and_layout();
-        let (begin, end) = from.contiguous_offsets().ok_or_else(unsupported)?;
-        let Storage::Cpu(values) = &*values else { return Err(unsupported()) };
+        let (host_storage, host_layout) = self.values.storage_and_layout();
+        let (begin, end) = host_layout.contiguous_offsets().ok_or_else(unsupported)?;
+        let Storage::Cpu(values) = &*host_storage else { return Err(unsupported()) };
         on_slice!(&mut storage.slice, slice => copy(&values.as_slice()?[begin..end], slice, first + self.start))
     }
 }
@@ -136,10 +137,10 @@ struct FindAddress<'s> {
 
 impl FindAddress<'_> {
     fn address(&self, storage: &mut CudaStorage, layout: &Layout) -> Result<u64> {
-        check_held(self.tensor, held_on_cuda(storage, self.tensor))?;
+        check_extent(self.tensor, cuda_extent(storage, self.tensor))?;
         let (start, _) = layout.contiguous_offsets().ok_or_else(unsupported)?;
         let size = storage.dtype().size_in_bytes();
-        let (address, _noted_on_drop) =
+        let (address, _recorded_on_drop) =
             on_slice!(&mut storage.slice, slice => slice.device_ptr_mut(self.stream));
         Ok(address + (start * size) as u64)
     }

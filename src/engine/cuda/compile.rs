@@ -14,8 +14,8 @@ use crate::error::{Error, Result};
 /// Functions that the printed sources call. NVRTC has most of them only with headers.
 const INTRINSICS: &str = include_str!("intrinsics.cu");
 
-/// The functions by address of their context and by source. The `Arc` keeps the address from being used
-/// again. `None` is a failed compilation.
+/// The functions by address of their context and by source. The `Arc` keeps the context alive, so that no
+/// other context gets the address. `None` is a failed compilation.
 type Functions = HashMap<usize, (Arc<CudaContext>, HashMap<Box<str>, Option<CudaFunction>>)>;
 
 fn functions() -> MutexGuard<'static, Functions> {
@@ -27,25 +27,27 @@ fn functions() -> MutexGuard<'static, Functions> {
 pub(super) fn forget_unused() {
     // Each function holds its context through its module, and the map holds it once more.
     functions()
-        .retain(|_, (context, known)| Arc::strong_count(context) > 1 + known.values().flatten().count());
+        .retain(|_, (context, cache)| Arc::strong_count(context) > 1 + cache.values().flatten().count());
 }
 
 /// The function of a source in a context, kept as long as the context is used. `None` if the compiler or the
-/// device refuses the source, for example because one of them is much older than the other.
+/// device refuses the source, for example because one of the two is much older than the other.
 pub(super) fn function(context: &Arc<CudaContext>, source: &str) -> Result<Option<CudaFunction>> {
     let key = context.cu_ctx().addr();
-    if let Some(known) = functions().get(&key).and_then(|(_, known)| known.get(source)) {
-        return Ok(known.clone());
+    if let Some(function) = functions().get(&key).and_then(|(_, cache)| cache.get(source)) {
+        return Ok(function.clone());
     }
-    // Compiled without the lock, because that takes long. Two threads may compile the same function, which
-    // only costs time.
+    // Compiled without the lock, because a compilation takes long. Two threads may compile the same function,
+    // which only costs time.
     let capability = context.compute_capability().w()?;
     let load = |ptx| context.load_module(ptx)?.load_function("optimiser");
-    let made = compile(source, capability).and_then(|ptx| load(ptx).map_err(|error| error.to_string()));
-    let made = made.inspect_err(|error| warn_once(&format!("a kernel does not compile: {error}"))).ok();
-    let of_context = || (context.clone(), HashMap::new());
-    functions().entry(key).or_insert_with(of_context).1.insert(source.into(), made.clone());
-    Ok(made)
+    let compilation =
+        compile(source, capability).and_then(|ptx| load(ptx).map_err(|error| error.to_string()));
+    let function =
+        compilation.inspect_err(|error| warn_once(&format!("a kernel does not compile: {error}"))).ok();
+    let new_entry = || (context.clone(), HashMap::new());
+    functions().entry(key).or_insert_with(new_entry).1.insert(source.into(), function.clone());
+    Ok(function)
 }
 
 /// Compiles a source for a compute capability to PTX.
@@ -59,9 +61,10 @@ pub fn ptx(source: &str, capability: (i32, i32)) -> Result<String> {
 /// Compiles with flags that give the bits of the CPU. The error is the compiler's message.
 fn compile(source: &str, (major, minor): (i32, i32)) -> std::result::Result<Ptx, String> {
     // Warning 177 is about unused functions: a source uses a part of `INTRINSICS`.
-    let own = [format!("--gpu-architecture=compute_{major}{minor}"), "--diag-suppress=177".to_string()];
+    let more_flags =
+        [format!("--gpu-architecture=compute_{major}{minor}"), "--diag-suppress=177".to_string()];
     let options = CompileOptions {
-        options: CUDA_FLAGS.map(str::to_string).into_iter().chain(own).collect(),
+        options: CUDA_FLAGS.map(str::to_string).into_iter().chain(more_flags).collect(),
         ..CompileOptions::default()
     };
     compile_ptx_with_opts(format!("{INTRINSICS}{source}"), options).map_err(|error| match error {

@@ -2,15 +2,15 @@
 //! work.
 //!
 //! **Order.** candle has one stream of a device for each thread of the host, and nothing orders these streams
-//! against each other. The engine launches on the legacy default stream instead, which waits for all of them
-//! and for which all of them wait. So gradients may come from a backward pass in any thread, and an
-//! evaluation in another thread sees each parameter as it was before the launch or after it. If a device was
-//! made with a stream of its own (`new_with_stream`), the launches go to that stream, and cudarc's events
-//! keep the order.
+//! against each other. The engine launches on the legacy default stream instead, which waits for all of
+//! candle's streams, and for which all of candle's streams wait. So gradients may come from a backward pass
+//! in any thread, and an evaluation in another thread sees each parameter as it was before the launch or
+//! after it. If a device was made with a stream of its own (`new_with_stream`), the launches go to that
+//! stream, and cudarc's events keep the order.
 //!
 //! **Waiting.** A call is one use of the back-end: a turn of reductions, or a commit. It copies its tables to
-//! the device and enqueues its launches. If it has results, it waits for them at the end, otherwise only
-//! until the device has read the tables of the call before the last.
+//! the device and enqueues its launches. A call with results waits for its results at the end. Any other call
+//! waits only until the device has read the tables of the call before the last.
 //!
 //! **Memory.** After the first call with a set of parameters, only these are allocated on the device:
 //! contiguous copies of gradients with another layout, copies of gradients that lie in variables, inputs of
@@ -35,7 +35,7 @@ use crate::error::Result;
 use crate::model::lent::defect;
 use scratch::DeviceScratch;
 
-/// The handle of the default stream of each thread of the host, the same in all threads.
+/// The handle that means "the default stream of this thread of the host". It is the same in all threads.
 const PER_THREAD: usize = 2;
 
 /// The stream that is in order with candle's work of all threads on a device.
@@ -51,15 +51,15 @@ pub(super) struct Cuda<'a> {
     owner: Arc<CudaStream>,
     /// Where launches go.
     stream: Arc<CudaStream>,
-    /// Set by the launch. Declared before the data of the call, so that it is dropped first after an error:
-    /// its drop waits until the device has finished with the data.
+    /// Set by the launch. Declared before the data of the call, so that after an error the scratch is dropped
+    /// first: its drop waits until the device has finished with the data.
     scratch: Option<DeviceScratch>,
     /// The tensors that are read. Some are copies for this call, which live until the work that reads them
     /// has been enqueued. After that the stream keeps the order.
-    read: Vec<Tensor>,
-    written: Vec<&'a Tensor>,
+    read_tensors: Vec<Tensor>,
+    written_tensors: Vec<&'a Tensor>,
     /// New variables, which are only written.
-    new: Vec<Var>,
+    new_variables: Vec<Var>,
 }
 
 impl Cuda<'_> {
@@ -70,25 +70,27 @@ impl Cuda<'_> {
             owner,
             stream,
             scratch: None,
-            read: Vec::new(),
-            written: Vec::new(),
-            new: Vec::new(),
+            read_tensors: Vec::new(),
+            written_tensors: Vec::new(),
+            new_variables: Vec::new(),
         }
     }
 
     /// Drops the tensors of this call, whose readers and writers have been enqueued. If cudarc keeps streams
-    /// in order by events, their addresses are taken once more before that, so that cudarc notes that this
-    /// stream uses them (`addresses.rs`).
-    fn note(&mut self) -> Result<()> {
-        let (read, written, new) = (self.read.drain(..), self.written.drain(..), self.new.drain(..));
+    /// in order by events, the addresses of the tensors are first taken once more, so that cudarc records
+    /// that this stream uses the tensors (`addresses.rs`).
+    fn release_tensors(&mut self) -> Result<()> {
+        let read_tensors = self.read_tensors.drain(..);
+        let written_tensors = self.written_tensors.drain(..);
+        let new_variables = self.new_variables.drain(..);
         if self.stream.context().is_managing_stream_synchronization() {
-            for tensor in written {
+            for tensor in written_tensors {
                 addresses::write_address(tensor, &self.stream)?;
             }
-            for variable in new {
+            for variable in new_variables {
                 addresses::write_address(&variable, &self.stream)?;
             }
-            for tensor in read {
+            for tensor in read_tensors {
                 addresses::read_address(&tensor, &self.stream)?;
             }
         }
@@ -96,7 +98,8 @@ impl Cuda<'_> {
     }
 }
 
-fn variable(state: &Buffer) -> Result<&Var> {
+/// The variable in which a device has a state tensor.
+fn state_variable(state: &Buffer) -> Result<&Var> {
     match state.memory() {
         Memory::Variable(variable) => Ok(variable),
         _ => Err(defect("a state tensor is not on the device of its parameter")),
@@ -110,41 +113,42 @@ impl<'a> Backend<'a> for Cuda<'a> {
         compile::function(self.stream.context(), source)
     }
 
-    fn read(&mut self, tensor: Tensor) -> Result<u64> {
+    fn read_address(&mut self, tensor: Tensor) -> Result<u64> {
         let address = addresses::read_address(&tensor, &self.stream)?;
-        self.read.push(tensor);
+        self.read_tensors.push(tensor);
         Ok(address)
     }
 
-    fn write(&mut self, tensor: &'a Tensor) -> Result<u64> {
+    fn write_address(&mut self, tensor: &'a Tensor) -> Result<u64> {
         let address = addresses::write_address(tensor, &self.stream)?;
-        self.written.push(tensor);
+        self.written_tensors.push(tensor);
         Ok(address)
     }
 
-    fn read_state(&mut self, state: &'a Buffer) -> Result<u64> {
-        self.read(variable(state)?.as_tensor().clone())
+    fn read_state_address(&mut self, state: &'a Buffer) -> Result<u64> {
+        self.read_address(state_variable(state)?.as_tensor().clone())
     }
 
-    fn write_state(&mut self, state: &'a mut Buffer) -> Result<u64> {
-        self.write(variable(state)?)
+    fn write_state_address(&mut self, state: &'a mut Buffer) -> Result<u64> {
+        self.write_address(state_variable(state)?)
     }
 
-    fn write_new(&mut self, variable: Var) -> Result<u64> {
+    fn write_new_address(&mut self, variable: Var) -> Result<u64> {
         let address = addresses::write_address(&variable, &self.stream)?;
-        self.new.push(variable);
+        self.new_variables.push(variable);
         Ok(address)
     }
 
-    fn launch(&mut self, launches: Vec<Launch<CudaFunction>>, results: usize) -> Result<()> {
+    fn launch(&mut self, launches: Vec<Launch<CudaFunction>>, result_count: usize) -> Result<()> {
         let scratch = self.scratch.insert(scratch::take(self.device, &self.owner, &self.stream)?);
         // SAFETY: `Tables::add` lays out the rows as the source was printed. Their addresses come from
-        // `read`, `write` and `write_new` above, where each storage is compared with its tensor under its
-        // lock (`storage_of`, or `check_held` in an in-place operation). The tensors live until all has
-        // been enqueued; what is freed afterwards is freed in the order of the stream.
+        // `read_address`, `write_address` and `write_new_address` above, where each storage is compared with
+        // its tensor under its lock (`storage_of`, or `check_extent` in an in-place operation). The tensors
+        // live until all launches have been enqueued; memory that is freed later is freed in the stream's
+        // order.
         #[allow(unsafe_code)]
-        unsafe { scratch.launch(&launches, results) }?;
-        self.note()
+        unsafe { scratch.launch(&launches, result_count) }?;
+        self.release_tensors()
     }
 
     fn read_results(self) -> Result<Vec<f64>> {

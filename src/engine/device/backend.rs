@@ -9,34 +9,34 @@ use crate::error::Result;
 
 /// A device during one call (a commit, or a turn of reductions): hands out addresses, then runs launches.
 ///
-/// `'a` is how long the data of the call lives.
+/// The data of the call lives for `'a`.
 pub(in crate::engine) trait Backend<'a> {
     /// A function that is ready to run.
     type Function: Clone;
 
-    /// Compiles a source, or finds it compiled. Returns `None` if that is impossible and tensor operations
-    /// have to do the work.
+    /// The function of a source, which is compiled if it is new. `None` if the source does not compile, so
+    /// that tensor operations have to do the work.
     fn function(&mut self, source: &str) -> Result<Option<Self::Function>>;
 
     /// The address of the first element of a contiguous tensor that is read. Takes the tensor by value,
     /// because it may be a copy that nothing else holds.
-    fn read(&mut self, tensor: Tensor) -> Result<u64>;
+    fn read_address(&mut self, tensor: Tensor) -> Result<u64>;
 
     /// The address of the first element of a variable that is read and written.
-    fn write(&mut self, tensor: &'a Tensor) -> Result<u64>;
+    fn write_address(&mut self, tensor: &'a Tensor) -> Result<u64>;
 
-    fn read_state(&mut self, state: &'a Buffer) -> Result<u64>;
+    fn read_state_address(&mut self, state: &'a Buffer) -> Result<u64>;
 
-    fn write_state(&mut self, state: &'a mut Buffer) -> Result<u64>;
+    fn write_state_address(&mut self, state: &'a mut Buffer) -> Result<u64>;
 
     /// The address of the first element of a new variable, which is written.
-    fn write_new(&mut self, variable: Var) -> Result<u64>;
+    fn write_new_address(&mut self, variable: Var) -> Result<u64>;
 
-    /// Runs the launches one after another, and may return before they are done. `results` is the number of
-    /// their results.
-    fn launch(&mut self, launches: Vec<Launch<Self::Function>>, results: usize) -> Result<()>;
+    /// Runs the launches one after another, and may return before they are done. Together they have
+    /// `result_count` results.
+    fn launch(&mut self, launches: Vec<Launch<Self::Function>>, result_count: usize) -> Result<()>;
 
-    /// If there are results, waits for the launches and returns them. Otherwise returns at once.
+    /// The results. Waits for the launches if they have results, otherwise returns at once.
     fn read_results(self) -> Result<Vec<f64>>;
 }
 
@@ -52,5 +52,5 @@ pub(in crate::engine) struct Launch<F> {
     pub(in crate::engine) block_offsets: Vec<u32>,
     pub(in crate::engine) blocks: u32,
     /// The index of the first block's result among all results, if the function reduces.
-    pub(in crate::engine) results: Option<usize>,
+    pub(in crate::engine) first_result: Option<usize>,
 }

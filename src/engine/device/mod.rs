@@ -18,15 +18,15 @@ use smallvec::SmallVec;
 use super::codegen::launched::trace_read;
 use super::codegen::trace::trace_write;
 use super::kernel::{ChunkTotals, Reducer};
-use super::plan::{Epilogue, GradientView, Job, Operand, ReductionRequest, Step, slots_mut};
+use super::plan::{Epilogue, Job, LeafView, Operand, ReductionRequest, Step, slots_mut};
 use crate::error::Result;
 use crate::model::lent::{Lend, Lent, defect};
-use crate::tensors::allocated;
+use crate::tensors::allocate;
 pub(super) use backend::{Backend, Launch};
 use table::{BlockRange, LeafArray, LeafData, RowHandle, Tables};
 
 /// Writes the parameters and state of all jobs, except what functions of whole tensors have returned. The
-/// result has `false` for each job that has no kernel; nothing of it is written.
+/// result has `false` for each job that has no kernel; nothing of such a job is written.
 pub(super) fn commit_with<'a, 'j: 'a, B: Backend<'a>>(
     backend: B,
     jobs: &'a mut [&mut Job<'j>],
@@ -43,7 +43,7 @@ pub(super) fn commit_with<'a, 'j: 'a, B: Backend<'a>>(
                 .split_last()
                 .map_or((&[][..], &[][..]), |(last, before)| (std::slice::from_ref(last), before));
             for segment in if is_last { last } else { before } {
-                let handle = tables.handle(|into| trace_write(job, segment, into))?;
+                let handle = tables.handle(|bound| trace_write(job, segment, bound))?;
                 // A job is written as a whole or not at all. So if one segment has no kernel, the job loses
                 // all its handles.
                 *handles = handles.take().zip(handle).map(|(mut handles, handle)| {
@@ -53,19 +53,19 @@ pub(super) fn commit_with<'a, 'j: 'a, B: Backend<'a>>(
             }
         }
     }
-    let done = handles.iter().map(Option::is_some).collect();
+    let kernel_flags = handles.iter().map(Option::is_some).collect();
     for ((job, segments), handles) in jobs.iter_mut().zip(&segments).zip(handles) {
         let path = job.path;
         handles
-            .map_or(Ok(()), |handles| add(&mut tables, job, segments, &handles))
+            .map_or(Ok(()), |handles| add_segments(&mut tables, job, segments, &handles))
             .map_err(|error| error.at(path))?;
     }
     tables.run()?;
-    Ok(done)
+    Ok(kernel_flags)
 }
 
 /// Adds the segments of a leaf.
-fn add<'a, 'j: 'a, B: Backend<'a>>(
+fn add_segments<'a, 'j: 'a, B: Backend<'a>>(
     tables: &mut Tables<'a, B>,
     job: &'a mut Job<'j>,
     segments: &[Range<usize>],
@@ -74,38 +74,39 @@ fn add<'a, 'j: 'a, B: Backend<'a>>(
     let Job { x, low_bits, length, sources, steps, epilogue, .. } = job;
     let (length, end) = (*length, steps.len());
     let low_bits =
-        low_bits.as_deref_mut().map(|low_bits| tables.backend.write_state(low_bits)).transpose()?;
+        low_bits.as_deref_mut().map(|low_bits| tables.backend.write_state_address(low_bits)).transpose()?;
     let x = match x {
-        Operand::Own(master) => LeafArray::Address(tables.backend.write_state(master)?),
+        Operand::Own(master) => LeafArray::Address(tables.backend.write_state_address(master)?),
         Operand::Lent(x) => LeafArray::Tensor(check_tensor(*x)?),
     };
-    let (mut sources, mut steps, mut done) = (&sources[..], &mut steps[..], 0);
+    let (mut sources, mut steps, mut position) = (&sources[..], &mut steps[..], 0);
     let mut epilogue = epilogue.reborrow();
     for (segment, handle) in segments.iter().zip(handles) {
-        let (before, after) = std::mem::take(&mut steps).split_at_mut(segment.start - done);
-        let (own, others) = after.split_at_mut(segment.len());
-        (steps, done) = (others, segment.end);
-        // `sources_after` cannot be asked, because the steps are split to be written.
+        let (before, after) = std::mem::take(&mut steps).split_at_mut(segment.start - position);
+        let (segment_steps, later_steps) = after.split_at_mut(segment.len());
+        (steps, position) = (later_steps, segment.end);
+        // `sources_after` cannot be used, because it needs all steps at once, and they are split to be
+        // written.
         if let Some(Step::Output(output)) = before.last() {
             sources = std::slice::from_ref(&output.gradient);
         }
         // Only the last segment stores the parameter.
-        let (is_last, none) = (done == end, Epilogue::StateOnly);
-        let own_epilogue = if is_last { std::mem::replace(&mut epilogue, none) } else { none };
+        let (is_last, no_write) = (position == end, Epilogue::StateOnly);
+        let segment_epilogue = if is_last { std::mem::replace(&mut epilogue, no_write) } else { no_write };
         let (mut parameter, mut compensation, mut key) = (None, None, [0; 2]);
-        match own_epilogue {
+        match segment_epilogue {
             Epilogue::StateOnly | Epilogue::Subtract => {}
-            Epilogue::Master(low) => parameter = Some(check_tensor(low)?),
+            Epilogue::Master(lender) => parameter = Some(check_tensor(lender)?),
             Epilogue::Stochastic(bits) => key = bits,
-            Epilogue::Kahan(lost) => compensation = Some(lost),
+            Epilogue::Kahan(buffer) => compensation = Some(buffer),
         }
         let data = LeafData {
             length,
-            whole: length,
-            x: x.again(),
+            leaf_length: length,
+            x: x.duplicate(),
             low_bits,
             sources: tensors(sources)?,
-            slots: slots_mut(own).map(LeafArray::State).collect(),
+            slots: slots_mut(segment_steps).map(LeafArray::State).collect(),
             parameter,
             compensation,
             copy: None,
@@ -117,60 +118,62 @@ fn add<'a, 'j: 'a, B: Backend<'a>>(
     Ok(())
 }
 
-/// The totals of the chunks of each request; `None` if it has no kernel.
+/// The totals of the chunks of each request; `None` for a request without a kernel.
 pub(super) fn reduce_with<'j, B: Backend<'j>>(
     backend: B,
     requests: &[ReductionRequest<'j, '_>],
 ) -> Result<Vec<Option<ChunkTotals>>> {
     let mut tables = Tables::new(backend);
-    let read = |&ReductionRequest { view, reducer }: &_| read(&mut tables, view, Some(reducer), None);
-    let ranges = requests.iter().map(read).collect::<Result<Vec<_>>>()?;
+    let add = |&ReductionRequest { view, reducer }: &_| add_view(&mut tables, view, Some(reducer), None);
+    let ranges = requests.iter().map(add).collect::<Result<Vec<_>>>()?;
     let results = tables.run()?;
-    let totals =
-        |range: &Option<BlockRange>| range.as_ref().map(|range| ChunkTotals::from_slice(results.of(range)));
+    let totals = |range: &Option<BlockRange>| {
+        range.as_ref().map(|range| ChunkTotals::from_slice(results.of_leaf(range)))
+    };
     Ok(ranges.iter().map(totals).collect())
 }
 
-/// The elements of each view as a tensor of the compute dtype; `None` if it has no kernel. The tensors have
-/// their values once the launches are done.
+/// The elements of each view as a tensor of the compute dtype; `None` for a view without a kernel. The
+/// tensors have their values once the launches are done.
 pub(super) fn copy_with<'j, B: Backend<'j>>(
     backend: B,
-    views: &[GradientView<'j, '_>],
+    views: &[LeafView<'j, '_>],
 ) -> Result<Vec<Option<Tensor>>> {
     let mut tables = Tables::new(backend);
     let mut copies = Vec::with_capacity(views.len());
     for &view in views {
         let (x, compute) = (&view.job.x, view.job.compute);
         let zeros = || Var::zeros(x.shape(), compute.into(), x.device());
-        let copy = allocated(view.job.length, compute, x.device(), zeros)
-            .map_err(|error| error.at(view.job.path))?;
+        let copy =
+            allocate(view.job.length, compute, x.device(), zeros).map_err(|error| error.at(view.job.path))?;
         let tensor = copy.as_detached_tensor();
-        copies.push(read(&mut tables, view, None, Some(copy))?.map(|_| tensor));
+        copies.push(add_view(&mut tables, view, None, Some(copy))?.map(|_| tensor));
     }
     tables.run()?;
     Ok(copies)
 }
 
-/// Adds a leaf whose elements are reduced or copied. Returns `None` if it has no kernel.
-fn read<'j, B: Backend<'j>>(
+/// Adds a leaf whose elements are reduced or copied. Returns `None` if the view has no kernel.
+fn add_view<'j, B: Backend<'j>>(
     tables: &mut Tables<'j, B>,
-    view: GradientView<'j, '_>,
+    view: LeafView<'j, '_>,
     reducer: Option<Reducer>,
     copy: Option<Var>,
 ) -> Result<Option<BlockRange>> {
-    let Some(handle) = tables.handle(|into| trace_read(view, reducer, into))? else { return Ok(None) };
+    let Some(handle) = tables.handle(|bound| trace_read(view, reducer, bound))? else { return Ok(None) };
     let job = view.job;
-    let low_bits = job.low_bits.as_deref().map(|low_bits| tables.backend.read_state(low_bits)).transpose()?;
+    let low_bits =
+        job.low_bits.as_deref().map(|low_bits| tables.backend.read_state_address(low_bits)).transpose()?;
     let slots =
         view.links().flat_map(|link| link.slots).map(|(_, slot)| LeafArray::ReadState(slot)).collect();
     let x = match &job.x {
         Operand::Own(master) => LeafArray::ReadState(master),
         Operand::Lent(x) => LeafArray::Tensor(check_tensor(*x)?),
     };
-    let (length, whole, sources) = (job.length, job.whole, tensors(view.sources())?);
+    let (length, leaf_length, sources) = (job.length, job.leaf_length, tensors(view.sources())?);
     let data = LeafData {
         length,
-        whole,
+        leaf_length,
         x: Some(x),
         low_bits,
         sources,

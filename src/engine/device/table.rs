@@ -16,14 +16,14 @@ use crate::engine::memory::Buffer;
 use crate::error::{Error, Result};
 use crate::model::lent::defect;
 use crate::numbers::DType;
-use crate::tensors::allocated;
+use crate::tensors::allocate;
 
 /// The launches of one call, while they are prepared.
 pub(super) struct Tables<'a, B: Backend<'a>> {
     pub(super) backend: B,
     groups: Vec<KernelGroup<B::Function>>,
     /// The last trace, whose memory the next trace uses again.
-    traced: BoundKernel,
+    last_trace: BoundKernel,
     /// The scalars of all leaves.
     scalars: Vec<f64>,
     call: std::marker::PhantomData<&'a ()>,
@@ -54,8 +54,8 @@ pub(super) struct RowHandle {
 /// The data of a leaf, from which its row is made.
 pub(super) struct LeafData<'a> {
     pub(super) length: usize,
-    /// How many elements the whole leaf has; this process may have a part of them.
-    pub(super) whole: usize,
+    /// How many elements the whole leaf has. This process may have a part of the leaf.
+    pub(super) leaf_length: usize,
     pub(super) x: Option<LeafArray<'a>>,
     /// The address of the low bits of x, if x has some.
     pub(super) low_bits: Option<u64>,
@@ -82,7 +82,7 @@ pub(super) enum LeafArray<'a> {
 
 impl LeafArray<'_> {
     /// The same array for one more segment; `None` for state that is written, which is borrowed once.
-    pub(super) fn again(&self) -> Option<Self> {
+    pub(super) fn duplicate(&self) -> Option<Self> {
         match *self {
             LeafArray::Tensor(tensor) => Some(LeafArray::Tensor(tensor)),
             LeafArray::ReadState(state) => Some(LeafArray::ReadState(state)),
@@ -98,22 +98,22 @@ pub(super) struct BlockRange {
     blocks: Range<usize>,
 }
 
-/// The printed form of a kernel, made once in the life of the process.
-fn printed(kernel: &TracedKernel) -> Arc<PrintedSource> {
+/// The source and layout of a kernel, printed once in the life of the process.
+fn print_once(kernel: &TracedKernel) -> Arc<PrintedSource> {
     static PRINTED: LazyLock<Mutex<HashMap<TracedKernel, Arc<PrintedSource>>>> =
         LazyLock::new(Mutex::default);
-    let mut all = PRINTED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut sources = PRINTED.lock().unwrap_or_else(PoisonError::into_inner);
     let print = || {
         let layout = RowLayout::new(kernel);
         Arc::new(PrintedSource { source: source(&layout).into(), layout })
     };
-    all.entry(kernel.clone()).or_insert_with(print).clone()
+    sources.entry(kernel.clone()).or_insert_with(print).clone()
 }
 
 impl<'a, B: Backend<'a>> Tables<'a, B> {
     pub(super) fn new(backend: B) -> Self {
         let (groups, scalars, call) = (Vec::new(), Vec::new(), std::marker::PhantomData);
-        Tables { backend, groups, traced: BoundKernel::new(), scalars, call }
+        Tables { backend, groups, last_trace: BoundKernel::new(), scalars, call }
     }
 
     /// The place for a leaf with this trace. Returns `None` if a dtype cannot be printed or the source does
@@ -122,15 +122,14 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
         &mut self,
         trace: impl FnOnce(&mut BoundKernel) -> bool,
     ) -> Result<Option<RowHandle>> {
-        if !trace(&mut self.traced) {
+        if !trace(&mut self.last_trace) {
             return Ok(None);
         }
-        let BoundKernel { kernel, scalars } = &self.traced;
-        let known = self.groups.iter().position(|group| group.kernel == *kernel);
-        let group = match known {
-            Some(group) => group,
+        let BoundKernel { kernel, scalars } = &self.last_trace;
+        let group = match self.groups.iter().position(|group| group.kernel == *kernel) {
+            Some(index) => index,
             None => {
-                let printed = printed(kernel);
+                let printed = print_once(kernel);
                 let function = self.backend.function(&printed.source)?;
                 self.groups.push(KernelGroup {
                     kernel: kernel.clone(),
@@ -153,10 +152,10 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
     pub(super) fn add(&mut self, handle: &RowHandle, mut data: LeafData<'a>) -> Result<BlockRange> {
         let group = &mut self.groups[handle.group];
         let (layout, scalars) = (&group.printed.layout, &self.scalars[handle.scalars.clone()]);
-        // Chunks of a sum follow from the whole leaf, so that dividing it among ranks changes no sum.
-        let chunk = if data.reducer.is_some() { chunk_length(data.whole) } else { layout.chunk() };
-        let count = data.length.div_ceil(chunk) as u32;
-        let mut arrays = Arrays::of(&group.kernel, &mut data)?;
+        // Chunks of a sum follow from the whole leaf, so that dividing the leaf among ranks changes no sum.
+        let chunk = if data.reducer.is_some() { chunk_length(data.leaf_length) } else { layout.chunk() };
+        let blocks = data.length.div_ceil(chunk) as u32;
+        let mut arrays = Arrays::new(&group.kernel, &mut data)?;
 
         let (start, mut aligned) = (group.rows.len(), true);
         for field in &layout.fields {
@@ -179,38 +178,43 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
                         PointerTo::Array(array) => {
                             arrays.address(&mut self.backend, array, pointer.writes)?
                         }
-                        PointerTo::LowBits(_) => data.low_bits.ok_or_else(lacking)?,
-                        PointerTo::Parameter => self.backend.write(data.parameter.ok_or_else(lacking)?)?,
-                        PointerTo::Copy => self.backend.write_new(data.copy.take().ok_or_else(lacking)?)?,
+                        PointerTo::LowBits(_) => data.low_bits.ok_or_else(missing_data)?,
+                        PointerTo::Parameter => {
+                            self.backend.write_address(data.parameter.ok_or_else(missing_data)?)?
+                        }
+                        PointerTo::Copy => {
+                            self.backend.write_new_address(data.copy.take().ok_or_else(missing_data)?)?
+                        }
                     };
                     aligned &= address.is_multiple_of((pointer.dtype.size_in_bytes() * layout.lanes) as u64);
                     group.rows.push(address);
                 }
             }
         }
-        let flag = layout.fields.iter().position(|field| *field == RowField::Aligned);
-        flag.into_iter().for_each(|flag| group.rows[start + flag] = aligned.into());
+        if let Some(field) = layout.fields.iter().position(|field| *field == RowField::Aligned) {
+            group.rows[start + field] = aligned.into();
+        }
         let first = group.blocks as usize;
         group.block_offsets.push(group.blocks);
-        group.blocks += count;
-        Ok(BlockRange { group: handle.group, blocks: first..first + count as usize })
+        group.blocks += blocks;
+        Ok(BlockRange { group: handle.group, blocks: first..first + blocks as usize })
     }
 
     /// Runs all launches, and waits for their results if there are any.
     pub(super) fn run(mut self) -> Result<Results> {
-        let (mut launches, mut group_offsets, mut count) =
+        let (mut launches, mut group_offsets, mut result_count) =
             (Vec::new(), Vec::with_capacity(self.groups.len()), 0);
         for KernelGroup { kernel, printed, function, rows, block_offsets, blocks } in self.groups {
-            group_offsets.push(count);
+            group_offsets.push(result_count);
             // Leaves without elements have no blocks, and CUDA refuses a launch without blocks.
             let (Some(function), 1..) = (function, blocks) else { continue };
-            let results = kernel.reduces().then_some(count);
-            count += results.map_or(0, |_| blocks as usize);
+            let first_result = kernel.reduces().then_some(result_count);
+            result_count += first_result.map_or(0, |_| blocks as usize);
             let (source, leaves) = (printed.source.clone(), block_offsets.len());
-            launches.push(Launch { function, source, leaves, rows, block_offsets, blocks, results });
+            launches.push(Launch { function, source, leaves, rows, block_offsets, blocks, first_result });
         }
         if !launches.is_empty() {
-            self.backend.launch(launches, count)?;
+            self.backend.launch(launches, result_count)?;
         }
         Ok(Results { group_offsets, all: self.backend.read_results()? })
     }
@@ -224,13 +228,13 @@ pub(super) struct Results {
 
 impl Results {
     /// The results of a leaf's blocks.
-    pub(super) fn of(&self, BlockRange { group, blocks }: &BlockRange) -> &[f64] {
+    pub(super) fn of_leaf(&self, BlockRange { group, blocks }: &BlockRange) -> &[f64] {
         let first = self.group_offsets[*group];
         &self.all[first + blocks.start..first + blocks.end]
     }
 }
 
-fn lacking() -> Error {
+fn missing_data() -> Error {
     defect("a leaf lacks data that its kernel works on")
 }
 
@@ -251,31 +255,32 @@ fn push_scalars(rows: &mut Vec<u64>, compute: DType, mut scalars: impl Iterator<
 struct Arrays<'a>(SmallVec<[Option<LeafArray<'a>>; 4]>);
 
 impl<'a> Arrays<'a> {
-    fn of(kernel: &TracedKernel, data: &mut LeafData<'a>) -> Result<Self> {
+    fn new(kernel: &TracedKernel, data: &mut LeafData<'a>) -> Result<Self> {
         let (mut sources, mut slots) =
             (std::mem::take(&mut data.sources).into_iter(), std::mem::take(&mut data.slots).into_iter());
-        let mut of = |role| match role {
+        let mut take_array = |role| match role {
             ArrayRole::X | ArrayRole::SplitX(_) => data.x.take(),
             ArrayRole::Gradient => sources.next().map(LeafArray::Tensor),
             ArrayRole::Slot(_) => slots.next(),
             ArrayRole::Compensation => data.compensation.take().map(LeafArray::State),
         };
-        let arrays = kernel.arrays.iter().map(|array| of(array.role).map(Some).ok_or_else(lacking));
+        let arrays =
+            kernel.arrays.iter().map(|array| take_array(array.role).map(Some).ok_or_else(missing_data));
         arrays.collect::<Result<_>>().map(Arrays)
     }
 
     fn address<B: Backend<'a>>(&mut self, backend: &mut B, array: usize, writes: bool) -> Result<u64> {
-        match self.0[array].take().ok_or_else(lacking)? {
-            LeafArray::Tensor(tensor) if writes => backend.write(tensor),
-            LeafArray::Tensor(tensor) if tensor.is_contiguous() => backend.read(tensor.clone()),
+        match self.0[array].take().ok_or_else(missing_data)? {
+            LeafArray::Tensor(tensor) if writes => backend.write_address(tensor),
+            LeafArray::Tensor(tensor) if tensor.is_contiguous() => backend.read_address(tensor.clone()),
             LeafArray::Tensor(tensor) => {
                 let copy = || tensor.contiguous();
                 let dtype = tensor.dtype().into();
-                backend.read(allocated(tensor.elem_count(), dtype, tensor.device(), copy)?)
+                backend.read_address(allocate(tensor.elem_count(), dtype, tensor.device(), copy)?)
             }
-            LeafArray::State(state) if writes => backend.write_state(state),
-            LeafArray::State(state) => backend.read_state(state),
-            LeafArray::ReadState(state) => backend.read_state(state),
+            LeafArray::State(state) if writes => backend.write_state_address(state),
+            LeafArray::State(state) => backend.read_state_address(state),
+            LeafArray::ReadState(state) => backend.read_state_address(state),
             LeafArray::Address(address) => Ok(address),
         }
     }

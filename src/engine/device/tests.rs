@@ -15,12 +15,12 @@ use crate::numbers::value::ScaleBy;
 struct Recorder {
     compiler: Option<fn(&str) -> bool>,
     addresses: u64,
-    results: usize,
+    result_count: usize,
     launched: Arc<Mutex<Vec<Launch<()>>>>,
 }
 
 impl Recorder {
-    fn address(&mut self) -> Result<u64> {
+    fn next_address(&mut self) -> Result<u64> {
         self.addresses += 1;
         Ok(16 * self.addresses)
     }
@@ -33,34 +33,34 @@ impl<'a> Backend<'a> for Recorder {
         Ok(self.compiler.is_some_and(|compiles| compiles(source)).then_some(()))
     }
 
-    fn read(&mut self, _: Tensor) -> Result<u64> {
-        self.address()
+    fn read_address(&mut self, _: Tensor) -> Result<u64> {
+        self.next_address()
     }
 
-    fn write(&mut self, _: &'a Tensor) -> Result<u64> {
-        self.address()
+    fn write_address(&mut self, _: &'a Tensor) -> Result<u64> {
+        self.next_address()
     }
 
-    fn read_state(&mut self, _: &'a Buffer) -> Result<u64> {
-        self.address()
+    fn read_state_address(&mut self, _: &'a Buffer) -> Result<u64> {
+        self.next_address()
     }
 
-    fn write_state(&mut self, _: &'a mut Buffer) -> Result<u64> {
-        self.address()
+    fn write_state_address(&mut self, _: &'a mut Buffer) -> Result<u64> {
+        self.next_address()
     }
 
-    fn write_new(&mut self, _: Var) -> Result<u64> {
-        self.address()
+    fn write_new_address(&mut self, _: Var) -> Result<u64> {
+        self.next_address()
     }
 
-    fn launch(&mut self, launches: Vec<Launch<()>>, results: usize) -> Result<()> {
-        self.results = results;
+    fn launch(&mut self, launches: Vec<Launch<()>>, result_count: usize) -> Result<()> {
+        self.result_count = result_count;
         self.launched.lock().expect("a lock").extend(launches);
         Ok(())
     }
 
     fn read_results(self) -> Result<Vec<f64>> {
-        Ok(vec![1.0; self.results])
+        Ok(vec![1.0; self.result_count])
     }
 }
 
@@ -73,19 +73,20 @@ fn descent<'a>(x: &'a Tensor, eta: f64) -> Job<'a> {
     }
 }
 
-fn everything() -> Recorder {
+fn compiling_recorder() -> Recorder {
     Recorder { compiler: Some(|_| true), ..Recorder::default() }
 }
 
 #[test]
 fn a_row_says_where_things_are_and_the_scalars() -> Result<()> {
     let x = Var::zeros(40_000, DType::F32, &Device::Cpu)?;
-    let backend = everything();
+    let backend = compiling_recorder();
     let launched = backend.launched.clone();
     let mut jobs = [0.5, 0.25].map(|eta| descent(&x, eta));
     assert_eq!(commit_with(backend, &mut jobs.iter_mut().collect::<Vec<_>>())?, [true, true]);
     let launched = launched.lock().expect("a lock");
-    let [Launch { leaves: 2, rows, block_offsets, blocks: 80, results: None, .. }] = &launched[..] else {
+    let [Launch { leaves: 2, rows, block_offsets, blocks: 80, first_result: None, .. }] = &launched[..]
+    else {
         panic!("one launch")
     };
     let scalar = |eta: f32| u64::from(eta.to_bits());
@@ -99,11 +100,11 @@ fn a_leaf_has_a_total_for_each_chunk() -> Result<()> {
     let x = Var::zeros(40_000, DType::F32, &Device::Cpu)?;
     let job = descent(&x, 0.5);
     let request = |reducer| {
-        Ok::<_, crate::error::Error>(ReductionRequest { view: GradientView::gradient(&job, 1)?, reducer })
+        Ok::<_, crate::error::Error>(ReductionRequest { view: LeafView::gradient(&job, 1)?, reducer })
     };
     let requests =
         [request(Reducer::norm(2.0))?, request(Reducer::norm(f64::INFINITY))?, request(Reducer::norm(2.0))?];
-    let totals = reduce_with(everything(), &requests)?;
+    let totals = reduce_with(compiling_recorder(), &requests)?;
     // Every result is 1, and there are three chunks.
     assert!(totals.iter().all(|totals| totals.as_deref() == Some(&[1.0; 3][..])), "{totals:?}");
     let joined = requests
@@ -119,12 +120,12 @@ fn jobs_without_a_kernel_are_left_to_tensor_operations() -> Result<()> {
     let x = Var::zeros(5, DType::F32, &Device::Cpu)?;
     let mut job = descent(&x, 0.5);
     assert_eq!(commit_with(Recorder::default(), &mut [&mut job])?, [false]);
-    let request = ReductionRequest { view: GradientView::gradient(&job, 1)?, reducer: Reducer::norm(2.0) };
+    let request = ReductionRequest { view: LeafView::gradient(&job, 1)?, reducer: Reducer::norm(2.0) };
     assert_eq!(reduce_with(Recorder::default(), &[request])?, [None]);
     assert!(matches!(copy_with(Recorder::default(), &[request.view])?[..], [None]));
 
     // A dtype that no kernel reads.
     let words = Var::zeros(5, DType::U32, &Device::Cpu)?;
-    assert_eq!(commit_with(everything(), &mut [&mut descent(&words, 0.5)])?, [false]);
+    assert_eq!(commit_with(compiling_recorder(), &mut [&mut descent(&words, 0.5)])?, [false]);
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Compiles printed sources to functions of this process. `unsafe`: loads and calls what the C++ compiler has
-//! made.
+//! Compiles printed sources to functions of this process. The unsafe code loads and calls the libraries that
+//! the C++ compiler has made.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -24,14 +24,14 @@ type LaunchFunction = unsafe extern "C" fn(
 );
 
 /// The function of a source, compiled once.
-pub(super) fn compiled(source: &str) -> Result<Arc<CompiledSource>> {
+pub(super) fn compile_once(source: &str) -> Result<Arc<CompiledSource>> {
     static COMPILED: LazyLock<Mutex<HashMap<String, Arc<CompiledSource>>>> = LazyLock::new(Mutex::default);
-    let all = || COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(known) = all().get(source) {
-        return Ok(known.clone());
+    let cache = || COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(compiled) = cache().get(source) {
+        return Ok(compiled.clone());
     }
     let compiled = Arc::new(compile(source)?);
-    Ok(all().entry(source.to_string()).or_insert(compiled).clone())
+    Ok(cache().entry(source.to_string()).or_insert(compiled).clone())
 }
 
 pub(super) fn compiler() -> Command {
@@ -96,9 +96,9 @@ impl CompiledSource {
             Ok(entry) => entry,
             Err(error) => unreachable!("every kernel has an entry: {error}"),
         };
-        // SAFETY: tables and results are as long as the code takes them to be: `Tables::add` writes rows of
-        // the layout that `print` prints. The addresses are of copies that `EmulatedDevice` keeps until the
-        // launches are done, each as long as its tensor says (`EmulatedDevice::allocate`).
+        // SAFETY: tables and results are as long as the code expects: `Tables::add` writes rows of the layout
+        // that `print` prints. The addresses are of copies that `EmulatedDevice` keeps until the launches are
+        // done, each as long as its tensor says (`EmulatedDevice::allocate`).
         unsafe {
             entry(
                 blocks,

@@ -8,28 +8,31 @@ use crate::error::{Error, Result};
 
 /// A copy of a tensor's data, with guards before and after it.
 pub(super) struct GuardedArray<'a> {
-    /// In words of 8 bytes, so that the data can be aligned as on a device.
+    /// The data and its guards, in pairs of words of 8 bytes.
     words: Vec<[u64; 2]>,
+    /// The index of the first byte of the data.
     start: usize,
+    /// The number of bytes of the data.
     length: usize,
     target: Option<WriteTarget<'a>>,
 }
 
-/// Where written data is copied in the end.
+/// Where the data is copied after the launches.
 pub(super) enum WriteTarget<'a> {
     Variable(&'a Tensor),
     New(Var),
     State(&'a mut Buffer),
 }
 
+/// The least number of bytes of a guard.
 const GUARD: usize = 64;
 const GUARD_BYTE: u8 = 0xa5;
 
 impl<'a> GuardedArray<'a> {
     /// A copy that starts `shift` bytes after a place where every access is aligned.
     pub(super) fn new(bytes: &[u8], shift: usize, target: Option<WriteTarget<'a>>) -> Self {
-        let filled = [u64::from_ne_bytes([GUARD_BYTE; 8]); 2];
-        let mut words = vec![filled; (bytes.len() + shift + 2 * GUARD).div_ceil(size_of_val(&filled))];
+        let guards = [u64::from_ne_bytes([GUARD_BYTE; 8]); 2];
+        let mut words = vec![guards; (bytes.len() + shift + 2 * GUARD).div_ceil(size_of_val(&guards))];
         let base = words.as_ptr().addr();
         let start = (base + GUARD).next_multiple_of(32) - base + shift;
         bytemuck::cast_slice_mut(&mut words)[start..start + bytes.len()].copy_from_slice(bytes);
@@ -41,7 +44,7 @@ impl<'a> GuardedArray<'a> {
         (self.words.as_ptr().expose_provenance() + self.start) as u64
     }
 
-    /// Copies written data back, if nothing around it was written.
+    /// Copies the data to its target, if nothing around the data was written.
     pub(super) fn write_back(self) -> Result<()> {
         let bytes: &[u8] = bytemuck::cast_slice(&self.words);
         let (before, rest) = bytes.split_at(self.start);

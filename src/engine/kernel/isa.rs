@@ -2,13 +2,13 @@
 
 use std::sync::OnceLock;
 
-/// An instruction set of the fused CPU engine that this processor has. All give the same bits.
+/// An instruction set of the fused CPU engine that this processor has. All sets give the same bits.
 ///
 /// ```
 /// use optimisers::{Engine, Isa};
 ///
 /// let narrow = Engine::FusedWith(Isa::PORTABLE);
-/// let wider = Isa::avx2().map(Engine::FusedWith); // `None`, if the processor lacks it
+/// let wider = Isa::avx2().map(Engine::FusedWith); // `None` if the processor lacks it
 /// # let _ = (narrow, wider);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,11 +20,13 @@ impl Isa {
     /// The instructions that every processor of the target has.
     pub const PORTABLE: Isa = Isa { vector_bits: 128 };
 
-    /// For patterns. A value comes only from [`detect`], and from `avx2` and `avx512` after a comparison with it,
-    /// so code that is compiled for these instructions may be called.
+    /// Only for patterns, [`detect`], [`Isa::avx2`] and [`Isa::avx512`].
+    ///
+    /// These functions return an instruction set only if the processor has its instructions. So code that is
+    /// compiled for them may be called with such a value.
     pub(in crate::engine) const AVX2: Isa = Isa { vector_bits: 256 };
 
-    /// As [`Isa::AVX2`].
+    /// The same rules as for [`Isa::AVX2`].
     pub(in crate::engine) const AVX512: Isa = Isa { vector_bits: 512 };
 
     /// 256-bit vectors and half-precision conversion (AVX2, F16C), if this processor has them.

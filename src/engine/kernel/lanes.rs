@@ -1,10 +1,9 @@
-//! Arithmetic with an erased type ([`Kernel`]), and the loops that run it over elements, compiled once per
-//! instruction set.
+//! Arithmetic with an erased type ([`Kernel`]), and the loops that run the arithmetic over elements.
 //!
-//! `per_isa!` compiles a loop three times: with the target's instructions, with AVX2 and with AVX-512.
-//! Results have the same bits, because Rust neither reorders nor contracts floating-point operations.
-//! `unsafe`: slots are raw pointers, and a loop may only run where the processor has its instructions, which
-//! [`Isa`] proves.
+//! `per_isa!` compiles a loop three times: with the target's instructions, with AVX2 and with AVX-512. The
+//! results have the same bits, because Rust neither reorders nor contracts floating-point operations.
+//! `unsafe` is for raw pointers to slots, and for loops that may only run if the processor has their
+//! instructions. An [`Isa`] proves that it has them.
 #![allow(unsafe_code)]
 
 use smallbox::{SmallBox, smallbox};
@@ -15,7 +14,7 @@ use crate::numbers::value::{self, Arithmetic, Array, Compute, Lane, Prologue, Va
 /// [`Arithmetic`] as a trait object. One call runs a whole block of elements, so the indirection costs
 /// nothing measurable.
 pub(crate) trait Kernel: Send + Sync {
-    /// Runs over elements on the CPU. A prologue changes each gradient before the arithmetic.
+    /// Runs over elements on the CPU. A prologue changes the gradient of each element before the arithmetic.
     fn run(&self, isa: Isa, prologue: Option<&Prologue>, lanes: &mut Lanes<'_>);
     /// See [`Arithmetic::TAKES_PROLOGUE`].
     fn takes_prologue(&self) -> bool;
@@ -46,9 +45,9 @@ impl<A: Arithmetic> Kernel for A {
     fn run(&self, isa: Isa, prologue: Option<&Prologue>, lanes: &mut Lanes<'_>) {
         debug_assert!(A::TAKES_PROLOGUE || prologue.is_none());
         match prologue {
-            // `TAKES_PROLOGUE` is a constant. If it is false, the compiler drops this arm, and with it a
-            // second loop that would apply the prologue.
-            Some(prologue) if A::TAKES_PROLOGUE => run_lanes(isa, Behind(*prologue, *self), lanes),
+            // `TAKES_PROLOGUE` is a constant. If it is false, the compiler drops this arm, and with it the
+            // second loop, which applies the prologue.
+            Some(prologue) if A::TAKES_PROLOGUE => run_lanes(isa, WithPrologue(*prologue, *self), lanes),
             _ => run_lanes(isa, *self, lanes),
         }
     }
@@ -82,28 +81,31 @@ impl<A: Arithmetic> Kernel for A {
     }
 }
 
-/// Arithmetic with a prologue before it.
+/// A prologue and the arithmetic that follows it.
 #[derive(Clone, Copy)]
-struct Behind<A>(Prologue, A);
+struct WithPrologue<A>(Prologue, A);
 
-impl<A: Arithmetic> Arithmetic for Behind<A> {
+impl<A: Arithmetic> Arithmetic for WithPrologue<A> {
     type Slots<T> = A::Slots<T>;
 
     #[inline(always)]
     fn step<V: Value>(self, x: V, dx: V, slots: &mut A::Slots<V>) -> V {
-        let Behind(prologue, arithmetic) = self;
+        let WithPrologue(prologue, arithmetic) = self;
         arithmetic.step(x, prologue.apply(x, dx), slots)
     }
 }
 
-/// How many elements go through a chain of several steps at a time. That is 512 bytes of f32 per array, so
-/// that all arrays stay in the first-level cache. Blocks of twice this length lose a third of the speed from
-/// memory, because the hardware does not read ahead on all their arrays.
+/// How many elements go through a chain of several steps at a time.
+///
+/// 128 f32 are 512 bytes per array, so that all arrays stay in the first-level cache. Blocks of twice this
+/// length lose a third of the speed from memory, because the hardware does not read ahead on all their
+/// arrays.
 pub(in crate::engine) const BLOCK: usize = 128;
 
-/// The elements of one leaf that a loop runs over, in the type of the arithmetic: at most [`BLOCK`], if the
-/// chain has several steps. All arrays have one length. Each slot points to that many elements, which nothing
-/// else accesses meanwhile. Only `engine/cpu/pass.rs` makes such arrays, and it must ensure this.
+/// The elements of one leaf that a loop runs over, in the type of the arithmetic.
+///
+/// All arrays have the same length. Each slot points to as many elements, which nothing else accesses
+/// meanwhile. Only `engine/cpu/pass.rs` makes such arrays, and must ensure both properties.
 pub(crate) enum Lanes<'b> {
     F32(LaneArrays<'b, f32>),
     F64(LaneArrays<'b, f64>),
@@ -112,12 +114,12 @@ pub(crate) enum Lanes<'b> {
 pub(crate) struct LaneArrays<'b, T> {
     pub(in crate::engine) x: &'b mut [T],
     pub(in crate::engine) dx: &'b [T],
-    /// Where the new gradient is written. If `None`, it is subtracted from `x`.
+    /// Where the new gradient is written. If `None`, the new gradient is subtracted from `x`.
     pub(in crate::engine) out: Option<&'b mut [T]>,
     pub(in crate::engine) slots: &'b [*mut T],
 }
 
-/// Defines a generic loop, compiled for each instruction set. A call runs the version for `isa`.
+/// Defines a generic loop that is compiled for each instruction set. A call runs the version for `isa`.
 macro_rules! per_isa {
     ($(#[$doc:meta])* $vis:vis fn $name:ident<$($T:ident: $bound:path),*>($isa:ident, $($arg:ident: $ty:ty),+) $body:block) => {
         $(#[$doc])*
@@ -166,17 +168,17 @@ fn run_arrays<A: Arithmetic, T: Compute>(isa: Isa, step: A, arrays: &mut LaneArr
         Some(out) => transform(isa, step, x, dx, out, slots),
         None => descend(isa, step, x, dx, slots),
     }
-    if whole(x.len()) < x.len() {
-        rest(step, arrays);
+    if vectorised_length(x.len()) < x.len() {
+        run_rest(step, arrays);
     }
 }
 
 /// How many of `length` elements the vectorised loops take: a multiple of the length of every vector.
 ///
-/// The rest has a function of its own. With two loops in one function, the compiler keeps the scalars of the
-/// second in registers, and those of the vectorised loop in memory.
+/// The other elements have a function of their own, [`run_rest`]. With two loops in one function, the
+/// compiler keeps the scalars of the second loop in registers, and those of the vectorised loop in memory.
 #[inline(always)]
-fn whole(length: usize) -> usize {
+fn vectorised_length(length: usize) -> usize {
     length & !15
 }
 
@@ -185,7 +187,7 @@ fn whole(length: usize) -> usize {
 /// # Safety
 /// Every slot must point to more than `i` elements that nothing else accesses meanwhile.
 #[inline(always)]
-unsafe fn element<A: Arithmetic, T: Compute>(step: A, x: T, dx: T, slots: &[*mut T], i: usize) -> T {
+unsafe fn run_element<A: Arithmetic, T: Compute>(step: A, x: T, dx: T, slots: &[*mut T], i: usize) -> T {
     // SAFETY: the caller promises that each slot has an element `i` which nothing else accesses.
     let mut values = A::Slots::<Lane<T>>::from_fn(|slot| Lane(unsafe { *slots[slot].add(i) }));
     let result = step.step(Lane(x), Lane(dx), &mut values).0;
@@ -196,13 +198,13 @@ unsafe fn element<A: Arithmetic, T: Compute>(step: A, x: T, dx: T, slots: &[*mut
     result
 }
 
-/// Runs the step on the elements after the whole vectors. Not inlined, see [`whole`].
+/// Runs the step on the elements after the whole vectors. Not inlined, see [`vectorised_length`].
 #[inline(never)]
-fn rest<A: Arithmetic, T: Compute>(step: A, LaneArrays { x, dx, out, slots }: &mut LaneArrays<'_, T>) {
-    for i in whole(x.len())..x.len() {
-        // SAFETY: every slot points to as many elements as the arrays have: `Pass::step` and
-        // `Pass::run_in_place` make them so.
-        let result = unsafe { element(step, x[i], dx[i], slots, i) };
+fn run_rest<A: Arithmetic, T: Compute>(step: A, LaneArrays { x, dx, out, slots }: &mut LaneArrays<'_, T>) {
+    for i in vectorised_length(x.len())..x.len() {
+        // SAFETY: every slot points to as many elements as the arrays have: `Pass::run_step`
+        // and `Pass::run_in_place` make them so.
+        let result = unsafe { run_element(step, x[i], dx[i], slots, i) };
         match out {
             Some(out) => out[i] = result,
             None => x[i] = x[i] - result,
@@ -210,18 +212,18 @@ fn rest<A: Arithmetic, T: Compute>(step: A, LaneArrays { x, dx, out, slots }: &m
     }
 }
 
-// These loops use `zip`, because it leaves no bounds check. With one, the compiler computes the last elements
-// of every block one by one.
+// These loops use `zip`, because it leaves no bounds check. With a bounds check, the compiler computes the
+// last elements of every block one by one.
 
 per_isa! {
     /// `out = step(x, dx)`, for whole vectors.
     fn transform<A: Arithmetic, T: Compute>(isa, step: A, x: &[T], dx: &[T], out: &mut [T], slots: &[*mut T]) {
         let slots = A::Slots::<*mut T>::from_fn(|slot| slots[slot]);
-        let whole = whole(x.len());
-        for (i, ((out, x), dx)) in out[..whole].iter_mut().zip(&x[..whole]).zip(&dx[..whole]).enumerate() {
-            // SAFETY: every slot points to as many elements as the arrays have: `Pass::step` and
-            // `Pass::run_in_place` make them so.
-            *out = unsafe { element(step, *x, *dx, slots.as_ref(), i) };
+        let length = vectorised_length(x.len());
+        for (i, ((out, x), dx)) in out[..length].iter_mut().zip(&x[..length]).zip(&dx[..length]).enumerate() {
+            // SAFETY: every slot points to as many elements as the arrays have: `Pass::run_step`
+            // and `Pass::run_in_place` make them so.
+            *out = unsafe { run_element(step, *x, *dx, slots.as_ref(), i) };
         }
     }
 }
@@ -230,11 +232,11 @@ per_isa! {
     /// `x -= step(x, dx)`, for whole vectors: the last step of a chain.
     fn descend<A: Arithmetic, T: Compute>(isa, step: A, x: &mut [T], dx: &[T], slots: &[*mut T]) {
         let slots = A::Slots::<*mut T>::from_fn(|slot| slots[slot]);
-        let whole = whole(x.len());
-        for (i, (x, dx)) in x[..whole].iter_mut().zip(&dx[..whole]).enumerate() {
-            // SAFETY: every slot points to as many elements as the arrays have: `Pass::step` and
-            // `Pass::run_in_place` make them so.
-            *x = *x - unsafe { element(step, *x, *dx, slots.as_ref(), i) };
+        let length = vectorised_length(x.len());
+        for (i, (x, dx)) in x[..length].iter_mut().zip(&dx[..length]).enumerate() {
+            // SAFETY: every slot points to as many elements as the arrays have: `Pass::run_step`
+            // and `Pass::run_in_place` make them so.
+            *x = *x - unsafe { run_element(step, *x, *dx, slots.as_ref(), i) };
         }
     }
 }

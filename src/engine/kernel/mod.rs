@@ -1,5 +1,5 @@
-//! The arithmetic of a step and the loops that run it over elements. They share a room, because a kernel
-//! whose type is erased carries its loop.
+//! The arithmetic of a step and the loops that run the arithmetic over elements. Both are in this module,
+//! because a kernel whose type is erased carries its loop.
 
 mod isa;
 mod lanes;

@@ -1,10 +1,10 @@
 //! The order in which gradients are added up.
 
-/// Cuts a list into the two parts whose sums are added last. The length of the first part is the largest
-/// power of two that leaves something for the second.
+/// Cuts a list into the two parts whose sums are added last.
 ///
-/// Hence neighbours are added in pairs first, then their sums in pairs. The order depends only on the number
-/// of items, and the sum of 2ⁿ equal numbers is exact.
+/// The length of the first part is the largest power of two below the length of the list. Hence neighbours
+/// are added in pairs first, then their sums in pairs. The order depends only on the number of items, and the
+/// sum of 2ⁿ equal numbers is exact.
 pub(in crate::engine) fn halves<T>(items: &[T]) -> (&[T], &[T]) {
     items.split_at(items.len().next_power_of_two() / 2)
 }
@@ -17,11 +17,11 @@ pub(in crate::engine) fn pairwise<T, V, E>(
 ) -> Result<Option<V>, E> {
     match items {
         [] => Ok(None),
-        [one] => value(one).map(Some),
+        [item] => value(item).map(Some),
         _ => {
-            let (before, behind) = halves(items);
-            let (before, behind) = (pairwise(before, value, add)?, pairwise(behind, value, add)?);
-            before.zip(behind).map(|(before, behind)| add(before, behind)).transpose()
+            let (first, second) = halves(items);
+            let (first_sum, second_sum) = (pairwise(first, value, add)?, pairwise(second, value, add)?);
+            first_sum.zip(second_sum).map(|(a, b)| add(a, b)).transpose()
         }
     }
 }
@@ -34,9 +34,9 @@ mod tests {
     fn pairs_are_added_first() {
         let sum = |count: u32| {
             let items: Vec<u32> = (0..count).collect();
-            let told =
+            let text =
                 pairwise(&items, &mut |item| Ok::<_, ()>(item.to_string()), &|a, b| Ok(format!("({a}+{b})")));
-            told.expect("no error").unwrap_or_default()
+            text.expect("no error").unwrap_or_default()
         };
         let sums = [0, 1, 2, 3, 4, 5, 6, 7, 8].map(sum);
         let expected =

@@ -1,15 +1,16 @@
-//! How the elements of a leaf (a parameter with its state) become one number, with the same bits for any
-//! number of threads and any instruction set. The length of the leaf alone decides the order, and all sums
-//! are in f64:
+//! Reduces the elements of a leaf (a parameter with its state) to one number.
+//!
+//! The number has the same bits for any number of threads and any instruction set, because the order of the
+//! elements depends on the length of the leaf alone. All sums are in f64:
 //!
 //! ```text
 //! reduce_block        element i of a chunk goes to accumulator i mod 16
 //! join_accumulators   the 16 accumulators, in order, become the total of the chunk
-//! ReduceOp::total     the totals of the chunks, in order, become that of the leaf
+//! ReduceOp::total     the totals of the chunks, in order, become the total of the leaf
 //! ```
 //!
-//! `unsafe` is in the macro `per_isa!`: it calls a loop that is compiled for vector instructions, which only
-//! some processors have. [`Isa`] proves that this processor has them.
+//! `unsafe` is in the macro `per_isa!`, which calls a loop that is compiled for vector instructions. Only
+//! some processors have such instructions. An [`Isa`] proves that this processor has them.
 #![allow(unsafe_code)]
 
 use smallvec::SmallVec;
@@ -22,9 +23,11 @@ use crate::numbers::value::Compute;
 /// How many partial sums a norm has. Fixed, so that results do not depend on the vector width.
 pub(in crate::engine) const ACCUMULATORS: usize = 16;
 
-/// The number of elements in a chunk of a leaf with `length` elements. A leaf has at most 1024 chunks, which
-/// bounds its list of totals. A chunk has at least 16 384 elements, so a leaf with fewer is a single chunk.
-/// Nothing else decides the length, so a norm has the same bits with any number of threads.
+/// The number of elements in a chunk of a leaf with `length` elements.
+///
+/// A leaf has at most 1024 chunks, which bounds its list of totals. A chunk has at least 16 384 elements, so
+/// a smaller leaf is a single chunk. The length of a chunk depends on nothing else, so that a norm has the
+/// same bits with any number of threads.
 pub(crate) fn chunk_length(length: usize) -> usize {
     length.div_ceil(1024).next_multiple_of(BLOCK).max(1 << 14)
 }
@@ -32,7 +35,7 @@ pub(crate) fn chunk_length(length: usize) -> usize {
 /// The totals of chunks, in the order of the elements.
 pub(crate) type ChunkTotals = SmallVec<[f64; 2]>;
 
-/// How elements become one number, in f64.
+/// How elements are reduced to one number, in f64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ReduceOp {
     /// `Σ g`
@@ -41,7 +44,7 @@ pub(crate) enum ReduceOp {
     AbsSum,
     /// `Σ g²`
     SquareSum,
-    /// `max |g|`, NaN if any is NaN
+    /// `max |g|`, NaN if any `g` is NaN
     AbsMax,
     /// The number of elements that are not 0
     NonZeros,
@@ -49,7 +52,7 @@ pub(crate) enum ReduceOp {
     PowerSum,
 }
 
-/// A [`ReduceOp`] with its numbers.
+/// A [`ReduceOp`] with the numbers that some operations need.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Reducer {
     pub(crate) op: ReduceOp,
@@ -83,9 +86,10 @@ impl Reducer {
         Reducer { op: ReduceOp::AbsSum, ..Self::sum() }
     }
 
-    /// The first reduction for a p-norm. If p is 0, 1, 2 or infinite, it is the only one. For any other p it
-    /// finds the largest element, from which [`Reducer::with_unit`] makes the second reduction: the sum of
-    /// powers.
+    /// The first reduction for a p-norm. If p is 0, 1, 2 or infinite, there is no second.
+    ///
+    /// For any other p the first reduction finds the largest size. [`Reducer::with_unit`] makes the second
+    /// reduction from that size: the sum of powers.
     pub(crate) fn norm(p: f64) -> Self {
         let op = match p {
             0.0 => ReduceOp::NonZeros,
@@ -96,13 +100,15 @@ impl Reducer {
         Reducer { op, p, unit: 1.0 }
     }
 
-    /// The second reduction for a norm, made from the result of the first, the largest element. `None` if the
-    /// first reduction is enough.
+    /// The second reduction for a norm. `None` if the first reduction is enough.
+    ///
+    /// `largest` is the result of the first reduction.
     pub(in crate::engine) fn with_unit(self, largest: f64) -> Option<Self> {
         let is_second =
             self.op == ReduceOp::AbsMax && self.p.is_finite() && largest.is_finite() && largest > 0.0;
         // The unit is a normal power of two, hence from 2^-1022 to 2^1023. An element above 2^1023 is less
-        // than twice the unit, so its power stays below 2^p. Elements far below 2^-1022 may have powers of 0.
+        // than twice the unit, so that its power stays below 2^p. Elements far below 2^-1022 may have powers
+        // of 0.
         let unit = 2f64.powi((largest.log2().ceil() as i32).clamp(-1022, 1023));
         is_second.then_some(Reducer { op: ReduceOp::PowerSum, unit, ..self })
     }
@@ -111,7 +117,7 @@ impl Reducer {
     pub(in crate::engine) fn can_overflow(self, compute: DType) -> bool {
         match self.op {
             ReduceOp::AbsMax | ReduceOp::NonZeros | ReduceOp::PowerSum => false,
-            // Sums are in F64, where no sum of F32 or of their squares overflows.
+            // Sums are in F64, where no sum of F32 numbers or of their squares overflows.
             ReduceOp::Sum | ReduceOp::AbsSum | ReduceOp::SquareSum => compute == DType::F64,
         }
     }
@@ -121,14 +127,15 @@ impl Reducer {
         self.op != ReduceOp::NonZeros
     }
 
-    /// Whether [`Reducer::scaled`] can compute the total of scaled elements. It cannot for a sum of powers,
-    /// because the unit of such a sum was chosen for the scaled elements, while the unscaled ones would be
-    /// reduced.
+    /// Whether [`Reducer::scaled`] can compute the total of scaled elements.
+    ///
+    /// For a sum of powers it cannot, because the unit of the sum was chosen for the scaled elements, while
+    /// the unscaled elements would be reduced.
     pub(in crate::engine) fn can_be_scaled(self) -> bool {
         self.op != ReduceOp::PowerSum
     }
 
-    /// Converts the total of some elements to the total of the same elements times `scale`.
+    /// Converts the total of some elements to the total of these elements times `scale`.
     pub(in crate::engine) fn scaled(self, total: f64, scale: f64) -> f64 {
         match self.op {
             ReduceOp::Sum => total * scale,
@@ -151,7 +158,7 @@ impl Reducer {
     }
 }
 
-/// The larger number, or NaN if one of the two is NaN, which `f64::max` would drop.
+/// The larger number, or NaN if a number is NaN. `f64::max` would drop the NaN.
 #[inline(always)]
 fn larger(a: f64, b: f64) -> f64 {
     let larger = if a >= b { a } else { b };
@@ -210,8 +217,8 @@ mod tests {
         for size in [1e-300, 1e-6, 1.0, 3.0, 1e5, 1e300] {
             for p in [0.5, 3.0, 64.0, 1000.0] {
                 let expected = 3f64.powf(1.0 / p) * size;
-                let got = norm(p, &[size, -size, 0.0, size]);
-                assert!((got / expected - 1.0).abs() < 1e-12, "{got:e} for {expected:e}, p = {p}");
+                let actual = norm(p, &[size, -size, 0.0, size]);
+                assert!((actual / expected - 1.0).abs() < 1e-12, "{actual:e} for {expected:e}, p = {p}");
             }
         }
         assert_eq!(norm(3.0, &[0.0, 0.0]), 0.0);

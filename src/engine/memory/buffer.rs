@@ -1,8 +1,8 @@
 //! State tensors.
 //!
-//! On the CPU a state tensor is plain memory without a lock, because only its tree accesses it. The exception
-//! is the copy of a parameter that [`Offload`](crate::Offload) uploads from another thread: a variable, which
-//! has a lock.
+//! On the CPU a state tensor is plain memory without a lock, because only its tree accesses the tensor. The
+//! exception is the copy of a parameter that [`Offload`](crate::Offload) uploads from another thread: that
+//! copy is a variable, which has a lock.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -14,8 +14,8 @@ use crate::numbers::codes::BLOCK;
 use crate::numbers::low_bits::LowBits;
 use crate::numbers::{Code, DType, Records, elem_count, is_supported};
 use crate::tensors::{
-    CpuStorage, Device, Shape, Tensor, Var, allocated, bytes, bytes_mut, copy_elements, dtype_of,
-    dtype_of_numbers, failure, in_dtype, on_cpu, tensor_of, write_values, zeroed, zeros,
+    CpuStorage, Device, Shape, Tensor, Var, allocate, bytes, bytes_mut, copy_elements, cpu_numbers, dtype_of,
+    dtype_of_numbers, failure, in_dtype, tensor_of, write_values, zero_storage, zeros,
 };
 
 /// One tensor of a rule's state: plain memory on the CPU, a candle variable elsewhere.
@@ -25,12 +25,12 @@ pub(crate) struct Buffer {
     memory: Memory,
     /// The kind of records (128 numbers each), if the numbers are stored in records.
     records: Option<Records>,
-    /// Whether its numbers are squares of gradients.
+    /// Whether the numbers are squares of gradients.
     is_of_squares: bool,
 }
 
 pub(crate) enum Memory {
-    /// A supported dtype, U8 or I16; each value once and in row-major order.
+    /// Values of a supported dtype, U8 or I16, each value once and in row-major order.
     Host(CpuStorage),
     Variable(Var),
 }
@@ -46,13 +46,13 @@ impl std::fmt::Debug for Memory {
 }
 
 /// The values as records, on the device of the values.
-fn in_records(records: Records, values: &Tensor) -> crate::tensors::Result<Tensor> {
-    let bytes = records.of(&on_host::<f32>(&in_dtype(values, DType::F32)?)?);
+fn to_records(records: Records, values: &Tensor) -> crate::tensors::Result<Tensor> {
+    let bytes = records.encode(&on_host::<f32>(&in_dtype(values, DType::F32)?)?);
     Tensor::from_vec(bytes, (values.elem_count().div_ceil(BLOCK), records.bytes()), &Device::Cpu)?
         .to_device(values.device())
 }
 
-fn other_length(length: usize, values: &Tensor) -> crate::tensors::TensorError {
+fn length_error(length: usize, values: &Tensor) -> crate::tensors::TensorError {
     failure(format!("a state tensor of {length} elements cannot take values of shape {:?}", values.shape()))
 }
 
@@ -63,7 +63,7 @@ impl Buffer {
         if !values.device().is_cpu() || !(is_supported(dtype) || matches!(dtype, DType::U8 | DType::I16)) {
             return Buffer::shared(values);
         }
-        let memory = allocated(shape.elem_count(), dtype, &Device::Cpu, || zeroed(&shape, dtype))?;
+        let memory = allocate(shape.elem_count(), dtype, &Device::Cpu, || zero_storage(&shape, dtype))?;
         let memory = Memory::Host(memory);
         let mut buffer = Buffer { memory, shape, records: None, is_of_squares: false };
         buffer.set(values)?;
@@ -73,7 +73,7 @@ impl Buffer {
     /// A variable with a copy of these values. One thread can write it while another reads it.
     pub(crate) fn shared(values: &Tensor) -> Result<Self> {
         let copy = || Var::from_tensor(&values.detach());
-        let variable = allocated(values.elem_count(), dtype_of(values), values.device(), copy)?;
+        let variable = allocate(values.elem_count(), dtype_of(values), values.device(), copy)?;
         let memory = Memory::Variable(variable);
         Ok(Buffer { shape: values.shape().clone(), memory, records: None, is_of_squares: false })
     }
@@ -82,7 +82,7 @@ impl Buffer {
         if let Memory::Variable(variable) = &self.memory { Some(variable) } else { None }
     }
 
-    /// The variable. If the buffer has none, the buffer itself.
+    /// The variable. If the buffer has no variable, the buffer itself.
     pub(in crate::engine) fn as_shared(&mut self) -> std::result::Result<&Var, &mut Self> {
         match self {
             Buffer { memory: Memory::Variable(variable), .. } => Ok(variable),
@@ -96,31 +96,33 @@ impl Buffer {
         Ok(Buffer {
             shape: values.shape().clone(),
             records: Some(records),
-            ..Buffer::new(&in_records(records, values)?)?
+            ..Buffer::new(&to_records(records, values)?)?
         })
     }
 
-    /// Zeros, of this dtype or in records. In both all bytes are 0.
+    /// Zeros, of this dtype or in records. In both formats all bytes are 0.
     ///
-    /// On the CPU they take memory when they are first written, so a format that is replaced before that
-    /// costs nothing.
+    /// On the CPU, zeros take memory only when they are first written. So a format that is replaced before
+    /// the first write costs nothing.
     pub(crate) fn of_zeros(
         shape: Shape,
         dtype: DType,
         records: Option<Records>,
         device: &Device,
     ) -> Result<Self> {
-        let (stored, dtype) = match records {
+        let (stored_shape, stored_dtype) = match records {
             Some(records) => ((shape.elem_count().div_ceil(BLOCK), records.bytes()).into(), DType::U8),
             None => (shape.clone(), dtype),
         };
-        let elements = stored.elem_count();
+        let elements = stored_shape.elem_count();
         if device.is_cpu() {
-            let memory = Memory::Host(allocated(elements, dtype, device, || zeroed(&stored, dtype))?);
+            let memory = Memory::Host(allocate(elements, stored_dtype, device, || {
+                zero_storage(&stored_shape, stored_dtype)
+            })?);
             return Ok(Buffer { shape, memory, records, is_of_squares: false });
         }
-        let zeros = allocated(elements, dtype, device, || zeros(stored, dtype, device))?;
-        Ok(Buffer { shape, records, ..Buffer::new(&zeros)? })
+        let values = allocate(elements, stored_dtype, device, || zeros(stored_shape, stored_dtype, device))?;
+        Ok(Buffer { shape, records, ..Buffer::new(&values)? })
     }
 
     /// Whether all bytes are 0. `false` for a variable, which would have to be read from its device.
@@ -139,13 +141,13 @@ impl Buffer {
 
     /// A copy of the values as a tensor.
     pub(crate) fn tensor(&self) -> crate::tensors::Result<Tensor> {
-        let Some(records) = self.records else { return self.stored() };
-        let numbers = records.numbers(&on_host::<u8>(&self.stored()?)?, self.shape.elem_count());
+        let Some(records) = self.records else { return self.stored_tensor() };
+        let numbers = records.decode(&on_host::<u8>(&self.stored_tensor()?)?, self.shape.elem_count());
         Tensor::from_vec(numbers, &self.shape, &Device::Cpu)?.to_device(self.device())
     }
 
-    /// A copy of what is stored. Records are bytes there, with a row for each block of numbers.
-    pub(crate) fn stored(&self) -> crate::tensors::Result<Tensor> {
+    /// A copy of the stored numbers or records. Records are rows of bytes, one row for each block of numbers.
+    pub(crate) fn stored_tensor(&self) -> crate::tensors::Result<Tensor> {
         match &self.memory {
             Memory::Host(values) => Ok(tensor_of(values.clone(), self.stored_shape())),
             Memory::Variable(variable) => variable.detach().copy(),
@@ -153,22 +155,22 @@ impl Buffer {
     }
 
     /// A copy on `device`.
-    pub(crate) fn on(&self, device: &Device) -> Result<Self> {
+    pub(crate) fn copy_on(&self, device: &Device) -> Result<Self> {
         let memory = match &self.memory {
             Memory::Host(values) if device.is_cpu() => {
                 let copy = || Ok(values.clone());
                 let elements = self.stored_shape().elem_count();
-                Memory::Host(allocated(elements, self.stored_dtype(), device, copy)?)
+                Memory::Host(allocate(elements, self.stored_dtype(), device, copy)?)
             }
             Memory::Variable(variable) if device.same_device(variable.device()) => {
                 Buffer::shared(variable)?.memory
             }
-            _ => Buffer::new(&self.stored()?.to_device(device)?)?.memory,
+            _ => Buffer::new(&self.stored_tensor()?.to_device(device)?)?.memory,
         };
         Ok(Buffer { shape: self.shape.clone(), memory, ..*self })
     }
 
-    /// Writes what is stored, as little-endian bytes.
+    /// Writes the stored numbers or records as little-endian bytes.
     pub(crate) fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
         match &self.memory {
             Memory::Host(values) => write_values(
@@ -180,7 +182,7 @@ impl Buffer {
         }
     }
 
-    /// What is stored, as little-endian bytes. Bytes in plain memory are borrowed.
+    /// The stored numbers or records as little-endian bytes. Bytes in plain memory are borrowed.
     pub(crate) fn to_bytes(&self) -> io::Result<Cow<'_, [u8]>> {
         if let Memory::Host(CpuStorage::U8(values)) = &self.memory {
             return Ok(Cow::Borrowed(values));
@@ -189,17 +191,17 @@ impl Buffer {
         self.write_to(&mut bytes).map(|()| Cow::Owned(bytes))
     }
 
-    /// Whether numbers are stored, not records or bytes that complete other numbers.
+    /// Whether numbers are stored, neither records nor low bits of other numbers.
     pub(crate) fn has_numbers(&self) -> bool {
         self.records.is_none() && is_supported(self.stored_dtype())
     }
 
-    /// Overwrites the values with those of a tensor of the same shape, rounded to the stored format.
+    /// Overwrites the values with those of a tensor of this shape, rounded to the stored format.
     pub(crate) fn set(&mut self, values: &Tensor) -> crate::tensors::Result<()> {
         let values =
-            &self.records.map_or_else(|| Ok(values.clone()), |records| in_records(records, values))?;
+            &self.records.map_or_else(|| Ok(values.clone()), |records| to_records(records, values))?;
         match &self.memory {
-            // For no elements candle would launch a kernel without threads, which CUDA refuses.
+            // Without elements candle would launch a kernel without threads, which CUDA refuses.
             Memory::Variable(variable) if variable.elem_count() == 0 => Ok(()),
             Memory::Variable(variable) => {
                 variable.set(&rounded(values, variable.dtype())?.to_device(variable.device())?)
@@ -207,33 +209,32 @@ impl Buffer {
             Memory::Host(_) if values.elem_count() == self.stored_shape().elem_count() => {
                 self.set_stored(0, values)
             }
-            Memory::Host(_) => Err(other_length(self.shape.elem_count(), values)),
+            Memory::Host(_) => Err(length_error(self.shape.elem_count(), values)),
         }
     }
 
-    /// Overwrites stored elements from `start` on, in row-major order, with `values`, rounded to the stored
-    /// dtype.
+    /// Overwrites stored elements from `start` on, in row-major order, with rounded `values`.
     pub(crate) fn set_stored(&mut self, start: usize, values: &Tensor) -> crate::tensors::Result<()> {
         let values = rounded(values, self.stored_dtype())?;
-        let stored = self.stored_shape().elem_count();
+        let stored_length = self.stored_shape().elem_count();
         let memory = match &mut self.memory {
             Memory::Host(memory) => memory,
             Memory::Variable(variable) => return set_part(variable, start, &values),
         };
         let values = values.to_device(&Device::Cpu)?;
         let (storage, layout) = values.storage_and_layout();
-        match on_cpu(&storage) {
-            Some(numbers) if start + values.elem_count() <= stored => {
+        match cpu_numbers(&storage) {
+            Some(numbers) if start + values.elem_count() <= stored_length => {
                 copy_elements(numbers, layout, memory, start)
             }
-            _ => Err(other_length(self.shape.elem_count(), &values)),
+            _ => Err(length_error(self.shape.elem_count(), &values)),
         }
     }
 
     /// Sets every value to 0.
     pub(crate) fn fill_zero(&mut self) -> crate::tensors::Result<()> {
         match &mut self.memory {
-            // All bytes of the number 0 are 0, in every dtype.
+            // In every dtype all bytes of the number 0 are 0.
             Memory::Host(values) => bytes_mut(values)?.fill(0),
             Memory::Variable(variable) if variable.elem_count() == 0 => {}
             Memory::Variable(variable) => {
@@ -264,11 +265,11 @@ impl Buffer {
         self.shape.dims()
     }
 
-    /// The shape in which numbers of the shape `whole` are stored.
-    pub(crate) fn shape_of(&self, whole: &[usize]) -> Shape {
+    /// The shape in which this buffer stores numbers of `shape`.
+    pub(crate) fn shape_of(&self, shape: &[usize]) -> Shape {
         self.records.map_or_else(
-            || whole.into(),
-            |records| (elem_count(whole).div_ceil(BLOCK), records.bytes()).into(),
+            || shape.into(),
+            |records| (elem_count(shape).div_ceil(BLOCK), records.bytes()).into(),
         )
     }
 
@@ -280,7 +281,7 @@ impl Buffer {
         if let Some(Records::Codes(code)) = self.records { Some(code) } else { None }
     }
 
-    /// The kind of low bits, for a buffer of low bits.
+    /// The kind of low bits, if this buffer has low bits.
     pub(in crate::engine) fn as_low_bits(&self) -> LowBits {
         if self.records == Some(Records::LowBits) { LowBits::All } else { LowBits::Byte }
     }
@@ -324,7 +325,7 @@ impl Lend for Buffer {
         match &self.memory {
             Memory::Variable(variable) => Lend::read(&variable.as_tensor().to_device(&Device::Cpu)?, run),
             Memory::Host(values) => {
-                let memory = MemoryRef::of_storage(values).filter(|_| self.records.is_none());
+                let memory = MemoryRef::from_storage(values).filter(|_| self.records.is_none());
                 run(View::new(memory.ok_or_else(|| defect("state in records is no array of numbers"))?))
             }
         }
@@ -353,7 +354,7 @@ mod tests {
     #[test]
     fn values_are_set_in_place() -> candle_core::Result<()> {
         let whole = Tensor::new(&[[1f64, 2.0], [3.0, 4.0], [5.0, 6.0]], &Device::Cpu)?;
-        // Contiguous, at an offset, by columns, and one number for all.
+        // Contiguous, at an offset, by columns, and a single number for all elements.
         let layouts = [
             whole.narrow(0, 0, 2)?,
             whole.narrow(0, 1, 2)?,

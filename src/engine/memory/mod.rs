@@ -1,4 +1,4 @@
-//! The memory of numbers: state tensors, roundings between dtypes, and which storages are shared with the
+//! The memory of numbers: state tensors, rounding between dtypes, and storages that are shared with the
 //! program.
 
 mod buffer;

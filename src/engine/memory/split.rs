@@ -1,12 +1,11 @@
-//! Precise numbers in two parts: a parameter, and what it lacks (low bits, or the compensation of a Kahan
-//! sum).
+//! Precise numbers in two parts: a parameter, and its low bits or the compensation of a Kahan sum.
 
 use half::{bf16, f16};
 
 use super::Buffer;
 use super::values::{on_host, rounded};
 use crate::numbers::low_bits::{
-    LowBits, beside, beside_24, joined as join, joined_24, split as split_number, split_24,
+    LowBits, byte_distance_from, distance_from, joined as join, joined_24, split as split_number, split_24,
 };
 use crate::numbers::{DType, round_to_odd};
 use crate::tensors::{Device, Tensor, WithDType, dtype_of, in_dtype};
@@ -15,29 +14,29 @@ use crate::tensors::{Device, Tensor, WithDType, dtype_of, in_dtype};
 pub(crate) fn joined(high: &Tensor, low_bits: &Buffer) -> crate::tensors::Result<Tensor> {
     let (highs, lows) = (on_host(high)?, low_bits.tensor()?);
     let numbers = match low_bits.as_low_bits() {
-        LowBits::All => joined_as(highs, on_host::<f32>(&lows)?, |high, low| join(high, low as i32)),
-        LowBits::Byte => joined_as(highs, on_host::<u8>(&lows)?, joined_24),
+        LowBits::All => join_pairs(highs, on_host::<f32>(&lows)?, |high, low| join(high, low as i32)),
+        LowBits::Byte => join_pairs(highs, on_host::<u8>(&lows)?, joined_24),
     };
     Tensor::from_vec(numbers, high.shape(), &Device::Cpu)?.to_device(high.device())
 }
 
-fn joined_as<L>(highs: Vec<bf16>, lows: Vec<L>, join: impl Fn(bf16, L) -> f32) -> Vec<f32> {
+fn join_pairs<L>(highs: Vec<bf16>, lows: Vec<L>, join: impl Fn(bf16, L) -> f32) -> Vec<f32> {
     highs.into_iter().zip(lows).map(|(high, low)| join(high, low)).collect()
 }
 
 /// Splits f32s into bf16s and low bits, in the format of `low_bits`.
 pub(crate) fn split(low_bits: &Buffer, next: &Tensor) -> crate::tensors::Result<(Tensor, Tensor)> {
-    let exact = |number| {
+    let split_exactly = |number| {
         let (high, low) = split_number(number);
         (high, low as f32)
     };
     match low_bits.as_low_bits() {
-        LowBits::All => split_as(next, exact),
-        LowBits::Byte => split_as(next, split_24),
+        LowBits::All => split_each(next, split_exactly),
+        LowBits::Byte => split_each(next, split_24),
     }
 }
 
-fn split_as<L: WithDType>(
+fn split_each<L: WithDType>(
     next: &Tensor,
     split: impl Fn(f32) -> (bf16, L),
 ) -> crate::tensors::Result<(Tensor, Tensor)> {
@@ -49,41 +48,45 @@ fn split_as<L: WithDType>(
     ))
 }
 
-/// Overwrites low bits, while the bf16s in `high` stay. Each f32 becomes the nearest to `next` whose upper
-/// part is that bf16.
+/// Overwrites low bits, while the bf16s in `high` stay.
+///
+/// Each number becomes the nearest to `next` of those whose upper part is the bf16.
 pub(crate) fn keep_low_bits(
     low_bits: &mut Buffer,
     high: &Tensor,
     next: &Tensor,
 ) -> crate::tensors::Result<()> {
-    let of_all = |(high, next)| beside(high, next) as f32;
-    let of_byte = |(high, next)| beside_24(high, next);
-    let next = rounded_to(high, next, DType::F32)?;
-    let pairs = on_host::<bf16>(high)?.into_iter().zip(on_host::<f32>(&in_dtype(&next, DType::F32)?)?);
+    let all_low_bits = |(high, next)| distance_from(high, next) as f32;
+    let low_byte = |(high, next)| byte_distance_from(high, next);
+    let nearest = rounded_to(high, next, DType::F32)?;
+    let pairs = on_host::<bf16>(high)?.into_iter().zip(on_host::<f32>(&in_dtype(&nearest, DType::F32)?)?);
     let lows = match low_bits.as_low_bits() {
-        LowBits::All => Tensor::from_vec(pairs.map(of_all).collect(), next.shape(), &Device::Cpu),
-        LowBits::Byte => Tensor::from_vec(pairs.map(of_byte).collect(), next.shape(), &Device::Cpu),
+        LowBits::All => Tensor::from_vec(pairs.map(all_low_bits).collect(), nearest.shape(), &Device::Cpu),
+        LowBits::Byte => Tensor::from_vec(pairs.map(low_byte).collect(), nearest.shape(), &Device::Cpu),
     };
     low_bits.set(&lows?)
 }
 
-/// Rounds `next` to `dtype`, if possible so that the result, rounded to the dtype of `x`, is `x`.
+/// Rounds `next` to `dtype`, if possible to a number that rounds to `x` in the dtype of `x`.
 ///
 /// The nearest number of `dtype` may round to a neighbour of `x`. If the next number of `dtype` towards `x`
 /// rounds to `x`, that number is the result, otherwise the nearest number.
 pub(crate) fn rounded_to(x: &Tensor, next: &Tensor, dtype: DType) -> crate::tensors::Result<Tensor> {
-    let low = |number: f64| match dtype_of(x) {
+    let round_as_x = |number: f64| match dtype_of(x) {
         DType::F16 => f16::from_f32(round_to_odd(number)).into(),
         DType::BF16 => bf16::from_f32(round_to_odd(number)).into(),
         _ => f64::from(number as f32),
     };
     let nearest = |x: f64, next: f64| {
-        let (is_above, narrow) = (x > next, next as f32);
+        let (is_above, next_f32) = (x > next, next as f32);
         let (near, neighbour) = match dtype {
             DType::F64 => (next, if is_above { next.next_up() } else { next.next_down() }),
-            _ => (f64::from(narrow), f64::from(if is_above { narrow.next_up() } else { narrow.next_down() })),
+            _ => {
+                let neighbour = if is_above { next_f32.next_up() } else { next_f32.next_down() };
+                (f64::from(next_f32), f64::from(neighbour))
+            }
         };
-        if low(near) != x && low(neighbour) == x { neighbour } else { near }
+        if round_as_x(near) != x && round_as_x(neighbour) == x { neighbour } else { near }
     };
     let [xs, nexts] =
         [x, next].map(|tensor| in_dtype(tensor, DType::F64).and_then(|tensor| on_host::<f64>(&tensor)));
@@ -91,29 +94,30 @@ pub(crate) fn rounded_to(x: &Tensor, next: &Tensor, dtype: DType) -> crate::tens
     Tensor::from_vec(numbers, next.shape(), &Device::Cpu)
 }
 
-/// Splits `next` into numbers of the dtype of `x` and what these lack.
+/// Splits `next` into numbers of the dtype of `x` and compensations, which the numbers lack.
 ///
-/// Several pairs have the same sum. If no number is nearer to `next` than `x`, then `x` stays, and `lost`
-/// stays if the sum is `next` already. Without this rule, a precise value that is read and set again would
-/// move a parameter at a tie to its neighbour.
+/// Several pairs have the same sum. If no number is nearer to `next` than `x`, then `x` stays. If the sum is
+/// `next` already, `compensation` stays, too. Without this rule, a parameter at a tie would move to its
+/// neighbour when its precise value is read and set again.
 pub(crate) fn compensated(
     x: &Tensor,
-    lost: &Buffer,
+    compensation: &Buffer,
     next: &Tensor,
 ) -> crate::tensors::Result<(Tensor, Tensor)> {
-    let narrow = |tensor: &Tensor| on_host::<f32>(&in_dtype(tensor, DType::F32)?);
-    let (xs, losts, nearest) = (narrow(x)?, narrow(&lost.tensor()?)?, narrow(&rounded(next, x.dtype())?)?);
+    let as_f32 = |tensor: &Tensor| on_host::<f32>(&in_dtype(tensor, DType::F32)?);
+    let (xs, compensations, nearest) =
+        (as_f32(x)?, as_f32(&compensation.tensor()?)?, as_f32(&rounded(next, x.dtype())?)?);
     let nexts = on_host::<f64>(&in_dtype(next, DType::F64)?)?;
-    let pair = |(((x, lost), nearest), next): (((f32, f32), f32), f64)| {
-        let lacks = |high: f32| next - f64::from(high);
-        match lacks(x).abs() <= lacks(nearest).abs() {
-            true if f64::from(x + lost) == next => (x, lost.into()),
-            true => (x, lacks(x)),
-            false => (nearest, lacks(nearest)),
+    let pair = |(((x, compensation), nearest), next): (((f32, f32), f32), f64)| {
+        let difference = |high: f32| next - f64::from(high);
+        match difference(x).abs() <= difference(nearest).abs() {
+            true if f64::from(x + compensation) == next => (x, compensation.into()),
+            true => (x, difference(x)),
+            false => (nearest, difference(nearest)),
         }
     };
     let (highs, lows): (Vec<f32>, Vec<f64>) =
-        xs.into_iter().zip(losts).zip(nearest).zip(nexts).map(pair).unzip();
+        xs.into_iter().zip(compensations).zip(nearest).zip(nexts).map(pair).unzip();
     Ok((
         Tensor::from_vec(highs, next.shape(), &Device::Cpu)?,
         Tensor::from_vec(lows, next.shape(), &Device::Cpu)?,

@@ -1,13 +1,14 @@
-//! Makes, rounds, copies and writes values of tensors.
+//! Makes, rounds, copies and writes the values of tensors.
 
 use super::variables::{UpdateTargets, unshared};
 use crate::error::Result;
 use crate::model::lent::{Lend, defect, read, write};
 use crate::numbers::{DType, compute_dtype, round_to_odd};
-use crate::tensors::{Device, Shape, Tensor, Var, WithDType, allocated, dtype_of, failure, in_dtype};
+use crate::tensors::{Device, Shape, Tensor, Var, WithDType, allocate, dtype_of, failure, in_dtype};
 
-/// A number as a tensor of a compute dtype. It is rounded on the host, because Metal has no F64, not even to
-/// convert from.
+/// A number as a tensor of a compute dtype.
+///
+/// The number is rounded on the host, because Metal has no F64, not even to convert from.
 pub(in crate::engine) fn scalar(
     value: f64,
     compute: impl Into<DType>,
@@ -19,7 +20,7 @@ pub(in crate::engine) fn scalar(
     }
 }
 
-/// A tensor whose elements are all `value`, in storage of its own. Rounded on the host, see [`scalar`].
+/// A tensor of elements `value`, in storage of its own. `value` is rounded on the host, see [`scalar`].
 pub(crate) fn filled(
     value: f64,
     shape: impl Into<Shape>,
@@ -28,11 +29,10 @@ pub(crate) fn filled(
 ) -> Result<Tensor> {
     let (shape, dtype) = (shape.into(), dtype.into());
     let one = rounded(&scalar(value, compute_dtype(dtype), &Device::Cpu)?, dtype)?.to_device(device)?;
-    allocated(shape.elem_count(), dtype, device, || one.broadcast_as(&shape)?.force_contiguous())
+    allocate(shape.elem_count(), dtype, device, || one.broadcast_as(&shape)?.force_contiguous())
 }
 
-/// The values on a device. They are copied before a transfer, because a transfer takes the whole storage,
-/// however little of it a view shows.
+/// The values on a device. They are copied before a transfer, because a transfer takes a whole storage.
 pub(crate) fn moved(values: &Tensor, device: &Device) -> crate::tensors::Result<Tensor> {
     if device.same_device(values.device()) {
         Ok(values.clone())
@@ -44,36 +44,37 @@ pub(crate) fn moved(values: &Tensor, device: &Device) -> crate::tensors::Result<
 /// The values on a device, in storage that nothing else shares.
 pub(crate) fn owned_on(device: &Device, values: &Tensor) -> Result<Tensor> {
     let values = values.detach();
-    allocated(values.elem_count(), dtype_of(&values), device, || {
+    allocate(values.elem_count(), dtype_of(&values), device, || {
         if device.same_device(values.device()) { values.copy() } else { values.to_device(device) }
     })
 }
 
-/// Overwrites a variable's values, rounded to its dtype. No lock is held while another is waited for, unless
-/// the caller holds one.
+/// Overwrites a variable's values, rounded to its dtype.
+///
+/// No lock is held while this function waits for another, unless the caller holds one.
 pub(crate) fn set_tensor(variable: &Tensor, next: &Tensor) -> crate::tensors::Result<()> {
     if variable.elem_count() == 0 {
         return Ok(());
     }
-    let next = rounded(next, variable.dtype())?.to_device(variable.device())?;
-    // `Var::set` locks both tensors. Another thread that can see `next` might wait for the variable while it
-    // holds `next`, so `next` is copied if it is shared.
-    let next = unshared("new value", next, &UpdateTargets::all(), &[])?;
+    let values = rounded(next, variable.dtype())?.to_device(variable.device())?;
+    // `Var::set` locks both tensors. Another thread that can see the new values might wait for the variable
+    // while it holds their lock. So they are copied if they are shared.
+    let values = unshared("new value", values, &UpdateTargets::all(), &[])?;
     match variable.is_variable() {
-        true => Var::from_tensor(variable)?.set(&next),
+        true => Var::from_tensor(variable)?.set(&values),
         // A view of a variable. `Var::from_tensor` would make a copy of it.
-        false => set_part(variable, 0, &next),
+        false => set_part(variable, 0, &values),
     }
 }
 
-/// Overwrites lent memory, rounded to its dtype.
+/// Overwrites lent memory with `next`, rounded to the dtype of the memory.
 pub(crate) fn set_lent(lender: &dyn Lend, next: &Tensor) -> Result<()> {
     set_lent_and(lender, next, &mut || Ok(()))
 }
 
-/// Overwrites lent memory, rounded to its dtype, and then runs `then`.
+/// Overwrites lent memory as [`set_lent`] does, and then runs `then`.
 ///
-/// Memory that is no tensor stays lent while `then` runs. If its owner refuses to lend it, `then` does not
+/// Memory that is not a tensor stays lent while `then` runs. If its owner refuses to lend it, `then` does not
 /// run. An error of the owner after the loan comes too late to stop `then`.
 pub(crate) fn set_lent_and(
     lender: &dyn Lend,
@@ -87,7 +88,7 @@ pub(crate) fn set_lent_and(
     set_memory(lender, 0, &rounded(next, lender.dtype())?.contiguous()?, then)
 }
 
-/// Overwrites elements of lent memory from `start` on, rounded to its dtype.
+/// Overwrites elements of lent memory from `start` on with `values`, rounded to the memory's dtype.
 pub(crate) fn set_lent_part(lender: &dyn Lend, start: usize, values: &Tensor) -> Result<()> {
     if let Some(variable) = lender.tensor() {
         return Ok(set_part(variable, start, values)?);
@@ -95,7 +96,7 @@ pub(crate) fn set_lent_part(lender: &dyn Lend, start: usize, values: &Tensor) ->
     set_memory(lender, start, &rounded(values, lender.dtype())?, &mut || Ok(()))
 }
 
-/// Overwrites elements of memory that is no tensor, and runs `then` while the memory is lent.
+/// Overwrites elements of memory that is not a tensor, and runs `then` while the memory is lent.
 fn set_memory(
     lender: &dyn Lend,
     start: usize,
@@ -115,8 +116,7 @@ fn set_memory(
     })
 }
 
-/// Overwrites elements of a variable from `start` on, in row-major order, with `values`, rounded to its
-/// dtype.
+/// Overwrites elements of a variable from `start` on, in row-major order, with rounded `values`.
 pub(crate) fn set_part(variable: &Tensor, start: usize, values: &Tensor) -> crate::tensors::Result<()> {
     if values.elem_count() == 0 {
         return Ok(());
@@ -129,8 +129,9 @@ pub(crate) fn set_part(variable: &Tensor, start: usize, values: &Tensor) -> crat
     variable.detach().flatten_all()?.slice_set(&values.flatten_all()?.contiguous()?, 0, start)
 }
 
-/// Rounds values once, to nearest even. candle's own conversion from F64 to 16 bits rounds twice, or drops
-/// low bits.
+/// Rounds values once, to nearest even.
+///
+/// candle's own conversion from F64 to 16 bits rounds twice, or drops low bits.
 pub(crate) fn rounded(values: &Tensor, dtype: impl Into<DType>) -> crate::tensors::Result<Tensor> {
     let dtype = dtype.into();
     if values.dtype() != DType::F64 || !matches!(dtype, DType::F16 | DType::BF16) {

@@ -4,9 +4,9 @@
 //! 1. These cannot change after this check: shapes, dtypes and devices of tensors and of lent memory (a call
 //!    reads them from the owner once, `model/lent/handle.rs`), the arithmetic, and the state, which nobody
 //!    else can see.
-//! 2. These can change at any time: the storage of a tensor, and the memory that an owner lends. Both are
-//!    checked here, so that nothing is written if they are wrong already, and again whenever a pointer is
-//!    made (`model/lent/stored.rs`, `model/lent/lend.rs`).
+//! 2. These can change at any time: the storage of a tensor, and the memory that an owner lends. Storage and
+//!    memory are checked here, so that nothing is written if one is wrong already, and again whenever a
+//!    pointer is made (`model/lent/stored.rs`, `model/lent/lend.rs`).
 
 use std::ops::Range;
 
@@ -48,30 +48,31 @@ pub(crate) fn check_gradient(path: &str, x: &dyn Lend, gradient: &dyn Lend) -> R
 impl Job<'_> {
     /// Refuses a job that does not fit its parameter. Returns the storages that the commit locks for writing.
     ///
-    /// `rule` names the optimiser in errors. Refused are state tensors of another shape, dtype or device,
-    /// another number of them than the arithmetic has, and storages that do not hold their tensors.
+    /// `rule` names the optimiser in errors. The check refuses state tensors of another shape, dtype or
+    /// device, a number of state tensors for which the arithmetic is not made, and storages that do not hold
+    /// their tensors.
     pub(crate) fn check(&self, parameter: &dyn Lend, rule: &dyn Fn() -> String) -> Result<OwnStorages> {
-        let fits = Fits { job: self, rule };
+        let fit = FitCheck { job: self, rule };
         match &self.x {
-            Operand::Lent(x) => fits.variable("x", *x, parameter)?,
-            Operand::Own(master) => fits.master(master, parameter)?,
+            Operand::Lent(x) => fit.check_variable("x", *x, parameter)?,
+            Operand::Own(master) => fit.check_master(master, parameter)?,
         }
         if let Some(low_bits) = self.low_bits.as_deref() {
-            fits.buffer("low_bits", low_bits, |_| {
+            fit.check_buffer("low_bits", low_bits, |_| {
                 low_bits.stored_dtype() == DType::U8 && low_bits.code().is_none()
             })?;
         }
         match &self.epilogue {
-            Epilogue::Master(low) => fits.variable("parameter", *low, parameter)?,
-            Epilogue::Kahan(compensation) => fits.buffer("compensation", compensation, is_supported)?,
+            Epilogue::Master(low) => fit.check_variable("parameter", *low, parameter)?,
+            Epilogue::Kahan(compensation) => fit.check_buffer("compensation", compensation, is_supported)?,
             Epilogue::StateOnly | Epilogue::Subtract | Epilogue::Stochastic(_) => {}
         }
-        self.steps.iter().try_for_each(|step| fits.step(step))?;
-        let mut own = OwnStorages::new();
-        for (name, lender) in self.written() {
-            own.extend(fits.stored(name, lender)?);
+        self.steps.iter().try_for_each(|step| fit.check_step(step))?;
+        let mut storages = OwnStorages::new();
+        for (name, lender) in self.write_targets() {
+            storages.extend(fit.check_storage(name, lender)?);
         }
-        Ok(own)
+        Ok(storages)
     }
 
     /// Refuses a function of the whole tensor if each rank has only a part of it.
@@ -87,44 +88,45 @@ impl Job<'_> {
     }
 }
 
-struct Fits<'c, 'a> {
+/// A job whose parts are compared with its parameter.
+struct FitCheck<'c, 'a> {
     job: &'c Job<'a>,
     rule: &'c dyn Fn() -> String,
 }
 
-impl Fits<'_, '_> {
-    fn step(&self, step: &Step<'_>) -> Result<()> {
+impl FitCheck<'_, '_> {
+    fn check_step(&self, step: &Step<'_>) -> Result<()> {
         match step {
             Step::Map { kernel, slots } => {
-                self.count(&**kernel, slots)?;
-                self.buffers(slots)
+                self.check_slot_count(&**kernel, slots)?;
+                self.check_buffers(slots)
             }
             Step::Reduce(reduction) => {
                 for term in &reduction.terms {
                     if let TermOf::Probe { kernel, slots } = &term.of {
-                        self.count(&**kernel, self.part(reduction.slots, slots)?)?;
+                        self.check_slot_count(&**kernel, self.slot_range(reduction.slots, slots)?)?;
                     }
                 }
                 if let Then::Map { slots, .. } = &reduction.then {
-                    self.part(reduction.slots, slots)?;
+                    self.slot_range(reduction.slots, slots)?;
                 }
-                self.buffers(reduction.slots)
+                self.check_buffers(reduction.slots)
             }
             // A function gets its slots as tensors, of whatever shape.
             Step::Tensor(_) | Step::Check | Step::Output(_) | Step::Identity => Ok(()),
         }
     }
 
-    /// The slots that a sum or the step after it names by their indices.
-    fn part<'s>(
+    /// The slots with these indices, which a sum or the step after the sum names.
+    fn slot_range<'s>(
         &self,
         slots: &'s [(&'static str, Buffer)],
-        part: &Range<usize>,
+        range: &Range<usize>,
     ) -> Result<&'s [(&'static str, Buffer)]> {
-        slots.get(part.clone()).ok_or_else(|| {
+        slots.get(range.clone()).ok_or_else(|| {
             let problem = format!("the range of state tensors that {} gives to `Sums` is", (self.rule)());
             Error::new(ErrorKind::Contract, problem)
-                .with_got(format_args!("{part:?}"))
+                .with_got(format_args!("{range:?}"))
                 .with_expected(format_args!("a part of 0..{}, the state tensors in `Sums::new`", slots.len()))
                 .with_remedy("name state tensors by their indices in `Sums::new`")
                 .at(self.job.path)
@@ -132,7 +134,7 @@ impl Fits<'_, '_> {
     }
 
     /// Refuses arithmetic for another number of slots.
-    fn count(&self, kernel: &dyn Kernel, slots: &[(&'static str, Buffer)]) -> Result<()> {
+    fn check_slot_count(&self, kernel: &dyn Kernel, slots: &[(&'static str, Buffer)]) -> Result<()> {
         if slots.len() == kernel.slots() {
             return Ok(());
         }
@@ -155,13 +157,18 @@ impl Fits<'_, '_> {
         .at(self.job.path))
     }
 
-    fn buffers(&self, slots: &[(&'static str, Buffer)]) -> Result<()> {
-        slots.iter().try_for_each(|(name, slot)| self.buffer(name, slot, is_supported))
+    fn check_buffers(&self, slots: &[(&'static str, Buffer)]) -> Result<()> {
+        slots.iter().try_for_each(|(name, slot)| self.check_buffer(name, slot, is_supported))
     }
 
-    fn buffer(&self, name: &str, buffer: &Buffer, is_right: impl FnOnce(DType) -> bool) -> Result<()> {
+    fn check_buffer(
+        &self,
+        name: &str,
+        buffer: &Buffer,
+        is_allowed: impl FnOnce(DType) -> bool,
+    ) -> Result<()> {
         if buffer.shape() == self.job.x.shape()
-            && is_right(buffer.dtype())
+            && is_allowed(buffer.dtype())
             && buffer.device().same_device(self.job.x.device())
         {
             return Ok(());
@@ -169,27 +176,28 @@ impl Fits<'_, '_> {
         Err(self.misfit(name, &kind_of(buffer.shape(), buffer.dtype(), buffer.device())))
     }
 
-    fn stored(&self, name: &'static str, lender: &dyn Lend) -> Result<Option<usize>> {
-        let addresses = || {
+    /// The number that identifies the lender's memory; `None` if nobody else can access it.
+    fn check_storage(&self, name: &'static str, lender: &dyn Lend) -> Result<Option<usize>> {
+        let memory = || {
             if lender.tensor().is_some() {
-                return Ok(Addresses::of(name, lender)?.memory);
+                return Ok(Addresses::from_lender(name, lender)?.memory);
             }
-            // The owner is tried here, so that it refuses before anything is written.
+            // The owner is asked here, so that it can refuse before anything is written.
             check_parameter(name, lender, self.job.epilogue.writes_x())?;
             Ok(lender.memory())
         };
-        addresses().map_err(|error: Error| error.at(self.job.path))
+        memory().map_err(|error: Error| error.at(self.job.path))
     }
 
-    fn variable(&self, name: &str, x: &dyn Lend, parameter: &dyn Lend) -> Result<()> {
-        let is_in_order = x.tensor().is_none_or(Tensor::is_contiguous);
-        if x.shape() == parameter.shape() && is_supported(x.dtype()) && is_in_order {
+    fn check_variable(&self, name: &str, x: &dyn Lend, parameter: &dyn Lend) -> Result<()> {
+        let is_contiguous = x.tensor().is_none_or(Tensor::is_contiguous);
+        if x.shape() == parameter.shape() && is_supported(x.dtype()) && is_contiguous {
             return Ok(());
         }
         Err(self.misfit(name, &kind_of(x.shape(), x.dtype(), x.device())))
     }
 
-    fn master(&self, master: &Buffer, parameter: &dyn Lend) -> Result<()> {
+    fn check_master(&self, master: &Buffer, parameter: &dyn Lend) -> Result<()> {
         if master.shape() == parameter.shape() && is_supported(master.dtype()) && master.code().is_none() {
             return Ok(());
         }

@@ -1,16 +1,18 @@
 //! The plan for one leaf (a parameter with its state): a [`Job`], which the stages of a call change in turn.
 //!
 //! ```text
-//! plan     gradients become sources, rules append steps, the store sets the epilogue; check; copy_shared
-//! reduce   steps that wait for numbers or functions are replaced in place, so that indices of steps stay
-//! commit   functions that have not run do so; the segments between results of functions are written
-//! finish   results of functions go to the state, counters and numbers are set, gradients dropped
+//! plan     gradients become sources, rules append steps, the store sets the epilogue; `check` and
+//!          `copy_shared` run
+//! reduce   steps that wait for numbers or functions are replaced in place, so that step indices stay valid
+//! commit   the remaining functions run; the segments between results of functions are written
+//! finish   results of functions go to the state, counters and numbers are set, gradients are dropped
 //! ```
 //!
-//! 1. `length` is the number of elements of this job, `whole` that of the leaf. The chunks of a sum follow
-//!    from `whole`, so that a sum does not depend on how the leaf is cut into parts.
+//! 1. `length` is the number of elements of this job, `leaf_length` that of the leaf. The chunks of a sum
+//!    follow from `leaf_length`, so that a sum does not depend on how the leaf is cut into parts.
 //! 2. A commit locks all gradients together with the job's own memory. If two gradients lay in one storage,
-//!    or one where somebody may write, the commit could wait for ever. `copy_shared` copies such gradients.
+//!    or a gradient in a storage that somebody may write, the commit could wait for ever. `copy_shared`
+//!    copies such gradients.
 
 use std::ops::Range;
 
@@ -19,7 +21,7 @@ use smallvec::SmallVec;
 use super::{Group, Reduction, Step, StepSlots, Steps};
 use crate::engine::memory::{Addresses, Buffer, WrittenStorages};
 use crate::error::{Error, Result};
-use crate::model::lent::{Lend, Lent, copied, defect};
+use crate::model::lent::{Lend, Lent, copy_of, defect};
 use crate::numbers::{DType, compute_dtype};
 use crate::tensors::{Device, Tensor};
 
@@ -46,21 +48,22 @@ pub(crate) struct Job<'a> {
     pub(crate) low_bits: Option<&'a mut Buffer>,
     pub(crate) length: usize,
     /// How many elements the whole leaf has. This job may have a part of them.
-    pub(crate) whole: usize,
+    pub(crate) leaf_length: usize,
     /// The dtype of the arithmetic: F64 if the parameter, its master or a gradient is F64, else F32.
     pub(crate) compute: DType,
     /// The gradients that enter the first step as their sum.
     pub(crate) sources: Sources<'a>,
     pub(crate) steps: Steps<'a>,
     pub(crate) epilogue: Epilogue<&'a dyn Lend, &'a mut Buffer>,
-    /// The parameter, if it is on another device than x. The gradients are on that device until
+    /// The parameter, if it is on another device than x. The gradients are on the parameter's device until
     /// `engine/offload.rs` downloads them.
     pub(crate) offloaded: Option<OffloadTarget<'a>>,
     pub(crate) counters: CounterWrites<'a>,
     pub(crate) numbers: NumberWrites<'a>,
-    /// Where the gradients are that `copy_shared` has not copied, so that a prefetch takes no lock.
+    /// The addresses of the gradients that `copy_shared` has not copied, so that a prefetch takes no lock.
     pub(crate) addresses: SmallVec<[Addresses; 1]>,
-    /// What the call does to the leaf, for the step. The engine reads neither this nor `windows`.
+    /// What the call does to the leaf, for the room `step`. The engine reads neither `progress` nor
+    /// `windows`.
     pub(crate) progress: Progress,
     pub(crate) windows: Windows,
     /// Whether a write to parameter or state has begun.
@@ -128,10 +131,10 @@ impl<'a> Operand<'a> {
 /// The parameter of a job on another device than its x.
 #[derive(Clone, Copy)]
 pub(crate) struct OffloadTarget<'a> {
-    /// A tensor on the CPU. Once the job has run, it has what the parameter becomes.
+    /// A tensor on the CPU, to which the job writes the parameter's next values.
     pub(in crate::engine) staging: &'a Tensor,
     pub(in crate::engine) parameter: &'a dyn Lend,
-    /// Whether the gradients have been brought down.
+    /// Whether the gradients have been downloaded.
     pub(in crate::engine) is_downloaded: bool,
 }
 
@@ -155,7 +158,7 @@ pub(crate) enum Epilogue<P, C, K = [u32; 2]> {
     Master(P),
     /// `x -= dx`, rounded up or down at random to x's dtype.
     Stochastic(K),
-    /// `x -= dx`, rounded to x's dtype. What that loses is added in the next step.
+    /// `x -= dx`, rounded to x's dtype. The next step adds what the rounding loses.
     Kahan(C),
 }
 
@@ -222,15 +225,15 @@ impl<P, C, K, R, T> Sink<Epilogue<P, C, K>, R, T> {
 impl<'a> Job<'a> {
     /// A job that does nothing to `x` yet.
     pub(crate) fn new(path: &'a str, x: Operand<'a>, sources: Sources<'a>) -> Self {
-        let wide = sources.iter().any(|source| source.dtype() == DType::F64);
+        let has_f64 = sources.iter().any(|source| source.dtype() == DType::F64);
         let (length, dtype) = (x.lender().elem_count(), x.dtype());
         Job {
             path,
             x,
             low_bits: None,
             length,
-            whole: length,
-            compute: if wide { DType::F64 } else { compute_dtype(dtype) },
+            leaf_length: length,
+            compute: if has_f64 { DType::F64 } else { compute_dtype(dtype) },
             sources,
             steps: Steps::new(),
             epilogue: Epilogue::StateOnly,
@@ -244,22 +247,24 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Copies each gradient that lies where somebody may write, or where another gradient lies. Notes where
-    /// the others are. `own` is the memory that the commit locks for writing.
+    /// Copies each gradient in memory that somebody may write, or in which another gradient lies. Keeps the
+    /// addresses of the other gradients. `own_storages` is the memory that the commit locks for writing.
     ///
     /// # Errors
     /// If the storage of a gradient does not hold it.
-    pub(crate) fn copy_shared(&mut self, written: &WrittenStorages, own: &[usize]) -> Result<()> {
+    pub(crate) fn copy_shared(&mut self, targets: &WrittenStorages, own_storages: &[usize]) -> Result<()> {
         for gradient in &mut self.sources {
-            let addresses = Addresses::of("gradient", &**gradient).map_err(|error| error.at(self.path))?;
+            let addresses =
+                Addresses::from_lender("gradient", &**gradient).map_err(|error| error.at(self.path))?;
             let is_locked = |memory| {
-                own.contains(&memory) || self.addresses.iter().any(|known| known.memory == Some(memory))
+                own_storages.contains(&memory)
+                    || self.addresses.iter().any(|other| other.memory == Some(memory))
             };
             let is_variable = gradient.tensor().is_some_and(Tensor::is_variable);
-            let is_written = |memory: &usize| written.contains_key(memory) || is_locked(*memory);
+            let is_written = |memory: &usize| targets.contains_key(memory) || is_locked(*memory);
             if is_variable || addresses.memory.as_ref().is_some_and(is_written) {
                 *gradient = Lent::Tensor(
-                    shaped(copied("gradient", &**gradient), self.x.shape())
+                    shaped(copy_of("gradient", &**gradient), self.x.shape())
                         .map_err(|error| error.at(self.path))?,
                 );
             } else {
@@ -272,22 +277,22 @@ impl<'a> Job<'a> {
     /// Copies the gradients that are no tensors, for code that works with tensors alone.
     pub(in crate::engine) fn copy_lent(&mut self) -> Result<()> {
         for gradient in self.sources.iter_mut().filter(|gradient| gradient.tensor().is_none()) {
-            *gradient = Lent::Tensor(shaped(copied("gradient", &**gradient), self.x.shape())?);
+            *gradient = Lent::Tensor(shaped(copy_of("gradient", &**gradient), self.x.shape())?);
         }
         Ok(())
     }
 
-    /// Each memory that the job writes and does not own, with its name in errors.
-    pub(in crate::engine) fn written(&self) -> impl Iterator<Item = (&'static str, &'a dyn Lend)> {
+    /// Each lender whose memory the job writes, with its name in errors.
+    pub(in crate::engine) fn write_targets(&self) -> impl Iterator<Item = (&'static str, &'a dyn Lend)> {
         let x = if let Operand::Lent(lender) = self.x { Some((self.epilogue.x(), lender)) } else { None };
         let parameter = if let Epilogue::Master(parameter) = self.epilogue { Some(parameter) } else { None };
-        let elsewhere = self.offloaded.map(|offloaded| offloaded.parameter);
-        x.into_iter().chain(parameter.into_iter().chain(elsewhere).map(|parameter| ("parameter", parameter)))
+        let offloaded = self.offloaded.map(|offloaded| offloaded.parameter);
+        x.into_iter().chain(parameter.into_iter().chain(offloaded).map(|parameter| ("parameter", parameter)))
     }
 
     /// Whether all memory that the job reads or writes, except state, is that of candle's tensors.
     pub(in crate::engine) fn is_of_tensors(&self) -> bool {
-        self.written().all(|(_, lender)| lender.tensor().is_some())
+        self.write_targets().all(|(_, lender)| lender.tensor().is_some())
             && self.sources.iter().all(|source| source.tensor().is_some())
     }
 
@@ -298,13 +303,14 @@ impl<'a> Job<'a> {
             .filter_map(|step| if let Step::Reduce(reduction) = step { reduction.group } else { None })
     }
 
-    /// Whether functions of the whole tensor are left to run.
+    /// Whether functions of the whole tensor have not run yet.
     pub(crate) fn has_functions(&self) -> bool {
         self.length > 0 && self.steps.iter().any(|step| matches!(step, Step::Tensor(_)))
     }
 
-    /// The ranges of steps that the commit runs as one loop each: those between functions, whose results are
-    /// the gradients of the next range. Ranges that write nothing are left out. All functions must have run.
+    /// The ranges of steps that the commit runs as one loop each. A range ends before a function, whose
+    /// result is the gradient of the next range. Ranges that write nothing are left out. All functions must
+    /// have run.
     pub(in crate::engine) fn segments(&self) -> SmallVec<[Range<usize>; 1]> {
         let (mut segments, mut start) = (SmallVec::new(), 0);
         loop {
@@ -322,7 +328,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// The epilogue after a segment: only the last one stores the parameter.
+    /// The epilogue after a segment. Only the last segment stores the parameter.
     pub(in crate::engine) fn epilogue_of(
         &self,
         segment: &Range<usize>,
@@ -350,19 +356,19 @@ impl<'a> Job<'a> {
         if let Step::Reduce(reduction) = &self.steps[index] {
             Ok(reduction)
         } else {
-            Err(self.broken(NO_REDUCTION))
+            Err(self.defect(NO_REDUCTION))
         }
     }
 
-    /// Takes out the reduction at `index`. Its step does nothing from here on.
+    /// Takes out the reduction at `index`, and leaves a step that does nothing.
     pub(in crate::engine) fn take_reduction(&mut self, index: usize) -> Result<Reduction<'a>> {
         let step = std::mem::replace(&mut self.steps[index], Step::Identity);
-        if let Step::Reduce(reduction) = step { Ok(*reduction) } else { Err(self.broken(NO_REDUCTION)) }
+        if let Step::Reduce(reduction) = step { Ok(*reduction) } else { Err(self.defect(NO_REDUCTION)) }
     }
 
-    /// The error for what a plan rules out, a defect of this crate.
-    pub(in crate::engine) fn broken(&self, what: &'static str) -> Error {
-        defect(what).at(self.path)
+    /// The error for a state that no plan should reach: a defect of this crate.
+    pub(in crate::engine) fn defect(&self, problem: &'static str) -> Error {
+        defect(problem).at(self.path)
     }
 }
 
@@ -384,10 +390,10 @@ pub(in crate::engine) fn sources_after<'s, 'a>(
 
 /// The slots of a chain, in order.
 pub(in crate::engine) fn slots_mut<'s>(steps: &'s mut [Step<'_>]) -> impl Iterator<Item = &'s mut Buffer> {
-    let of_step = |step: &'s mut Step<'_>| -> StepSlots<'s> {
+    let step_slots = |step: &'s mut Step<'_>| -> StepSlots<'s> {
         if let Step::Map { slots, .. } = step { slots } else { Default::default() }
     };
-    steps.iter_mut().flat_map(of_step).map(|(_, slot)| slot)
+    steps.iter_mut().flat_map(step_slots).map(|(_, slot)| slot)
 }
 
 /// Memory for the list of jobs of a call. It is kept from call to call, so that the list is allocated once.

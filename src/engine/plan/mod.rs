@@ -1,7 +1,7 @@
 //! What one leaf (a parameter with its state) has to do in one step, as data for the engines. Nothing is
 //! written yet.
 //!
-//! A **link** is a step's arithmetic with its state. A **sink** is where the result of a chain goes. A
+//! A **link** is a step's arithmetic with its state. A **sink** is the destination of a chain's result. A
 //! **view** is what is read of a leaf: x, or the gradient after some steps. A **probe** is arithmetic whose
 //! result is only reduced to a number. A **turn** of the reduce stage evaluates all steps that depend on no
 //! other pending step.
@@ -18,7 +18,7 @@ pub(crate) use job::{
     Sources, Windows,
 };
 pub(super) use job::{Sink, slots_mut, sources_after};
-pub(super) use request::{GradientView, ReductionRequest};
+pub(super) use request::{LeafView, ReductionRequest};
 pub(super) use step::{FunctionOutput, Link};
 pub(crate) use step::{
     Group, NormLimit, OnNonFinite, Reduction, Step, StepSlots, Steps, TensorStep, Term, TermOf, Then,

@@ -1,5 +1,5 @@
-//! Requests for elements of a leaf (a parameter with its state), or for numbers computed from them, such as a
-//! sum. They only read.
+//! Requests for elements of a leaf (a parameter with its state), or for numbers computed from the elements,
+//! such as a sum. Requests only read.
 
 use super::{Job, Link, Step, TermOf, sources_after};
 use crate::engine::kernel::Reducer;
@@ -9,7 +9,7 @@ use crate::tensors::Tensor;
 
 /// What is read of each element of a leaf.
 #[derive(Clone, Copy)]
-pub(in crate::engine) struct GradientView<'j, 'a> {
+pub(in crate::engine) struct LeafView<'j, 'a> {
     pub(in crate::engine) job: &'j Job<'a>,
     kind: ViewKind<'j>,
 }
@@ -25,28 +25,28 @@ enum ViewKind<'j> {
 /// A number to which the elements of a leaf are to be reduced.
 #[derive(Clone, Copy)]
 pub(in crate::engine) struct ReductionRequest<'j, 'a> {
-    pub(in crate::engine) view: GradientView<'j, 'a>,
+    pub(in crate::engine) view: LeafView<'j, 'a>,
     pub(in crate::engine) reducer: Reducer,
 }
 
-impl<'j, 'a> GradientView<'j, 'a> {
+impl<'j, 'a> LeafView<'j, 'a> {
     pub(in crate::engine) fn parameter(job: &'j Job<'a>) -> Self {
-        GradientView { job, kind: ViewKind::Parameter }
+        LeafView { job, kind: ViewKind::Parameter }
     }
 
     /// The gradient after the first `steps` steps, which must all be resolved.
     pub(in crate::engine) fn gradient(job: &'j Job<'a>, steps: usize) -> Result<Self> {
-        let is_open = |step: &Step<'_>| matches!(step, Step::Reduce(_) | Step::Tensor(_));
-        if job.steps[..steps].iter().any(is_open) {
-            return Err(job.broken("a step is read before earlier steps are resolved"));
+        let is_pending = |step: &Step<'_>| matches!(step, Step::Reduce(_) | Step::Tensor(_));
+        if job.steps[..steps].iter().any(is_pending) {
+            return Err(job.defect("a step is read before earlier steps are resolved"));
         }
-        Ok(GradientView { job, kind: ViewKind::Gradient { steps, probe: None } })
+        Ok(LeafView { job, kind: ViewKind::Gradient { steps, probe: None } })
     }
 
     /// The view that a term of the reduction at `step` reduces.
     pub(in crate::engine) fn term(job: &'j Job<'a>, step: usize, term: usize) -> Result<Self> {
         let Step::Reduce(reduction) = &job.steps[step] else {
-            return Err(job.broken("a term of a step that is no reduction"));
+            return Err(job.defect("a term of a step that is no reduction"));
         };
         let mut view = Self::gradient(job, step)?;
         match &reduction.terms[term].of {
@@ -64,7 +64,7 @@ impl<'j, 'a> GradientView<'j, 'a> {
         matches!(self.kind, ViewKind::Parameter)
     }
 
-    /// The gradients that are read: those of the job, or the result of the last function before the view.
+    /// The gradients that are read: those of the job, or the result of the view's last function.
     pub(in crate::engine) fn sources(self) -> &'j [Lent<'a>] {
         match self.kind {
             ViewKind::Parameter => &[],
@@ -72,7 +72,7 @@ impl<'j, 'a> GradientView<'j, 'a> {
         }
     }
 
-    /// The arithmetic between [`GradientView::sources`] and the view.
+    /// The arithmetic between [`LeafView::sources`] and the view.
     pub(in crate::engine) fn links(self) -> impl Iterator<Item = Link<'j>> {
         let (steps, probe) = match self.kind {
             ViewKind::Parameter => (0..0, None),
@@ -85,7 +85,7 @@ impl<'j, 'a> GradientView<'j, 'a> {
         self.job.steps[steps].iter().filter_map(Step::link).chain(probe)
     }
 
-    /// A tensor that has the elements already, so that nothing has to be computed.
+    /// A tensor that has the elements already. `None` if they have to be computed.
     pub(in crate::engine) fn tensor(self) -> Option<&'j Tensor> {
         match (self.kind, self.sources()) {
             (ViewKind::Parameter, _) if self.job.low_bits.is_some() => None,

@@ -23,16 +23,16 @@ use crate::tensors::Tensor;
 pub(crate) type StepSlots<'a> = &'a mut [(&'static str, Buffer)];
 
 /// The steps of a lazy gradient. A single step is inline and more are on the heap. Jobs must be small,
-/// because thousands of them do not stay in the cache until they run.
+/// because a step has thousands of jobs, which leave the cache before they run.
 pub(crate) type Steps<'a> = SmallVec<[Step<'a>; 1]>;
 
 /// A step of a lazy gradient. A pending step is replaced in place once its arithmetic is known, so that
-/// indices of steps stay.
+/// indices of steps stay valid.
 pub(crate) enum Step<'a> {
     /// Elementwise arithmetic with its scalars bound.
     Map {
         kernel: ErasedKernel,
-        /// The state it reads and writes.
+        /// The state that the arithmetic reads and writes.
         slots: StepSlots<'a>,
     },
     /// A check. If the gradient here has an infinite or NaN element, or one too large for the square that a
@@ -48,7 +48,7 @@ pub(crate) enum Step<'a> {
     Tensor(Box<TensorStep<'a>>),
     /// The result of a function of the whole tensor.
     Output(Box<FunctionOutput<'a>>),
-    /// No arithmetic: what is left of a check that was passed, or of a factor of 1.
+    /// No arithmetic. It replaces a check that has passed, or a factor of 1.
     Identity,
 }
 
@@ -99,20 +99,20 @@ pub(crate) struct Reduction<'a> {
     /// The state that terms read and the arithmetic works on.
     pub(crate) slots: StepSlots<'a>,
     /// Whether the first number, a norm, also replaces a [`Step::Check`].
-    pub(crate) stands_for_check: bool,
+    pub(crate) replaces_check: bool,
     /// How far the norm of a group may be above those of earlier calls.
     pub(crate) limit: Option<NormLimit>,
     pub(crate) then: Then<'a>,
 }
 
-/// How far a norm may be above those of earlier calls. The state tree has these and decides.
+/// How far a norm may be above those of earlier calls. The state tree has the earlier norms and decides.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct NormLimit {
-    /// How many standard deviations above their mean the norm may be.
+    /// How many standard deviations above the mean of earlier norms the norm may be.
     pub(crate) sigma: f64,
     /// The number of earlier norms that count.
     pub(crate) window: usize,
-    /// Whether the norm is of what was collected in several calls.
+    /// Whether the norm is that of a gradient collected in several calls.
     pub(crate) is_collected: bool,
 }
 
@@ -131,11 +131,11 @@ impl Reduction<'_> {
 /// Which leaves share a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Group {
-    /// Those with a norm of this group.
+    /// Leaves with a norm of this group.
     Norm(u64),
-    /// Those with a limited norm of this group.
+    /// Leaves with a limited norm of this group.
     Limit(u64),
-    /// Those with sums of this group, of rules of this type.
+    /// Leaves with sums of this group, of rules of this type.
     Sums {
         /// Keeps apart rules of different types that have the same group.
         rule: TypeId,
@@ -149,12 +149,13 @@ pub(crate) struct Term {
     pub(crate) reducer: Reducer,
 }
 
+/// The elements that a term reduces.
 pub(crate) enum TermOf {
     /// The gradient at this place of the chain.
     Gradient,
     /// What the arithmetic calls x.
     Parameter,
-    /// The result of arithmetic on x, the gradient and some slots of the reduction, which it only reads.
+    /// The result of arithmetic on x, the gradient and some slots of the reduction. The slots are only read.
     Probe { kernel: ErasedKernel, slots: Range<usize> },
 }
 
@@ -163,12 +164,12 @@ pub(crate) enum Then<'a> {
     /// The gradient is multiplied by a factor of its norm.
     Scale {
         non_finite: OnNonFinite,
-        /// From the norms to the factor.
+        /// Returns the factor for these norms.
         factor: Box<dyn FnOnce(Norms) -> f64 + Send + Sync>,
     },
     /// Arithmetic on some slots of the reduction, and numbers that the state remembers.
     Map {
-        /// From the sums to both.
+        /// Returns the arithmetic and the numbers for these sums.
         resolve: Resolver,
         slots: Range<usize>,
         numbers: &'a mut [(&'static str, f64)],
@@ -197,7 +198,7 @@ impl std::fmt::Debug for Resolved {
     }
 }
 
-/// What happens if the norm of a gradient is infinite or NaN.
+/// The consequence of a gradient's norm that is infinite or NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OnNonFinite {
     /// The factor is computed from this norm as from any other.
@@ -208,7 +209,7 @@ pub(crate) enum OnNonFinite {
     Skip,
 }
 
-/// The norms that a factor follows from.
+/// The norms from which a factor is computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Norms {
@@ -228,10 +229,10 @@ type TensorFunction<'a> = dyn FnOnce(&Tensor, Tensor, &mut [Tensor]) -> Result<T
 /// A function from the gradient to the gradient, with candle's tensor operations.
 pub(crate) struct TensorStep<'a> {
     pub(crate) function: Box<TensorFunction<'a>>,
-    /// The state it reads and replaces.
+    /// The state that the function reads and replaces.
     pub(crate) slots: StepSlots<'a>,
     /// Whether the function may refuse the call. Such a function runs before anything is written, and its
-    /// result is kept until then.
+    /// result is kept until the commit.
     pub(crate) may_refuse: bool,
 }
 

@@ -1,20 +1,20 @@
-//! Makes requests of pending steps, and answers of their totals.
+//! Makes requests from pending steps, and answers from the totals of these requests.
 
 use smallvec::{SmallVec, smallvec};
 
 use super::ready::{Pending, PendingStep};
 use crate::engine::kernel::{ChunkTotals, Reducer};
-use crate::engine::plan::{GradientView, Job, ReductionRequest, Step, TermOf};
+use crate::engine::plan::{Job, LeafView, ReductionRequest, Step, TermOf};
 use crate::engine::{Engine, dispatch};
 use crate::error::Result;
 
-/// A pending step and the totals of its terms. A check has one: the largest element.
+/// A pending step and the totals of its terms. A check has one total: the largest size of an element.
 pub(super) struct Answer {
     pub(super) step: PendingStep,
     pub(super) totals: SmallVec<[f64; 2]>,
 }
 
-/// One answer, or those of all leaves that share numbers.
+/// One answer, or the answers of all leaves that share numbers.
 type Answers = SmallVec<[Answer; 1]>;
 
 impl Answer {
@@ -23,37 +23,37 @@ impl Answer {
     }
 }
 
-/// Groups answers: those of leaves that share numbers are together, each other one is alone. The first answer
-/// of a group decides the place of the group.
-pub(super) fn by_group(answers: Vec<Answer>) -> Vec<Answers> {
-    let mut all: Vec<Answers> = Vec::new();
-    let mut groups: Vec<(Pending, usize)> = Vec::new();
+/// Groups the answers of leaves that share numbers. Any other answer is alone. The first answer of a group
+/// decides the place of the group.
+pub(super) fn group_answers(answers: Vec<Answer>) -> Vec<Answers> {
+    let mut groups: Vec<Answers> = Vec::new();
+    let mut shared: Vec<(Pending, usize)> = Vec::new();
     for answer in answers {
         let pending = answer.step.pending;
-        if let Some((_, place)) = groups.iter().find(|(known, _)| *known == pending) {
-            all[*place].push(answer);
+        if let Some((_, group)) = shared.iter().find(|(other, _)| *other == pending) {
+            groups[*group].push(answer);
             continue;
         }
         if pending.is_shared() {
-            groups.push((pending, all.len()));
+            shared.push((pending, groups.len()));
         }
-        all.push(smallvec![answer]);
+        groups.push(smallvec![answer]);
     }
-    all
+    groups
 }
 
 /// Makes the totals of all ranks from those of this process, if each rank has a part of the elements.
 pub(crate) trait Gather {
-    /// The totals of the chunks of all ranks, in the order of elements. Every rank passes the same number of
-    /// lists, maybe none. A list may be empty.
+    /// The totals of the chunks of all ranks, in the order of elements. `totals` has those of this process.
+    /// Every rank passes the same number of lists, maybe none. A list may be empty.
     ///
     /// # Errors
     /// If this or another rank has failed.
-    fn gather(&self, own: Result<Vec<ChunkTotals>>) -> Result<Vec<ChunkTotals>>;
+    fn gather(&self, totals: Result<Vec<ChunkTotals>>) -> Result<Vec<ChunkTotals>>;
 }
 
 struct TermRequest<'j, 'a> {
-    /// `None`, if the leaf contributes nothing, or has no elements here.
+    /// `None` if the leaf contributes nothing, or has no elements in this process.
     request: Option<ReductionRequest<'j, 'a>>,
     reducer: Reducer,
     /// The total is that of the request's elements times this power of two.
@@ -67,36 +67,36 @@ pub(super) fn ask(
     jobs: &[&mut Job<'_>],
     steps: &[PendingStep],
 ) -> Result<Vec<Answer>> {
-    let mut asked: Vec<TermRequest<'_, '_>> = Vec::with_capacity(steps.len());
-    let own =
-        steps.iter().try_for_each(|step| asked_for(jobs[step.job], step.step, &mut asked)).and_then(|()| {
-            let requests: Vec<_> = asked.iter().filter_map(|asked| asked.request).collect();
-            let mut found = dispatch::reduce(engine, &requests)?.into_iter();
-            Ok(asked
+    let mut terms: Vec<TermRequest<'_, '_>> = Vec::with_capacity(steps.len());
+    let local_chunks =
+        steps.iter().try_for_each(|step| push_terms(jobs[step.job], step.step, &mut terms)).and_then(|()| {
+            let requests: Vec<_> = terms.iter().filter_map(|term| term.request).collect();
+            let mut chunks = dispatch::reduce(engine, &requests)?.into_iter();
+            Ok(terms
                 .iter()
-                .map(|asked| asked.request.and_then(|_| found.next()).unwrap_or_default())
+                .map(|term| term.request.and_then(|_| chunks.next()).unwrap_or_default())
                 .collect())
         });
-    // An error is gathered as well, because the other ranks wait for this one.
-    let chunks = gather.gather(own)?;
-    let mut totals = asked.iter().zip(chunks).map(|(TermRequest { reducer, scale, .. }, chunks)| {
+    // An error is gathered as well, because the other ranks wait for this rank.
+    let chunks = gather.gather(local_chunks)?;
+    let mut totals = terms.iter().zip(chunks).map(|(TermRequest { reducer, scale, .. }, chunks)| {
         reducer.scaled(reducer.op.total(&chunks), *scale)
     });
     let answer = |&step: &PendingStep| {
-        let terms = jobs[step.job].reduction(step.step).map_or(1, |reduction| reduction.terms.len());
-        Answer { step, totals: totals.by_ref().take(terms).collect() }
+        let term_count = jobs[step.job].reduction(step.step).map_or(1, |reduction| reduction.terms.len());
+        Answer { step, totals: totals.by_ref().take(term_count).collect() }
     };
     Ok(steps.iter().map(answer).collect())
 }
 
-/// Appends a request for each term of a step, even if the leaf has no elements here: all ranks need lists of
-/// one length.
-fn asked_for<'j, 'a>(job: &'j Job<'a>, step: usize, asked: &mut Vec<TermRequest<'j, 'a>>) -> Result<()> {
-    let is_here = job.length > 0;
+/// Appends the terms of a step, even if the leaf has no elements in this process: all ranks need lists of one
+/// length.
+fn push_terms<'j, 'a>(job: &'j Job<'a>, step: usize, terms: &mut Vec<TermRequest<'j, 'a>>) -> Result<()> {
+    let has_elements = job.length > 0;
     if matches!(job.steps[step], Step::Check) {
         let reducer = Reducer::norm(f64::INFINITY);
-        let view = is_here.then(|| GradientView::gradient(job, step)).transpose()?;
-        asked.push(TermRequest {
+        let view = has_elements.then(|| LeafView::gradient(job, step)).transpose()?;
+        terms.push(TermRequest {
             request: view.map(|view| ReductionRequest { view, reducer }),
             reducer,
             scale: 1.0,
@@ -109,14 +109,10 @@ fn asked_for<'j, 'a>(job: &'j Job<'a>, step: usize, asked: &mut Vec<TermRequest<
         let reducer = term.reducer;
         let scale = power_of_two.filter(|_| matches!(term.of, TermOf::Gradient) && reducer.can_be_scaled());
         let view = || {
-            if scale.is_some() {
-                GradientView::gradient(job, 0)
-            } else {
-                GradientView::term(job, step, index)
-            }
+            if scale.is_some() { LeafView::gradient(job, 0) } else { LeafView::term(job, step, index) }
         };
-        let view = (is_here && reduction.contributes).then(view).transpose()?;
-        asked.push(TermRequest {
+        let view = (has_elements && reduction.contributes).then(view).transpose()?;
+        terms.push(TermRequest {
             request: view.map(|view| ReductionRequest { view, reducer }),
             reducer,
             scale: scale.unwrap_or(1.0),

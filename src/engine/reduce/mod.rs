@@ -1,22 +1,22 @@
-//! The reduce stage: evaluates what steps wait for, and replaces these steps by the arithmetic that follows.
-//! It writes no parameter and no state.
+//! The reduce stage: evaluates the numbers and functions that steps wait for, and replaces these steps by the
+//! arithmetic that follows. The stage writes no parameter and no state.
 //!
 //! ```text
-//! a norm takes over the check before it, if the norm shows all that the check finds (merge_check)
+//! a norm replaces the check before it, if the norm shows all that the check finds      (merge_check)
 //! until no step is pending or the call is skipped, a turn:
 //!     take the pending steps that depend on no other pending step                   (ready)
-//!     if there are functions among them, and no check: run these, end of turn
+//!     if there are functions among these steps, and no check: run the functions, end of turn
 //!     get the totals of all others, with one request to each device                 (ask)
 //!     skip the call for a check of a gradient that is not finite or too large;
 //!     replace other checks by Identity, and reductions by Map or Identity           (resolve)
 //! ```
 //!
-//! A chain takes two turns if its second norm is of what the first has scaled. Functions wait for checks,
-//! because a call that is skipped needs none.
+//! A chain takes two turns if its second norm is of a gradient that the first norm has scaled. Functions wait
+//! for checks, because a call that is skipped needs no function.
 //!
 //! A check also finds elements that are finite but too large for the square that a later step makes. If a
-//! step in between, such as clipping, may still make them smaller, another check is inserted right before the
-//! square.
+//! step in between, such as clipping, may still make the elements smaller, another check is inserted right
+//! before the square.
 
 mod ask;
 mod ready;
@@ -27,23 +27,24 @@ use std::collections::BTreeMap;
 use super::plan::{Group, Job, NormLimit, Step, TermOf};
 use super::{Engine, functions, offload};
 use crate::error::Result;
-use crate::numbers::largest;
+use crate::numbers::largest_number;
 pub(crate) use ask::Gather;
-use ask::{Answer, ask, by_group};
-use ready::{Pending, PendingStep, ready};
+use ask::{Answer, ask, group_answers};
+use ready::{Pending, PendingStep, find_ready};
 
-/// What the reduce stage found.
+/// The results of the reduce stage for the whole call.
 #[derive(Debug, Default)]
 pub(crate) struct ReduceOutcome {
     /// The first leaf whose gradient is not finite or too large to be squared. The call is skipped.
     pub(crate) offender: Option<String>,
-    /// The norms over several leaves, by group. If a group has several, the last.
+    /// The norms over several leaves, by group. If a group has several norms, the last norm.
     pub(crate) group_norms: BTreeMap<u64, f64>,
-    /// The norms of groups that have a limit. If a group has several, the last.
+    /// The norms of groups that have a limit. If a group has several norms, the last norm.
     pub(crate) limited: BTreeMap<u64, (f64, NormLimit)>,
 }
 
-/// Resolves all checks and reductions. Runs the functions that these need or that may refuse the call.
+/// Resolves all checks and reductions. Runs the functions that checks and reductions need, and those that may
+/// refuse the call.
 ///
 /// The jobs must be in path order, because sums are added up in that order.
 ///
@@ -54,26 +55,27 @@ pub(crate) fn reduce(
     gather: &dyn Gather,
     jobs: &mut [&mut Job<'_>],
 ) -> Result<ReduceOutcome> {
-    let mut reduced = ReduceOutcome::default();
+    let mut outcome = ReduceOutcome::default();
     jobs.iter_mut().for_each(|job| merge_check(job));
-    while reduced.offender.is_none() {
-        let ready = ready(jobs);
+    while outcome.offender.is_none() {
+        let ready = find_ready(jobs);
         if ready.is_empty() {
             break;
         }
-        reduced.turn(engine, gather, jobs, ready)?;
+        outcome.run_turn(engine, gather, jobs, ready)?;
     }
-    Ok(reduced)
+    Ok(outcome)
 }
 
 /// Lets a norm replace the check before it, which saves a read of the gradients.
 ///
-/// Possible if no step between them makes a number finite, and the norm of finite numbers is finite.
+/// This is possible if no step between check and norm makes a number finite, and the norm of finite numbers
+/// is finite.
 fn merge_check(job: &mut Job<'_>) {
     let Some(check) = job.steps.iter().position(|step| matches!(step, Step::Check)) else { return };
-    let (compute, passes) =
-        (job.compute, |step: &Step<'_>| step.link().is_some_and(|link| link.kernel.keeps_non_finite()));
-    let next = job.steps[check + 1..].iter_mut().find(|step| !passes(step));
+    let compute = job.compute;
+    let keeps_non_finite = |step: &Step<'_>| step.link().is_some_and(|link| link.kernel.keeps_non_finite());
+    let next = job.steps[check + 1..].iter_mut().find(|step| !keeps_non_finite(step));
     if let Some(Step::Reduce(reduction)) = next
         && let (Some(Group::Norm(_) | Group::Limit(_)), Some(term)) =
             (reduction.group, reduction.terms.first())
@@ -81,51 +83,52 @@ fn merge_check(job: &mut Job<'_>) {
         && !term.reducer.can_overflow(compute)
         && term.reducer.keeps_non_finite()
     {
-        reduction.stands_for_check = true;
+        reduction.replaces_check = true;
         job.steps[check] = Step::Identity;
     }
 }
 
-/// How many times larger than a gradient's square the squares of a rule may be. Adan squares the gradient
-/// plus its difference from the last one, which is less than 4 times as large.
+/// How many times larger than a gradient's square the squares of a rule may be. Adan squares the sum of the
+/// gradient and its difference from the last gradient. That sum is less than 4 times as large as a gradient.
 const MARGIN: f64 = 16.0;
 
 /// The first step from `from` on that squares the gradient, and the largest size that it can square.
 fn squaring(job: &Job<'_>, from: usize) -> Option<(usize, f64)> {
-    let squared = |(index, step): (usize, &Step<'_>)| {
+    let square = |(index, step): (usize, &Step<'_>)| {
         Some((index, step.dtype_of_squares()?, matches!(step, Step::Tensor(_))))
     };
-    let (index, dtype, is_function) = job.steps.iter().enumerate().skip(from).find_map(squared)?;
+    let (index, dtype, is_function) = job.steps.iter().enumerate().skip(from).find_map(square)?;
     // Of 16 bits there is only BF16, which has the range of F32.
-    let largest = largest(job.compute).min(largest(dtype));
+    let largest = largest_number(job.compute).min(largest_number(dtype));
     // A function may add up the squares of all elements.
-    let summands = if is_function { job.whole as f64 } else { 1.0 };
+    let summands = if is_function { job.leaf_length as f64 } else { 1.0 };
     Some((index, (largest / MARGIN / summands).sqrt()))
 }
 
-/// What follows from the largest size in a gradient, or from a bound of it.
+/// What follows from the largest size of an element of a gradient, or from a bound of that size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Size {
     /// The step can go on.
     Fine,
-    /// It is not finite, or its square is not.
+    /// The gradient is not finite, or its square is not.
     TooLarge,
-    /// Its square may be infinite at this step, which only shows once the steps in between have run.
+    /// The gradient's square may be infinite at this step, which only shows once the steps in between have
+    /// run.
     UnknownAt(usize),
 }
 
 impl Size {
     /// For a gradient whose largest size at a check is `size`.
-    fn at_check(job: &Job<'_>, check: usize, size: f64) -> Self {
-        let is_as_it_is = |step: &Step<'_>| matches!(step, Step::Check | Step::Identity);
-        match Size::bound(job, check, size) {
-            Size::UnknownAt(step) if job.steps[check..step].iter().all(is_as_it_is) => Size::TooLarge,
+    fn from_check(job: &Job<'_>, check: usize, size: f64) -> Self {
+        let changes_nothing = |step: &Step<'_>| matches!(step, Step::Check | Step::Identity);
+        match Size::from_bound(job, check, size) {
+            Size::UnknownAt(step) if job.steps[check..step].iter().all(changes_nothing) => Size::TooLarge,
             other => other,
         }
     }
 
     /// For a gradient that is at most `size` at a step.
-    fn bound(job: &Job<'_>, step: usize, size: f64) -> Self {
+    fn from_bound(job: &Job<'_>, step: usize, size: f64) -> Self {
         if !size.is_finite() {
             return Size::TooLarge;
         }
@@ -142,7 +145,7 @@ impl ReduceOutcome {
     }
 
     /// Evaluates the steps that are ready.
-    fn turn(
+    fn run_turn(
         &mut self,
         engine: Engine,
         gather: &dyn Gather,
@@ -153,30 +156,30 @@ impl ReduceOutcome {
         let functions = ready.extract_if(.., |step| step.pending == Pending::Function);
         let functions: Vec<_> = functions.map(|step| (step.job, step.step)).collect();
         if !functions.is_empty() && !ready.iter().any(|step| step.pending == Pending::Check) {
-            let done = functions::run(engine, jobs, &functions);
-            // This gathers no totals. It makes a function that fails on one rank fail the call on all ranks.
-            return gather.gather(done.map(|()| Vec::new())).map(drop);
+            let result = functions::run(engine, jobs, &functions);
+            // Nothing is gathered, but if a function fails on one rank, the call fails on all ranks.
+            return gather.gather(result.map(|()| Vec::new())).map(drop);
         }
         let mut answers = ask(engine, gather, jobs, &ready)?;
         let numbers: Vec<_> =
             answers.extract_if(.., |answer| answer.step.pending != Pending::Check).collect();
-        let mut unknown = Vec::new();
+        let mut new_checks = Vec::new();
         for Answer { step: PendingStep { job, step, .. }, totals } in answers {
-            let size = totals.first().map_or(Size::Fine, |size| Size::at_check(jobs[job], step, *size));
+            let size = totals.first().map_or(Size::Fine, |size| Size::from_check(jobs[job], step, *size));
             match size {
                 Size::TooLarge => self.skip(jobs[job]),
-                Size::UnknownAt(step) => unknown.push((job, step)),
+                Size::UnknownAt(square) => new_checks.push((job, square)),
                 _ => {}
             }
             jobs[job].steps[step] = Step::Identity;
         }
-        for answers in by_group(numbers) {
+        for answers in group_answers(numbers) {
             if self.offender.is_none() {
-                self.resolve(jobs, &answers, &mut unknown)?;
+                self.resolve(jobs, &answers, &mut new_checks)?;
             }
         }
-        // The new check costs one more read, but only of a gradient that has exploded.
-        unknown.into_iter().for_each(|(job, step)| jobs[job].steps.insert(step, Step::Check));
+        // A new check costs one more read, but only of a gradient that has exploded.
+        new_checks.into_iter().for_each(|(job, step)| jobs[job].steps.insert(step, Step::Check));
         Ok(())
     }
 }

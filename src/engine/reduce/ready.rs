@@ -2,8 +2,9 @@
 //! evaluated at once.
 //!
 //! A step is ready if no pending step before it changes the gradient. A function must also wait for the
-//! checks before it. A number that leaves share is ready only if all these leaves have come to it, and that
-//! depends on the other steps that have to wait. So `ready` repeats this loop until `waiting` does not grow:
+//! checks before it. A number that leaves share is ready only if all these leaves have come to the number,
+//! and whether they have depends on the other steps that have to wait. So `find_ready` repeats this loop
+//! until `waiting` does not grow:
 //!
 //! ```text
 //! waiting: the shared numbers to which some leaf has not come, none at first
@@ -13,7 +14,7 @@
 
 use crate::engine::plan::{Group, Job, Step};
 
-/// What a step waits for.
+/// The kind of evaluation that a step waits for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Pending {
     Check,
@@ -33,7 +34,7 @@ pub(super) struct PendingStep {
 }
 
 impl Pending {
-    fn of(step: &Step<'_>) -> Option<Self> {
+    fn from_step(step: &Step<'_>) -> Option<Self> {
         match step {
             Step::Map { .. } | Step::Output(_) | Step::Identity => None,
             Step::Check => Some(Pending::Check),
@@ -49,73 +50,76 @@ impl Pending {
 }
 
 /// The pending steps that can be evaluated at once, in the order of the jobs and of the steps within each.
-pub(super) fn ready(jobs: &[&mut Job<'_>]) -> Vec<PendingStep> {
+pub(super) fn find_ready(jobs: &[&mut Job<'_>]) -> Vec<PendingStep> {
     let pending: Vec<PendingStep> =
         jobs.iter().enumerate().flat_map(|(index, job)| pending_steps(index, job)).collect();
     let mut waiting = Vec::new();
     loop {
-        let known = waiting.len();
+        let count_before = waiting.len();
         for steps in by_job(&pending) {
-            let (ready, behind) = steps.split_at(ready_prefix_len(steps, &waiting));
-            // A shared number may come twice in a leaf. The second one is for a later turn, and must not make
-            // the first one wait.
-            let is_same = |step: &PendingStep| ready.last().is_some_and(|last| last.pending == step.pending);
-            for step in behind.iter().filter(|step| step.pending.is_shared() && !is_same(step)) {
+            let (prefix, later) = steps.split_at(ready_prefix_len(steps, &waiting));
+            // A shared number may come twice in a leaf. The second number is for a later turn, and must not
+            // make the first number wait.
+            let is_second =
+                |step: &PendingStep| prefix.last().is_some_and(|last| last.pending == step.pending);
+            for step in later.iter().filter(|step| step.pending.is_shared() && !is_second(step)) {
                 if !waiting.contains(&step.pending) {
                     waiting.push(step.pending);
                 }
             }
         }
-        if waiting.len() == known {
+        if waiting.len() == count_before {
             break;
         }
     }
-    let ready = |waiting: &[Pending]| {
+    let ready_steps = |waiting: &[Pending]| {
         by_job(&pending).flat_map(|steps| &steps[..ready_prefix_len(steps, waiting)]).copied().collect()
     };
-    let found: Vec<PendingStep> = ready(&waiting);
+    let ready: Vec<PendingStep> = ready_steps(&waiting);
     match pending.first() {
-        // Nothing is ready: leaves wait for each other in a circle. It is broken at the first leaf: the
-        // leaves that have come to the same step go on without the others.
-        Some(first) if found.is_empty() => {
-            waiting.retain(|waiting| *waiting != first.pending);
-            ready(&waiting)
+        // Nothing is ready: leaves wait for each other in a circle. The circle is broken at the first leaf:
+        // the leaves that have come to the same step go on without the other leaves.
+        Some(first) if ready.is_empty() => {
+            waiting.retain(|pending| *pending != first.pending);
+            ready_steps(&waiting)
         }
-        _ => found,
+        _ => ready,
     }
 }
 
 /// The pending steps of a job in order. Functions at the end that cannot refuse the call are left to the
 /// commit, so that their results need not be kept until then.
 fn pending_steps<'j>(index: usize, job: &'j Job<'_>) -> impl Iterator<Item = PendingStep> + use<'j> {
-    let holds_up = |step: &Step<'_>| match step {
+    let must_run = |step: &Step<'_>| match step {
         Step::Tensor(function) => function.may_refuse,
-        step => Pending::of(step).is_some(),
+        step => Pending::from_step(step).is_some(),
     };
-    let end = job.steps.iter().rposition(holds_up).map_or(0, |last| last + 1);
-    let steps = job.steps[..end].iter().enumerate();
-    steps.filter_map(move |(step, what)| Some(PendingStep { job: index, step, pending: Pending::of(what)? }))
+    let end = job.steps.iter().rposition(must_run).map_or(0, |last| last + 1);
+    job.steps[..end].iter().enumerate().filter_map(move |(place, step)| {
+        Some(PendingStep { job: index, step: place, pending: Pending::from_step(step)? })
+    })
 }
 
+/// The pending steps of each job.
 fn by_job(pending: &[PendingStep]) -> impl Iterator<Item = &[PendingStep]> {
     pending.chunk_by(|a, b| a.job == b.job)
 }
 
 /// The length of the prefix of a job's pending steps that can be evaluated at once.
 fn ready_prefix_len(steps: &[PendingStep], waiting: &[Pending]) -> usize {
-    let mut ready = 0;
+    let mut length = 0;
     for step in steps {
         // A function runs after the checks before it have been evaluated, because they may skip the call.
-        if waiting.contains(&step.pending) || step.pending == Pending::Function && ready > 0 {
+        if waiting.contains(&step.pending) || step.pending == Pending::Function && length > 0 {
             break;
         }
-        ready += 1;
+        length += 1;
         // A check does not change the gradient, so the next step is ready as well.
         if step.pending != Pending::Check {
             break;
         }
     }
-    ready
+    length
 }
 
 #[cfg(test)]
@@ -150,7 +154,7 @@ mod tests {
                 terms: smallvec![Term { of: TermOf::Gradient, reducer: Reducer::norm(p) }],
                 contributes: true,
                 slots: &mut [],
-                stands_for_check: false,
+                replaces_check: false,
                 limit: None,
                 then: Then::Scale { non_finite: OnNonFinite::Skip, factor: Box::new(|norms| norms.gradient) },
             })),
@@ -168,7 +172,10 @@ mod tests {
             }
         };
         let mut jobs = jobs.iter().map(job).collect::<Vec<_>>();
-        ready(&jobs.iter_mut().collect::<Vec<_>>()).into_iter().map(|step| (step.job, step.pending)).collect()
+        find_ready(&jobs.iter_mut().collect::<Vec<_>>())
+            .into_iter()
+            .map(|step| (step.job, step.pending))
+            .collect()
     }
 
     fn first<const N: usize>(jobs: [&[Pending]; N]) -> Vec<(usize, Pending)> {

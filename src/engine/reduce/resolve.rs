@@ -9,50 +9,51 @@ use crate::engine::kernel::erased;
 use crate::engine::plan::{Group, Job, Norms, OnNonFinite, Reduction, Resolved, Step, Then};
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::value::ScaleBy;
-use crate::numbers::{largest, smallest_normal};
+use crate::numbers::{largest_number, smallest_normal};
 
 /// A number for each term of a step.
 type TermNumbers = SmallVec<[f64; 2]>;
 
 impl ReduceOutcome {
-    /// Replaces the steps of `answers` (one step, or all that share numbers) by what follows from their
-    /// numbers.
+    /// Replaces the steps of `answers` (one step, or all that share numbers) by the arithmetic that follows
+    /// from their numbers.
     ///
     /// If a norm has replaced a check, and shows that a later step may not be able to square the gradient,
-    /// `unknown` gets the job and that step.
+    /// `new_checks` gets the job and the later step.
     pub(super) fn resolve(
         &mut self,
         jobs: &mut [&mut Job<'_>],
         answers: &[Answer],
-        unknown: &mut Vec<(usize, usize)>,
+        new_checks: &mut Vec<(usize, usize)>,
     ) -> Result<()> {
         for answer in answers {
             let job = answer.step.job;
-            match size(jobs[job], answer) {
+            match size_from_norm(jobs[job], answer) {
                 Size::Fine => {}
-                Size::UnknownAt(squaring) => unknown.push((job, squaring)),
+                Size::UnknownAt(squaring) => new_checks.push((job, squaring)),
                 Size::TooLarge => {
                     self.skip(jobs[job]);
                     return Ok(());
                 }
             }
         }
-        let shared = join(jobs, answers)?;
-        // Errors name the first leaf whose own norm is not finite. The shared norm does not show which it is.
+        let shared_totals = join_totals(jobs, answers)?;
+        // Errors name the first leaf whose own norm is not finite. The shared norm does not show which leaf
+        // it is.
         let offender = answers.iter().find(|answer| !answer.is_finite()).map(|answer| answer.step.job);
         for Answer { step: PendingStep { job: index, step, .. }, totals } in answers {
             let job = &mut *jobs[*index];
             let mut reduction = job.take_reduction(*step)?;
-            let Some(numbers) = numbers(job.path, &mut reduction, totals, &shared)? else {
+            let Some(numbers) = step_numbers(job.path, &mut reduction, totals, &shared_totals)? else {
                 job.steps[*step] = Step::Reduce(Box::new(reduction));
                 continue;
             };
             self.keep_norm(&reduction, &numbers);
             let p = reduction.exponent();
             let offender = offender.unwrap_or(*index);
-            match apply(job, *step, reduction, &numbers)? {
+            match replace_step(job, *step, reduction, &numbers)? {
                 OnNonFinite::Compute => {}
-                OnNonFinite::Refuse => return Err(refused(jobs[offender], p, numbers[0])),
+                OnNonFinite::Refuse => return Err(not_finite(jobs[offender], p, numbers[0])),
                 OnNonFinite::Skip => {
                     self.skip(jobs[offender]);
                     return Ok(());
@@ -64,65 +65,67 @@ impl ReduceOutcome {
 
     /// Keeps the norm of a group for the outcome. A limited norm does not replace another norm of its group.
     fn keep_norm(&mut self, reduction: &Reduction<'_>, numbers: &[f64]) {
-        let (Some(Group::Norm(group) | Group::Limit(group)), [found, ..]) = (reduction.group, numbers) else {
+        let (Some(Group::Norm(group) | Group::Limit(group)), [norm, ..]) = (reduction.group, numbers) else {
             return;
         };
-        let norm = self.group_norms.entry(group).or_insert(*found);
+        let group_norm = self.group_norms.entry(group).or_insert(*norm);
         if let Some(limit) = reduction.limit {
-            self.limited.insert(group, (*found, limit));
+            self.limited.insert(group, (*norm, limit));
         } else {
-            *norm = *found;
+            *group_norm = *norm;
         }
     }
 }
 
-/// What a norm that has replaced a check shows of the gradient's size: no element is larger than the norm.
-fn size(job: &Job<'_>, Answer { step: PendingStep { step, .. }, totals }: &Answer) -> Size {
+/// The size that a norm shows if it has replaced a check: no element is larger than the norm.
+fn size_from_norm(job: &Job<'_>, Answer { step: PendingStep { step, .. }, totals }: &Answer) -> Size {
     let norm = || {
-        let reduction = job.reduction(*step).ok().filter(|reduction| reduction.stands_for_check)?;
+        let reduction = job.reduction(*step).ok().filter(|reduction| reduction.replaces_check)?;
         Some(reduction.terms.first()?.reducer.finish(*totals.first()?))
     };
-    norm().map_or(Size::Fine, |norm| Size::bound(job, *step, norm))
+    norm().map_or(Size::Fine, |norm| Size::from_bound(job, *step, norm))
 }
 
-/// Joins the totals of all leaves, in their order.
-fn join(jobs: &[&mut Job<'_>], answers: &[Answer]) -> Result<TermNumbers> {
+/// Joins the totals of all leaves, in the order of the leaves.
+fn join_totals(jobs: &[&mut Job<'_>], answers: &[Answer]) -> Result<TermNumbers> {
     let Some(Answer { step, totals, .. }) = answers.first() else { return Ok(TermNumbers::new()) };
     let terms = &jobs[step.job].reduction(step.step)?.terms;
-    let total = |term: usize| {
+    let joined_total = |term: usize| {
         let op = terms[term].reducer.op;
         answers
             .iter()
             .filter_map(|answer| answer.totals.get(term))
-            .fold(0.0, |total, own| op.join(total, *own))
+            .fold(0.0, |joined, total| op.join(joined, *total))
     };
-    Ok((0..totals.len()).map(total).collect())
+    Ok((0..totals.len()).map(joined_total).collect())
 }
 
-/// The numbers of a step, from its `own` totals and the `shared` ones. `None` if the step has to be evaluated
-/// once more: the largest element, now found, decides the unit for the powers of the norm.
-fn numbers(
+/// The numbers of a step, from the totals of its leaf and the totals that leaves share. `None` if the step
+/// has to be evaluated once more, because the total is the largest element, which decides the unit for the
+/// powers of the norm.
+fn step_numbers(
     path: &str,
     reduction: &mut Reduction<'_>,
-    own: &[f64],
-    shared: &[f64],
+    leaf_totals: &[f64],
+    shared_totals: &[f64],
 ) -> Result<Option<TermNumbers>> {
-    if reduction.terms.len() != shared.len() {
-        let what = "takes a different count of sums than for other parameters that share the sums";
-        return Err(misfit(path, what, shared.len(), reduction.terms.len()));
+    if reduction.terms.len() != shared_totals.len() {
+        let problem = "takes a different count of sums than for other parameters that share the sums";
+        return Err(misfit(path, problem, shared_totals.len(), reduction.terms.len()));
     }
-    let total = |(index, term)| if reduction.shares(term) { shared[index] } else { own[index] };
+    let total =
+        |(index, term)| if reduction.shares(term) { shared_totals[index] } else { leaf_totals[index] };
     let totals: TermNumbers = reduction.terms.iter().enumerate().map(total).collect();
-    if let Some(second) = reduction.terms.first().and_then(|norm| norm.reducer.with_unit(totals[0])) {
-        reduction.terms[0].reducer = second;
+    if let Some(power_sum) = reduction.terms.first().and_then(|norm| norm.reducer.with_unit(totals[0])) {
+        reduction.terms[0].reducer = power_sum;
         return Ok(None);
     }
-    let finished = reduction.terms.iter().zip(totals).map(|(term, total)| term.reducer.finish(total));
-    Ok(Some(finished.collect()))
+    let numbers = reduction.terms.iter().zip(totals).map(|(term, total)| term.reducer.finish(total));
+    Ok(Some(numbers.collect()))
 }
 
 /// The error for a norm that is not finite, if a rule refuses such a call.
-fn refused(offender: &Job<'_>, p: f64, norm: f64) -> Error {
+fn not_finite(offender: &Job<'_>, p: f64, norm: f64) -> Error {
     let remedy = "this call has changed nothing; to go on regardless, set `non_finite` of the clipping rule \
                   to Pass or Skip";
     Error::new(ErrorKind::NotFinite, format!("the {p}-norm of its gradient is"))
@@ -134,7 +137,7 @@ fn refused(offender: &Job<'_>, p: f64, norm: f64) -> Error {
 
 /// Replaces a reduction by the arithmetic that follows from `numbers`. The result is `Compute`, unless the
 /// norm refuses or skips the call.
-fn apply<'a>(
+fn replace_step<'a>(
     job: &mut Job<'a>,
     step: usize,
     reduction: Reduction<'a>,
@@ -147,25 +150,31 @@ fn apply<'a>(
                 return Ok(non_finite);
             }
             let parameter = numbers.get(1).copied().unwrap_or(0.0);
-            scale(
+            replace_by_factor(
                 job,
                 step,
-                factor(Norms { gradient: numbers[0], parameter, elements: job.whole, compute: job.compute }),
+                factor(Norms {
+                    gradient: numbers[0],
+                    parameter,
+                    elements: job.leaf_length,
+                    compute: job.compute,
+                }),
             );
         }
-        Then::Map { resolve, slots: range, numbers: remembered } => {
+        Then::Map { resolve, slots: range, numbers: state_numbers } => {
             let Resolved { kernel, numbers } = resolve(numbers).map_err(|error| error.at(job.path))?;
-            if numbers.len() != remembered.len() {
-                let what = "returns a different count of numbers than the state has";
-                return Err(misfit(job.path, what, remembered.len(), numbers.len()));
+            if numbers.len() != state_numbers.len() {
+                let problem = "returns a different count of numbers than the state has";
+                return Err(misfit(job.path, problem, state_numbers.len(), numbers.len()));
             }
-            job.numbers.extend(remembered.iter_mut().map(|(_, number)| number).zip(numbers));
+            job.numbers.extend(state_numbers.iter_mut().map(|(_, number)| number).zip(numbers));
             // A leaf without a gradient makes no step, but remembers the numbers.
             if contributes {
                 let slots = slots.get_mut(range).unwrap_or_default();
                 if slots.len() != kernel.slots() {
-                    let what = "returns arithmetic for a different count of state tensors than the state has";
-                    return Err(misfit(job.path, what, slots.len(), kernel.slots()));
+                    let problem =
+                        "returns arithmetic for a different count of state tensors than the state has";
+                    return Err(misfit(job.path, problem, slots.len(), kernel.slots()));
                 }
                 job.steps[step] = Step::Map { kernel, slots };
             }
@@ -175,28 +184,28 @@ fn apply<'a>(
 }
 
 /// The error for sums of a rule that do not fit the arithmetic after them.
-fn misfit(path: &str, what: &'static str, expected: usize, got: usize) -> Error {
-    Error::new(ErrorKind::Contract, format!("the rule's `Gradient::map_with_sums` {what}:"))
+fn misfit(path: &str, problem: &'static str, expected: usize, got: usize) -> Error {
+    Error::new(ErrorKind::Contract, format!("the rule's `Gradient::map_with_sums` {problem}:"))
         .with_got(got)
         .with_expected(expected)
         .with_remedy("fix the rule: both counts must be equal")
         .at(path)
 }
 
-/// Replaces a step by a multiplication.
+/// Replaces a step by a multiplication with a factor.
 ///
-/// An infinite factor is a quotient by a norm that is 0 or nearly so, of a gradient that has vanished, and
-/// becomes 0: infinity would make NaN of a gradient of zeros. Any other factor is limited to the largest
-/// number of the arithmetic, because infinity would turn subnormal numbers into infinities.
-fn scale(job: &mut Job<'_>, step: usize, factor: f64) {
+/// An infinite factor becomes 0. It is a quotient by the norm of a gradient that has vanished, and infinity
+/// would turn a gradient of zeros into NaN. Any other factor is limited to the largest number of the
+/// arithmetic, because infinity would turn subnormal numbers into infinities.
+fn replace_by_factor(job: &mut Job<'_>, step: usize, factor: f64) {
     if factor == 1.0 {
         // `take_reduction` has left `Step::Identity` there.
         return;
     }
-    let (least, largest) = (smallest_normal(job.compute), largest(job.compute));
+    let (least, largest) = (smallest_normal(job.compute), largest_number(job.compute));
     let mut factor =
         if factor.is_infinite() { 0f64.copysign(factor) } else { factor.clamp(-largest, largest) };
-    // A power of two right before it (a loss scale) is multiplied in, which saves a step.
+    // A power of two right before the step (a loss scale) is multiplied in, which saves a step.
     let before = job.steps[..step].iter_mut().rev().find(|step| !matches!(step, Step::Identity));
     if let Some(before) = before
         && let Some(power) = before.link().and_then(|link| link.kernel.as_prologue()?.exact_scale())

@@ -1,31 +1,32 @@
 //! [`Restored`], and the comparison of a file's hyper-parameters with the program's.
 //!
 //! A file has numbers that the run has moved: by `adjust`, a plateau, a loop that sets the rate, gradual
-//! unfreezing. Such a difference is no mistake. A mistake is what somebody has changed in the program in the
-//! hope that it counts. So for the warning ([`Replaced`]) a value of the program (before its first step,
-//! because a run may be restored later) is compared with three of the file: the present one, that of the
-//! set-up, and that before the first step.
+//! unfreezing. A difference by such a move is no mistake. A mistake is a change of the program that has no
+//! effect, because the file's value counts. So for the warning ([`Replaced`]) a value of the program (before
+//! its first step, because a run may be restored later) is compared with three values of the file: the
+//! present value, that of the set-up, and that before the first step.
 
 use std::collections::HashSet;
 use std::fmt::Display;
 
 use super::record::{LeafRecord, Record};
 use crate::error::warning::Warning;
-use crate::error::{Error, ErrorKind, Result, listed};
+use crate::error::{Error, ErrorKind, Result, first_names};
 use crate::rule::field::{Data, FieldValue};
 use crate::rule::{Description, FieldDescription, Optimiser, OptimiserRecord, is_same_rate};
 use crate::tree::{Drives, Leaf};
 
-/// What [`CheckpointFile::restore`](crate::CheckpointFile::restore) took over, and what it did not.
+/// The parts that [`CheckpointFile::restore`](crate::CheckpointFile::restore) took over or left out.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Restored {
     /// The paths of the parameters whose state is now that of the file.
     pub taken: Vec<String>,
-    /// The paths of the state's parameters that stayed as they were, because they are
-    /// [excepted](crate::CheckpointFile::except).
+    /// The paths of the state's parameters that stayed as they were.
+    ///
+    /// These parameters are [excepted](crate::CheckpointFile::except).
     pub left: Vec<String>,
-    /// The paths of the file's parameters that were passed over, for the same reason.
+    /// The paths of the file's parameters that were passed over, because they are excepted.
     pub passed_over: Vec<String>,
     /// The hyper-parameters that differ between file and program.
     pub differences: Vec<FieldDifference>,
@@ -46,44 +47,49 @@ pub struct FieldDifference {
     pub field: String,
     /// The value in the program before the restore.
     pub program: FieldValue,
-    /// The value in the file; `None` if the file is older than the hyper-parameter. Its default counts then.
+    /// The value in the file; `None` if the file is older than the hyper-parameter, whose default then
+    /// counts.
     pub file: Option<FieldValue>,
 }
 
-/// The file's values for all fields of an optimiser, in order, or the defaults of fields that the file lacks.
+/// The file's values for all fields of an optimiser, in order, and defaults of missing fields.
+///
 /// Differences from the program's values are added to `restored`.
 ///
 /// # Errors
 /// If the file has a field that the rule lacks, fields in another order, or a value of another type.
 pub(super) fn saved_values(
     path: &str,
-    own: &Description,
-    saved: &OptimiserRecord,
+    description: &Description,
+    saved_optimiser: &OptimiserRecord,
     restored: &mut Restored,
 ) -> Result<Vec<FieldValue>> {
     let mut values = Vec::new();
-    for (own, saved) in own.all().into_iter().map(|member| member.rule).zip(saved.all()) {
+    for (member, saved_rule) in description.all().into_iter().zip(saved_optimiser.all()) {
+        let rule = member.rule;
         // File and rule have one order, so a field that does not come next is missing in the file.
-        let mut rest = saved.fields.iter().peekable();
+        let mut rest = saved_rule.fields.iter().peekable();
         let mut next = |field: &FieldDescription| rest.next_if(|(name, _)| name == field.name);
-        let in_file: Vec<_> = own.fields.iter().map(&mut next).collect();
+        let saved_fields: Vec<_> = rule.fields.iter().map(&mut next).collect();
         if rest.next().is_some() {
-            let names = own.fields.iter().map(|field| field.name.to_string()).collect();
-            return Err(other_names(path, saved, "fields", saved.fields.iter().map(|(name, _)| name), names));
+            let names = rule.fields.iter().map(|field| field.name.to_string()).collect();
+            let saved_names = saved_rule.fields.iter().map(|(name, _)| name);
+            return Err(names_error(path, saved_rule, "fields", saved_names, names));
         }
-        for (&FieldDescription { name, value: program, default, .. }, data) in own.fields.iter().zip(in_file)
-        {
-            let rule = own.kind.to_string();
+        for (field, saved_field) in rule.fields.iter().zip(saved_fields) {
+            let &FieldDescription { name, value: program, default, .. } = field;
+            let kind = rule.kind.to_string();
             let read = |(_, data): &(String, Data)| {
-                let other = || Error::new(ErrorKind::File, format!("the file's {rule}: {name} is"));
-                let read = default.read(data);
-                read.ok_or_else(|| other().with_got(data).with_expected(default.expected()).at(path))
+                let error = || Error::new(ErrorKind::File, format!("the file's {kind}: {name} is"));
+                default
+                    .read(data)
+                    .ok_or_else(|| error().with_got(data).with_expected(default.expected()).at(path))
             };
-            let file = data.map(read).transpose()?;
+            let file = saved_field.map(read).transpose()?;
             values.push(file.unwrap_or(default));
             if file != Some(program) {
                 let (path, field) = (path.to_string(), name.to_string());
-                restored.differences.push(FieldDifference { path, rule, field, program, file });
+                restored.differences.push(FieldDifference { path, rule: kind, field, program, file });
             }
         }
     }
@@ -91,39 +97,39 @@ pub(super) fn saved_values(
 }
 
 /// The error that a file names other entries of a leaf than the rule has.
-pub(super) fn other_names<'n>(
+pub(super) fn names_error<'n>(
     path: &str,
-    saved: &OptimiserRecord,
-    what: &'static str,
-    found: impl Iterator<Item = &'n String>,
+    saved_optimiser: &OptimiserRecord,
+    kind: &'static str,
+    names: impl Iterator<Item = &'n String>,
     expected: Vec<String>,
 ) -> Error {
-    // Cut, because a damaged file may have any number of names. These are enough to show the difference.
-    let found: Vec<&String> = found.take(expected.len() + 20).collect();
-    Error::new(
-        ErrorKind::OtherRule,
-        format!("the file was written by another version of the rule: in the file, {saved} has the {what}"),
-    )
-    .with_got(format_args!("{found:?}"))
-    .with_expected(format_args!("{expected:?}"))
-    .with_remedy("read the file with the version of optimisers that wrote it")
-    .at(path)
+    // Limited, because a damaged file may have any number of names. 20 more than expected show the
+    // difference.
+    let names: Vec<&String> = names.take(expected.len() + 20).collect();
+    let problem = "the file was written by another version of the rule: in the file,";
+    Error::new(ErrorKind::OtherRule, format!("{problem} {saved_optimiser} has the {kind}"))
+        .with_got(format_args!("{names:?}"))
+        .with_expected(format_args!("{expected:?}"))
+        .with_remedy("read the file with the version of optimisers that wrote it")
+        .at(path)
 }
 
-/// Settings of the program that a file replaces by others.
+/// Settings of the program that a file replaces by other values.
 #[derive(Default)]
 pub(super) struct Replaced {
-    /// For a warning, each difference once.
+    /// The differences, each once.
     texts: Vec<String>,
-    known: HashSet<[String; 3]>,
+    /// The setting, the program's value and the file's value of each difference.
+    differences: HashSet<[String; 3]>,
 }
 
 impl Replaced {
     fn add(&mut self, setting: &str, path: Option<&str>, program: impl Display, file: impl Display) {
         let values = [setting.to_string(), program.to_string(), file.to_string()];
-        if self.known.insert(values) {
-            let of = path.map_or_else(String::new, |path| format!(" of {path:?}"));
-            self.texts.push(format!("{setting}{of} is {program} in the program and {file} in the file"));
+        if self.differences.insert(values) {
+            let owner = path.map_or_else(String::new, |path| format!(" of {path:?}"));
+            self.texts.push(format!("{setting}{owner} is {program} in the program and {file} in the file"));
         }
     }
 
@@ -134,8 +140,8 @@ impl Replaced {
         }
     }
 
-    /// Adds what is set in the leaf, except what a schedule of the program decides. `restored` has the values
-    /// of the file, and `drives` the schedules after the restore.
+    /// Adds settings of the leaf, except values that a schedule of the program decides. `restored` has the
+    /// values of the file, and `drives` the schedules after the restore.
     pub(super) fn compare(
         &mut self,
         leaf: &Leaf,
@@ -143,32 +149,34 @@ impl Replaced {
         restored: &Optimiser,
         drives: Option<&Drives>,
     ) {
-        let begun = leaf.begun.as_ref();
-        let own = begun.map_or(&leaf.optimiser, |(optimiser, _)| optimiser);
-        let (own_values, file_values) = (own.fields(), restored.fields());
-        if own_values != file_values {
-            let values = own.places().into_iter().zip(own_values.iter().zip(&file_values));
+        let run_start = leaf.run_start.as_ref();
+        let optimiser = run_start.map_or(&leaf.optimiser, |(optimiser, _)| optimiser);
+        let (program_values, file_values) = (optimiser.fields(), restored.fields());
+        if program_values != file_values {
+            let values = optimiser.places().into_iter().zip(program_values.iter().zip(&file_values));
             for (index, (place, ((_, program), (_, file)))) in values.enumerate() {
-                let mut chosen = record.set_up.iter().filter(|(name, _)| *name == place);
+                let mut earlier_values = record.set_up.iter().filter(|(name, _)| *name == place);
                 // Up to rounding, because a rate may be a product of several factors.
                 let is_same = |other: FieldValue| program.is_equal(other, is_same_rate);
-                let is_known = is_same(*file) || chosen.any(|(_, then)| file.read(then).is_some_and(is_same));
+                let is_known =
+                    is_same(*file) || earlier_values.any(|(_, data)| file.read(data).is_some_and(is_same));
                 let is_driven = drives
-                    .and_then(|drives| drives.of_field(index))
-                    .is_some_and(|given| !given.is_of_file && !given.schedule.is_relative);
+                    .and_then(|drives| drives.assignment_for(index))
+                    .is_some_and(|assignment| !assignment.is_from_file && !assignment.schedule.is_relative);
                 if !is_known && !is_driven {
                     self.add(&place, Some(leaf.path()), program, file);
                 }
             }
         }
-        let program = begun.map_or(leaf.frozen, |(_, frozen)| *frozen);
+        let program = run_start.map_or(leaf.frozen, |(_, frozen)| *frozen);
         if program != record.frozen && Some(program) != record.began_frozen {
             self.add("frozen", Some(leaf.path()), program, record.frozen);
         }
     }
 
+    /// The warning about all differences, if there are any.
     pub(super) fn warning(self) -> Option<Warning> {
-        let differences = listed(self.texts.into_iter());
+        let differences = first_names(self.texts.into_iter());
         (!differences.is_empty()).then_some(Warning::SettingsDiffer { differences })
     }
 }

@@ -5,12 +5,14 @@ use std::path::{Path, PathBuf};
 
 use safetensors::SafeTensorError;
 
-use super::record::{BEFORE_CHECKSUM, FORMAT, NO_CHECKSUM, Origin, Record, bytes_name, damaged, damaged_by};
+use super::record::{
+    BEFORE_CHECKSUM, FORMAT, NO_CHECKSUM, Origin, Record, bytes_name, damage_error, json_error,
+};
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::tensor_file::{Entry, TensorFile, Texts, open_error, read_error};
 use crate::model::patterns::Patterns;
 use crate::step::loss_scaler::LossScaler;
-use crate::tensors::{Tensor, from_file};
+use crate::tensors::{Tensor, dtype_from_file};
 use crate::training::plateau::ReduceOnPlateau;
 use crate::tree::StateTree;
 
@@ -19,8 +21,8 @@ use crate::tree::StateTree;
 /// Whether the file fits a state is checked when it is restored.
 ///
 /// Tensors stay in the open file until they are taken over, so only the state needs memory. If a new save
-/// replaces the file, the one that was opened is still read; on Windows no save can replace it before this
-/// value is dropped. If the file is changed in place, it is refused, as far as its length and its time of
+/// replaces the file, the opened file is still read; on Windows no save can replace the file before this
+/// value is dropped. A file that is changed in place is refused, as far as its length and its time of
 /// modification show the change.
 #[must_use = "reading a checkpoint changes nothing: call one of its `restore` methods"]
 #[derive(Debug)]
@@ -45,7 +47,7 @@ impl CheckpointFile {
     /// If the file cannot be read, is no checkpoint, has another version of the format, or was damaged or
     /// truncated.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        Self::read(path.as_ref(), true)
+        Self::open_file(path.as_ref(), true)
     }
 
     /// Opens a file that another program has edited; the checksum is not compared.
@@ -53,14 +55,14 @@ impl CheckpointFile {
     /// # Errors
     /// As [`CheckpointFile::open`].
     pub fn open_edited(path: impl AsRef<Path>) -> Result<Self> {
-        Self::read(path.as_ref(), false)
+        Self::open_file(path.as_ref(), false)
     }
 
-    fn read(path: &Path, verify: bool) -> Result<Self> {
+    fn open_file(path: &Path, verify: bool) -> Result<Self> {
         Self::parse(path, TensorFile::open(path), verify).map_err(|error| error.in_file("checkpoint", path))
     }
 
-    /// Reads a checkpoint from bytes, which it keeps; `name` is for errors.
+    /// Reads a checkpoint from bytes, and keeps the bytes. Errors have `name` instead of a path.
     ///
     /// # Errors
     /// As [`CheckpointFile::open`].
@@ -77,7 +79,7 @@ impl CheckpointFile {
     }
 
     fn read_bytes(name: &Path, bytes: Vec<u8>, verify: bool) -> Result<Self> {
-        Self::parse(name, TensorFile::of_bytes(bytes), verify)
+        Self::parse(name, TensorFile::from_bytes(bytes), verify)
             .map_err(|error| error.in_file("checkpoint", name))
     }
 
@@ -87,8 +89,8 @@ impl CheckpointFile {
             let problem = "a safetensors file without optimiser state (its metadata has no \"optimisers\")";
             Error::new(ErrorKind::File, problem).with_remedy("for plain weights use `Weights`")
         })?;
-        // Reads the version first, because another version may have other fields than `Record`.
-        let Origin { format, version } = serde_json::from_str(&description).map_err(damaged_by)?;
+        // The version is read first, because another version may have other fields than `Record`.
+        let Origin { format, version } = serde_json::from_str(&description).map_err(json_error)?;
         if format != FORMAT {
             let remedy = format!("read the file with optimisers {version}, which wrote the file");
             return Err(Error::new(ErrorKind::File, "it has format version")
@@ -96,12 +98,12 @@ impl CheckpointFile {
                 .with_expected(FORMAT)
                 .with_remedy(remedy));
         }
-        let record: Record = serde_json::from_str(&description).map_err(damaged_by)?;
+        let record: Record = serde_json::from_str(&description).map_err(json_error)?;
         if verify {
-            let found = checksum(&tensors).map_err(read_error)?.unwrap_or_else(|| "missing".to_string());
-            if found != record.checksum {
+            let sum = checksum(&tensors).map_err(read_error)?.unwrap_or_else(|| "missing".to_string());
+            if sum != record.checksum {
                 return Err(Error::new(ErrorKind::File, "the file was damaged or edited: its checksum is")
-                    .with_got(found)
+                    .with_got(sum)
                     .with_expected(record.checksum)
                     .with_remedy(
                         "if the edit was intended, read the file with `CheckpointFile::open_edited`",
@@ -126,7 +128,7 @@ impl CheckpointFile {
     /// master, or the parameter itself) becomes the precise copy in the state or model. So a run can go on in
     /// another precision: from bf16 with f32 masters to all f32, or back, or with masters in f64.
     ///
-    /// This is for bare rules and [`MixedPrecision`](crate::MixedPrecision), with or without
+    /// Conversion is for bare rules and [`MixedPrecision`](crate::MixedPrecision), with or without
     /// [`Offload`](crate::Offload). From and to other stores, such as [`Kahan`](crate::Kahan), restore the
     /// state as it is, then [replace](crate::Selection::replace) the rule.
     pub fn converting(mut self) -> Self {
@@ -142,11 +144,12 @@ impl CheckpointFile {
 
     /// Keeps the program's hyper-parameters, schedules and count of steps, and which parameters are frozen.
     ///
-    /// By default a restore takes all of these from the file, except schedules of what the program gives a
-    /// schedule, and the state [warns](crate::Warning::SettingsDiffer) of what the program has set up
-    /// otherwise. With this method the file gives only what rules remember, such as moments with their
-    /// counts. Schedules then begin at the program's count of steps, which is 0 in a new state. In both cases
-    /// [`Restored::differences`](crate::Restored) lists the hyper-parameters that differ.
+    /// By default a restore takes all of these from the file, except schedules of fields for which the
+    /// program gives a schedule. The state [warns](crate::Warning::SettingsDiffer) of settings that the
+    /// program has chosen differently. With this method the file gives only the memory of rules, such as
+    /// moments with their counts. Schedules then begin at the program's count of steps, which is 0 in a new
+    /// state. In both cases [`Restored::differences`](crate::Restored) lists the hyper-parameters that
+    /// differ.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -168,11 +171,11 @@ impl CheckpointFile {
 
     /// Leaves out the parameters whose path matches one of these patterns, in the file and in the state.
     ///
-    /// For a model that differs from the saved one: by a head of another shape, a missing part, or new parts.
-    /// Parameters that are left out stay as they are, in state and model, and may have any shape and rule.
-    /// Everything else has to fit. [`Restored`](crate::Restored) lists what was taken over and what was left
-    /// out. In a pattern `*` stands for any text, dots included, and `?` for one character; the whole path
-    /// must match. A parameter with several paths is left out if one of them matches.
+    /// This is for a model that differs from the saved model by a head of another shape, a missing part, or
+    /// new parts. Parameters that are left out stay as they are, in state and model, and may have any shape
+    /// and rule. Everything else has to fit. [`Restored`](crate::Restored) lists what was taken over and what
+    /// was left out. In a pattern `*` stands for any text, dots included, and `?` for one character; the
+    /// whole path must match. A parameter with several paths is left out if one of its paths matches.
     ///
     /// ```
     /// use std::collections::BTreeMap;
@@ -201,10 +204,10 @@ impl CheckpointFile {
     }
 
     /// Whether a pattern matches one of the parameter's paths. Only the state has all paths of a tied weight.
-    pub(super) fn leaves_out(&self, state: &StateTree, path: &str) -> bool {
+    pub(super) fn is_excepted(&self, state: &StateTree, path: &str) -> bool {
         match state.leaf(path) {
-            Some(leaf) => self.except.first(&leaf.paths().collect::<Vec<_>>()).is_some(),
-            None => self.except.first(&[path]).is_some(),
+            Some(leaf) => self.except.first_match(&leaf.paths().collect::<Vec<_>>()).is_some(),
+            None => self.except.first_match(&[path]).is_some(),
         }
     }
 
@@ -231,11 +234,12 @@ impl CheckpointFile {
             return Ok(None);
         }
         let name = bytes_name(name);
-        let bytes = self.entry(&name).filter(|entry| entry.dtype == safetensors::Dtype::U8);
-        let bytes =
-            bytes.ok_or_else(|| damaged(format_args!("it names the bytes {name:?}, which the file lacks")));
-        let read = bytes.and_then(|entry| entry.bytes().map_err(read_error));
-        read.map(Some).map_err(|error| error.in_file("checkpoint", &self.path))
+        self.entry(&name)
+            .filter(|entry| entry.dtype == safetensors::Dtype::U8)
+            .ok_or_else(|| damage_error(format_args!("it names the bytes {name:?}, which the file lacks")))
+            .and_then(|entry| entry.bytes().map_err(read_error))
+            .map(Some)
+            .map_err(|error| error.in_file("checkpoint", &self.path))
     }
 
     /// The [count of applied steps](crate::StateTree::steps) of the state that was saved.
@@ -248,7 +252,7 @@ impl CheckpointFile {
     /// # Errors
     /// If one of its numbers is out of range.
     pub fn scaler(&self) -> Result<Option<LossScaler>> {
-        self.checked(self.record.scaler.as_ref(), LossScaler::check)
+        self.check_copy(self.record.scaler.as_ref(), LossScaler::check)
     }
 
     /// The [`ReduceOnPlateau`](crate::ReduceOnPlateau) that was saved along.
@@ -256,10 +260,10 @@ impl CheckpointFile {
     /// # Errors
     /// If one of its numbers is out of range.
     pub fn plateau(&self) -> Result<Option<ReduceOnPlateau>> {
-        self.checked(self.record.plateau.as_ref(), ReduceOnPlateau::check)
+        self.check_copy(self.record.plateau.as_ref(), ReduceOnPlateau::check)
     }
 
-    fn checked<T: Clone>(&self, saved: Option<&T>, check: impl Fn(&T) -> Result<()>) -> Result<Option<T>> {
+    fn check_copy<T: Clone>(&self, saved: Option<&T>, check: impl Fn(&T) -> Result<()>) -> Result<Option<T>> {
         saved.map_or(Ok(()), check).map_err(|error| error.in_file("checkpoint", &self.path))?;
         Ok(saved.cloned())
     }
@@ -276,7 +280,7 @@ impl CheckpointFile {
     /// or was changed after it was opened.
     pub fn tensor(&self, name: &str) -> Result<Option<Tensor>> {
         let Some(entry) = self.entry(name) else { return Ok(None) };
-        from_file(entry.dtype)?;
+        dtype_from_file(entry.dtype)?;
         entry.tensor().map(Some).map_err(|source| read_error(source).in_file("checkpoint", &self.path))
     }
 
@@ -285,7 +289,7 @@ impl CheckpointFile {
     }
 }
 
-/// Where the checksum is in the bytes before a file's tensors.
+/// The place of the checksum in the bytes before a file's tensors.
 pub(super) fn checksum_place(head: &[u8]) -> Option<Range<usize>> {
     let before = head.windows(BEFORE_CHECKSUM.len()).position(|window| window == BEFORE_CHECKSUM)?;
     let start = before + BEFORE_CHECKSUM.len();
@@ -302,7 +306,7 @@ fn checksum(file: &TensorFile) -> std::io::Result<Option<String>> {
     sum.update(&head[..place.start]);
     sum.update(NO_CHECKSUM.as_bytes());
     sum.update(&head[place.end..]);
-    // Freed now, because a header can have 100 MB, and the rest of the sum does not need them.
+    // Freed now, because a header can have 100 MB, and the rest of the sum does not need the header.
     drop(buffer);
     file.stream(|bytes| sum.update(bytes))?;
     Ok(Some(format!("{:08x}", sum.finalize())))

@@ -1,5 +1,6 @@
-//! The tensors of a file, the parts that this rank writes, and the layout of the file. The layout follows from
-//! names, shapes and dtypes alone, so all ranks compute the same one.
+//! The tensors of a file, the parts that this rank writes, and the layout of the file.
+//!
+//! The layout follows from names, shapes and dtypes alone, so all ranks compute the same layout.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -11,13 +12,13 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use super::agreement::WholeShapes;
 use super::file::checksum_place;
 use super::finite::Encoding;
-use super::record::{KEY, Record, bytes_name, damaged, damaged_by};
+use super::record::{KEY, Record, bytes_name, damage_error, json_error};
 use crate::engine::Buffer;
 use crate::error::{Error, ErrorKind, Result};
-use crate::files::tensor_file::{LARGEST_HEADER, not_whole};
+use crate::files::tensor_file::{LARGEST_HEADER, format_error};
 use crate::model::lent::{Lent, write_lent};
 use crate::numbers::DType;
-use crate::tensors::{Tensor, dtype_of, in_file};
+use crate::tensors::{Tensor, dtype_of, file_dtype};
 use crate::tree::{Leaf, StateTree};
 
 /// The entry of a tensor in the header.
@@ -33,11 +34,11 @@ pub(super) struct EntryInfo {
 pub(super) struct FileLayout {
     /// All bytes before the tensors, with zeros in the place of the checksum.
     pub(super) head: Vec<u8>,
-    /// Where the digits of the checksum begin, in a file that has one.
+    /// The first digit of the checksum, in a file that has one.
     pub(super) checksum: Option<u64>,
-    /// Where each tensor begins, and the bytes of an element.
+    /// The first byte of each tensor, and the width of an element in bytes.
     entries: Vec<(u64, usize)>,
-    /// The bytes of the whole file.
+    /// The number of bytes of the whole file.
     pub(super) length: u64,
 }
 
@@ -48,14 +49,14 @@ pub(crate) enum Remarks<'r> {
     Nothing,
     /// The description of a checkpoint.
     Checkpoint(&'r Record),
-    /// A text under a name.
+    /// A text under its name.
     #[cfg_attr(not(feature = "torch"), expect(dead_code, reason = "only files for torch have one"))]
     Text(&'static str, &'r str),
 }
 
 impl EntryInfo {
-    /// The order of the safetensors library: the widest first, so that all are aligned.
-    pub(super) fn in_file_order(&self, other: &Self) -> Ordering {
+    /// The order of the safetensors library: the widest dtype first, so that all tensors are aligned.
+    pub(super) fn compare(&self, other: &Self) -> Ordering {
         other.dtype.size_in_bytes().cmp(&self.dtype.size_in_bytes()).then_with(|| self.name.cmp(&other.name))
     }
 }
@@ -66,16 +67,16 @@ impl FileLayout {
         entries: impl Iterator<Item = &'e EntryInfo>,
         remarks: Remarks<'_>,
     ) -> Result<Self> {
-        // The format uses this name itself.
+        // The format uses this name for the metadata.
         let mut names = HashSet::from(["__metadata__"]);
-        let (mut tensors, mut places) = (Vec::new(), Vec::new());
+        let (mut tensors, mut entry_places) = (Vec::new(), Vec::new());
         let mut end = 0;
         for EntryInfo { name, dtype, shape } in entries {
             if !names.insert(name) {
                 let problem = format!("two tensors would have the name {name:?} in the file");
                 return Err(Error::new(ErrorKind::Model, problem).with_remedy("rename a parameter"));
             }
-            let Some(in_file) = in_file(*dtype) else {
+            let Some(file_dtype) = file_dtype(*dtype) else {
                 let expected = "U8, U32, I16, I32, I64, F16, BF16, F32 or F64, which files can hold";
                 return Err(Error::dtype(format_args!("{name:?}"), dtype, expected)
                     .with_remedy("convert it before it is saved"));
@@ -84,24 +85,19 @@ impl FileLayout {
             end += shape.iter().product::<usize>() * width;
             tensors.push((
                 name.clone(),
-                TensorInfo { dtype: in_file, shape: shape.clone(), data_offsets: (start, end) },
+                TensorInfo { dtype: file_dtype, shape: shape.clone(), data_offsets: (start, end) },
             ));
-            places.push((start as u64, width));
+            entry_places.push((start as u64, width));
         }
         let head = head(tensors, remarks)?;
-        let missing = || damaged("it has no place for the checksum");
+        let missing = || damage_error("it has no place for the checksum");
         let checksum = match remarks {
-            Remarks::Checkpoint(_) => Some(checksum_place(&head).ok_or_else(missing)?),
+            Remarks::Checkpoint(_) => Some(checksum_place(&head).ok_or_else(missing)?.start as u64),
             _ => None,
         };
-        let start = head.len() as u64;
-        places.iter_mut().for_each(|(place, _)| *place += start);
-        Ok(FileLayout {
-            head,
-            checksum: checksum.map(|place| place.start as u64),
-            entries: places,
-            length: start + end as u64,
-        })
+        let head_length = head.len() as u64;
+        entry_places.iter_mut().for_each(|(start, _)| *start += head_length);
+        Ok(FileLayout { head, checksum, entries: entry_places, length: head_length + end as u64 })
     }
 
     /// The range of bytes of some elements of a tensor, in row-major order.
@@ -114,17 +110,17 @@ impl FileLayout {
 
 /// The bytes before the tensors: the length of the header, and the header.
 fn head(tensors: Vec<(String, TensorInfo)>, remarks: Remarks<'_>) -> Result<Vec<u8>> {
-    let description = match remarks {
+    let text = match remarks {
         Remarks::Nothing => None,
-        Remarks::Checkpoint(record) => Some((KEY, serde_json::to_string(record).map_err(damaged_by)?)),
+        Remarks::Checkpoint(record) => Some((KEY, serde_json::to_string(record).map_err(json_error)?)),
         Remarks::Text(name, text) => Some((name, text.to_string())),
     };
-    let description = description.map(|(name, text)| HashMap::from([(name.to_string(), text)]));
-    let metadata = Metadata::new(description, tensors).map_err(not_whole)?;
+    let texts = text.map(|(name, text)| HashMap::from([(name.to_string(), text)]));
+    let metadata = Metadata::new(texts, tensors).map_err(format_error)?;
     // The first 8 bytes are for the length. Spaces fill the header up to a multiple of 8 bytes, so that the
     // tensors are aligned.
     let mut head = vec![0; size_of::<u64>()];
-    serde_json::to_writer(&mut head, &metadata).map_err(damaged_by)?;
+    serde_json::to_writer(&mut head, &metadata).map_err(json_error)?;
     head.resize(head.len().next_multiple_of(size_of::<u64>()), b' ');
     let length = head.len() - size_of::<u64>();
     if length > LARGEST_HEADER {
@@ -156,7 +152,8 @@ enum PartValues<'s> {
 }
 
 impl<'s> SavedTensor<'s> {
-    /// A variable of the model. If it has a leaf, each rank writes its part; otherwise rank 0 writes all.
+    /// A variable of the model. If the variable has a leaf, each rank writes its part. Otherwise rank 0
+    /// writes all.
     fn variable(state: &StateTree, path: &str, variable: &'s Lent<'s>) -> Result<Self> {
         let (part, values) = match state.leaf(path) {
             Some(leaf) => (leaf.part(), leaf.own_part(&**variable)?),
@@ -192,9 +189,10 @@ impl<'s> SavedTensor<'s> {
         SavedTensor { entry, part, values: PartValues::Copied(bytes, Encoding::Numbers(DType::U8)) }
     }
 
+    /// A state tensor, or this rank's part of one.
     pub(crate) fn state(leaf: &Leaf, name: &str, tensor: &'s Buffer, shape: Vec<usize>) -> Self {
         let entry = EntryInfo { name: entry_name(leaf.path(), name), dtype: tensor.stored_dtype(), shape };
-        let part = leaf.whole_of(tensor).map_or(0..0, |(_, part)| part);
+        let part = leaf.stored_extent(tensor).map_or(0..0, |(_, part)| part);
         SavedTensor { entry, part, values: PartValues::State(tensor) }
     }
 
@@ -215,10 +213,11 @@ impl<'s> SavedTensor<'s> {
         Ok(CopiedTensor { entry: self.entry, part: self.part, encoding, bytes: start..room.len() })
     }
 
+    /// Writes the values of the part.
     pub(super) fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
         match &self.values {
             PartValues::State(tensor) => tensor.write_to(out),
-            PartValues::Lent(of) => write_lent(&**of, out),
+            PartValues::Lent(lent) => write_lent(&**lent, out),
             PartValues::Copied(bytes, _) => out.write_all(bytes),
         }
     }
@@ -235,7 +234,7 @@ pub(super) struct CopiedTensor {
 }
 
 impl CopiedTensor {
-    /// The tensor with its values in `room`.
+    /// The tensor, with values that lie in `room`.
     pub(super) fn in_room(self, room: &[u8]) -> SavedTensor<'_> {
         let CopiedTensor { entry, part, encoding, bytes } = self;
         SavedTensor { entry, part, values: PartValues::Copied(&room[bytes], encoding) }

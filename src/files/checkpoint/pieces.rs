@@ -1,8 +1,8 @@
 //! Pieces of a file, which several processes write in any order, and the checksum of the whole file.
 //!
-//! 1. [`PieceWriter`] computes the CRC-32 of each piece while it writes it, so that no byte is read again.
+//! 1. [`PieceWriter`] computes the CRC-32 of a piece during the write, so that no byte is read again.
 //! 2. [`join`] sorts the pieces of all processes, refuses gaps and overlaps, and combines the CRC-32s.
-//! 3. [`join`] then writes the result over the zeros in the head, which are a part of the sum.
+//! 3. [`join`] then writes the result over the zeros in the head, which the sum includes.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::finite::Watch;
 use super::layout::FileLayout;
-use super::replace::failed;
+use super::replace::io_failure;
 use crate::error::Result;
 
 /// A piece that is in the file.
@@ -29,15 +29,15 @@ pub(super) struct PieceWriter<'f> {
     out: BufWriter<&'f File>,
     /// Where the next byte goes.
     position: u64,
-    written: Vec<FilePiece>,
+    pieces: Vec<FilePiece>,
 }
 
 impl<'f> PieceWriter<'f> {
     pub(super) fn new(file: &'f File) -> Self {
-        PieceWriter { out: BufWriter::new(file), position: 0, written: Vec::new() }
+        PieceWriter { out: BufWriter::new(file), position: 0, pieces: Vec::new() }
     }
 
-    /// Writes the bytes of `place` with `fill`. Refuses more or fewer bytes than that.
+    /// Writes the bytes of `place` by `fill`. Refuses a `fill` that writes more or fewer bytes.
     pub(super) fn write(
         &mut self,
         place: Range<u64>,
@@ -66,27 +66,29 @@ impl<'f> PieceWriter<'f> {
         if self.position != place.end {
             return Err(io::Error::other(format!("{length} bytes were written to the place {place:?}")));
         }
-        self.written.push(FilePiece { start: place.start, length, crc: sum.finalize() });
+        self.pieces.push(FilePiece { start: place.start, length, crc: sum.finalize() });
         Ok(())
     }
 
     /// Flushes, and returns the pieces.
     pub(super) fn finish(mut self) -> io::Result<Vec<FilePiece>> {
         self.out.flush()?;
-        Ok(self.written)
+        Ok(self.pieces)
     }
 }
 
-/// Checks that the pieces are the whole file, and writes its checksum, if the layout has a place for it.
+/// Checks that the pieces are the whole file, and writes the checksum if the layout has one.
 pub(super) fn join(mut file: &File, layout: &FileLayout, pieces: Vec<FilePiece>) -> Result<()> {
-    let sum = joined(pieces, layout.length).map_err(failed("put the pieces of the file together"))?;
+    let sum =
+        whole_checksum(pieces, layout.length).map_err(io_failure("put the pieces of the file together"))?;
     let Some(place) = layout.checksum else { return Ok(()) };
-    let written = file.seek(SeekFrom::Start(place)).and_then(|_| write!(file, "{sum:08x}"));
-    written.map_err(failed("write the checksum"))
+    file.seek(SeekFrom::Start(place))
+        .and_then(|_| write!(file, "{sum:08x}"))
+        .map_err(io_failure("write the checksum"))
 }
 
 /// The checksum of the file that these pieces make up.
-fn joined(mut pieces: Vec<FilePiece>, length: u64) -> io::Result<u32> {
+fn whole_checksum(mut pieces: Vec<FilePiece>, length: u64) -> io::Result<u32> {
     pieces.sort_unstable();
     let mut sum = crc32fast::Hasher::new();
     let mut end = 0;
@@ -107,7 +109,7 @@ fn joined(mut pieces: Vec<FilePiece>, length: u64) -> io::Result<u32> {
     }
 }
 
-/// A writer that passes bytes on, counts them, and gives them to checksum and watch.
+/// A writer that counts the bytes, and also passes them to checksum and watch.
 struct SummingWriter<'w, W> {
     out: W,
     sum: crc32fast::Hasher,
@@ -117,14 +119,14 @@ struct SummingWriter<'w, W> {
 
 impl<W: Write> Write for SummingWriter<'_, W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // In pieces that stay in the cache, because checksum and watch read them again.
-        let written = self.out.write(&bytes[..bytes.len().min(1 << 18)])?;
-        self.sum.update(&bytes[..written]);
+        // In pieces that stay in the cache, because checksum and watch read the bytes again.
+        let length = self.out.write(&bytes[..bytes.len().min(1 << 18)])?;
+        self.sum.update(&bytes[..length]);
         if let Some(watch) = &mut self.watch {
-            watch.see(&bytes[..written]);
+            watch.add(&bytes[..length]);
         }
-        self.length += written as u64;
-        Ok(written)
+        self.length += length as u64;
+        Ok(length)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -136,8 +138,8 @@ impl<W: Write> Write for SummingWriter<'_, W> {
 mod tests {
     use super::*;
 
-    /// A file of these bytes, written in pieces that end there, in this order.
-    fn written(
+    /// Writes a file of these bytes in pieces with these ends. `order` changes the order of the pieces.
+    fn write_pieces(
         bytes: &[u8],
         ends: &[usize],
         order: impl Fn(&mut Vec<Range<usize>>),
@@ -146,9 +148,9 @@ mod tests {
         let mut places: Vec<Range<usize>> = starts.zip(ends).map(|(start, end)| *start..*end).collect();
         order(&mut places);
         let file = tempfile::NamedTempFile::new().expect("a file");
-        // Two writers, as of two processes.
-        let (ours, theirs) = places.split_at(places.len() / 2);
-        let pieces = [ours, theirs].map(|places| {
+        // Two writers, because several processes may write.
+        let (first_half, second_half) = places.split_at(places.len() / 2);
+        let pieces = [first_half, second_half].map(|places| {
             let file = File::options().write(true).open(file.path()).expect("the file");
             let mut writer = PieceWriter::new(&file);
             for place in places {
@@ -167,26 +169,27 @@ mod tests {
         let orders: [fn(&mut Vec<Range<usize>>); 3] =
             [|_| (), |places| places.reverse(), |places| places.rotate_left(3)];
         for order in orders {
-            let (file, pieces) = written(&bytes, &ends, order);
+            let (file, pieces) = write_pieces(&bytes, &ends, order);
             assert!(file == bytes);
-            assert_eq!(joined(pieces, 1_000_000).expect("all pieces"), crc32fast::hash(&bytes));
+            assert_eq!(whole_checksum(pieces, 1_000_000).expect("all pieces"), crc32fast::hash(&bytes));
         }
     }
 
     #[test]
     fn pieces_that_are_not_the_file() {
-        let refused =
-            |pieces: &[FilePiece], length| joined(pieces.to_vec(), length).expect_err("an error").to_string();
-        let (_, pieces) = written(&[7; 30], &[10, 20, 30], |_| ());
+        let error = |pieces: &[FilePiece], length| {
+            whole_checksum(pieces.to_vec(), length).expect_err("an error").to_string()
+        };
+        let (_, pieces) = write_pieces(&[7; 30], &[10, 20, 30], |_| ());
         assert_eq!(
-            refused(&[pieces[0], pieces[2]], 30),
+            error(&[pieces[0], pieces[2]], 30),
             "a piece begins at byte 20, and the one before it ends at 10"
         );
         assert_eq!(
-            refused(&[pieces[0], pieces[1], pieces[1], pieces[2]], 30),
+            error(&[pieces[0], pieces[1], pieces[1], pieces[2]], 30),
             "a piece begins at byte 10, and the one before it ends at 20"
         );
-        assert_eq!(refused(&pieces[..2], 30), "they end at byte 20 of 30");
+        assert_eq!(error(&pieces[..2], 30), "they end at byte 20 of 30");
         let file = tempfile::tempfile().expect("a file");
         let short =
             PieceWriter::new(&file).write(5..10, |out| out.write_all(&[0; 4])).expect_err("a byte too few");

@@ -12,7 +12,7 @@ use crate::rule::field::{Data, Number};
 use crate::step::loss_scaler::LossScaler;
 use crate::training::plateau::ReduceOnPlateau;
 use crate::tree::schedule::{Curve, Schedule};
-use crate::tree::{GivenSchedule, Leaf, NormHistories, StateTree};
+use crate::tree::{Leaf, NormHistories, ScheduleAssignment, StateTree};
 
 /// The version of the format.
 pub(super) const FORMAT: u64 = 1;
@@ -32,13 +32,13 @@ pub(super) fn bytes_name(name: &str) -> String {
     format!("optimisers.bytes/{name}")
 }
 
-/// The error that the description is damaged, for a reason that is a clause.
-pub(super) fn damaged(reason: impl Display) -> Error {
+/// The error that the description is damaged. The reason is a clause.
+pub(super) fn damage_error(reason: impl Display) -> Error {
     Error::new(ErrorKind::File, format!("the description of the state is damaged: {reason}"))
 }
 
-/// The error that the description cannot be read or written.
-pub(super) fn damaged_by(cause: serde_json::Error) -> Error {
+/// The error that JSON of the description cannot be read or written.
+pub(super) fn json_error(cause: serde_json::Error) -> Error {
     Error::new(ErrorKind::File, "the description of the state is damaged").caused_by(cause)
 }
 
@@ -67,7 +67,7 @@ pub(crate) struct Record {
     /// The different optimisers of the leaves.
     pub(super) optimisers: Vec<OptimiserRecord>,
     pub(super) leaves: BTreeMap<String, LeafRecord>,
-    /// The paths of the variables of the model, if it was saved along.
+    /// The paths of the variables, if the model was saved along.
     pub(super) model: Option<Vec<String>>,
     /// The steps that were applied.
     pub(super) steps: u64,
@@ -77,7 +77,7 @@ pub(crate) struct Record {
     /// The different schedules.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) schedules: Vec<ScheduleRecord>,
-    /// The indices of those that were given to all leaves.
+    /// The indices of the schedules that were given to all leaves.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) for_all: Vec<usize>,
     /// The calls that windows of accumulation have counted.
@@ -98,6 +98,7 @@ impl Record {
     }
 }
 
+/// The description of a leaf.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct LeafRecord {
     /// The index in [`Record::optimisers`].
@@ -109,21 +110,22 @@ pub(super) struct LeafRecord {
     pub(super) numbers: Vec<(String, Number)>,
     pub(super) steps: u64,
     pub(super) frozen: bool,
-    /// Whether it was frozen at the first step, if that has changed.
+    /// Whether the leaf was frozen at the first step, if `frozen` differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) began_frozen: Option<bool>,
-    /// Other values that the program had set up, and had at the first step: full names and values.
+    /// The fields that had other values at the set-up or the first step: full names, and these values.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) set_up: Vec<(String, Data)>,
-    /// Calls since the last gradient.
+    /// The number of calls since the last gradient.
     pub(super) waited: u64,
     /// Whether a gradient went into an accumulator.
     pub(super) received: bool,
-    /// The indices of its schedules in [`Record::schedules`].
+    /// The indices of the leaf's schedules in [`Record::schedules`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) schedules: Vec<usize>,
 }
 
+/// The description of a schedule.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct ScheduleRecord {
     curve: Curve,
@@ -142,22 +144,24 @@ impl ScheduleRecord {
     }
 }
 
-/// The hyper-parameters that a leaf had with other values when it was set up, and at the first step.
-fn chosen_before(leaf: &Leaf) -> Vec<(String, Data)> {
-    let now = leaf.optimiser().fields();
-    let begun = leaf.begun.as_ref().map(|(optimiser, _)| optimiser);
-    let mut all: Vec<(String, Data)> = Vec::new();
-    for before in leaf.set_up.iter().chain(begun).filter(|before| !Arc::ptr_eq(before, &leaf.optimiser)) {
-        for (place, ((_, then), (_, now))) in
-            before.places().into_iter().zip(before.fields().iter().zip(&now))
+/// Returns [`LeafRecord::set_up`].
+fn earlier_values(leaf: &Leaf) -> Vec<(String, Data)> {
+    let current_fields = leaf.optimiser().fields();
+    let at_first_step = leaf.run_start.as_ref().map(|(optimiser, _)| optimiser);
+    let earlier_optimisers = leaf.initial_optimiser.iter().chain(at_first_step);
+    let mut values: Vec<(String, Data)> = Vec::new();
+    for earlier in earlier_optimisers.filter(|earlier| !Arc::ptr_eq(earlier, &leaf.optimiser)) {
+        let fields = earlier.fields();
+        for (place, ((_, value), (_, current))) in
+            earlier.places().into_iter().zip(fields.iter().zip(&current_fields))
         {
-            let value = (place, then.data());
-            if then != now && !all.contains(&value) {
-                all.push(value);
+            let entry = (place, value.data());
+            if value != current && !values.contains(&entry) {
+                values.push(entry);
             }
         }
     }
-    all
+    values
 }
 
 /// The name of the state tensor that is a precise copy of the parameter.
@@ -168,26 +172,29 @@ impl Record {
     pub(super) fn new(state: &StateTree) -> Self {
         let (mut optimisers, mut schedules) = (Vec::new(), Vec::new());
         // By address, so that equal schedules of leaves with different rates stay apart.
-        let mut known: HashMap<*const Schedule, usize> = HashMap::new();
-        let mut index_of = |given: &GivenSchedule| {
-            *known.entry(Arc::as_ptr(&given.schedule)).or_insert_with(|| {
-                schedules.push(ScheduleRecord::new(&given.schedule));
+        let mut schedule_indices: HashMap<*const Schedule, usize> = HashMap::new();
+        let mut index_of = |assignment: &ScheduleAssignment| {
+            *schedule_indices.entry(Arc::as_ptr(&assignment.schedule)).or_insert_with(|| {
+                schedules.push(ScheduleRecord::new(&assignment.schedule));
                 schedules.len() - 1
             })
         };
         let for_all = state.schedules.iter().map(&mut index_of).collect();
-        let (mut places, mut chosen): (HashMap<*const (), usize>, _) = (HashMap::new(), HashMap::new());
+        let mut optimiser_indices: HashMap<*const (), usize> = HashMap::new();
+        let mut value_lists = HashMap::new();
         let mut leaves = BTreeMap::new();
         for leaf in state.leaves() {
             // Leaves that share an optimiser share its description.
-            let place = *places.entry(Arc::as_ptr(&leaf.optimiser).cast()).or_insert_with(|| {
-                optimisers.push(leaf.optimiser.description().record());
-                optimisers.len() - 1
-            });
-            let before = [leaf.set_up.as_ref(), leaf.begun.as_ref().map(|(optimiser, _)| optimiser)];
-            let key = (place, before.map(|optimiser| optimiser.map(Arc::as_ptr)));
-            let set_up = chosen.entry(key).or_insert_with(|| chosen_before(leaf)).clone();
-            leaves.insert(leaf.path().to_string(), LeafRecord::new(leaf, place, set_up, &mut index_of));
+            let optimiser =
+                *optimiser_indices.entry(Arc::as_ptr(&leaf.optimiser).cast()).or_insert_with(|| {
+                    optimisers.push(leaf.optimiser.description().record());
+                    optimisers.len() - 1
+                });
+            let at_first_step = leaf.run_start.as_ref().map(|(optimiser, _)| optimiser);
+            let earlier = [leaf.initial_optimiser.as_ref(), at_first_step];
+            let key = (optimiser, earlier.map(|optimiser| optimiser.map(Arc::as_ptr)));
+            let set_up = value_lists.entry(key).or_insert_with(|| earlier_values(leaf)).clone();
+            leaves.insert(leaf.path().to_string(), LeafRecord::new(leaf, optimiser, set_up, &mut index_of));
         }
         Record {
             format: FORMAT,
@@ -210,9 +217,11 @@ impl Record {
 
     /// The state tensors of a leaf: the name of its master, if it has one, and the others.
     pub(super) fn tensors<'r>(&self, leaf: &'r LeafRecord) -> (Option<&'r String>, &'r [String]) {
-        // The name alone does not decide, because a rule's own tensor may have it, too.
-        let may_have_master =
-            self.optimisers.get(leaf.optimiser).is_some_and(|saved| saved.storage().may_have_master());
+        // The name alone does not decide, because a tensor of a rule may have this name, too.
+        let may_have_master = self
+            .optimisers
+            .get(leaf.optimiser)
+            .is_some_and(|optimiser| optimiser.storage().may_have_master());
         match leaf.tensors.split_first() {
             Some((first, others)) if may_have_master && first == MASTER => (Some(first), others),
             _ => (None, &leaf.tensors),
@@ -230,7 +239,7 @@ impl LeafRecord {
         leaf: &Leaf,
         optimiser: usize,
         set_up: Vec<(String, Data)>,
-        index_of: impl FnMut(&GivenSchedule) -> usize,
+        index_of: impl FnMut(&ScheduleAssignment) -> usize,
     ) -> Self {
         LeafRecord {
             optimiser,
@@ -241,10 +250,14 @@ impl LeafRecord {
             numbers: leaf.numbers().into_iter().map(|(name, number)| (name, Number(number))).collect(),
             steps: leaf.steps(),
             frozen: leaf.is_frozen(),
-            began_frozen: leaf.begun.as_ref().map(|begun| begun.1).filter(|began| *began != leaf.is_frozen()),
+            began_frozen: leaf
+                .run_start
+                .as_ref()
+                .map(|(_, was_frozen)| *was_frozen)
+                .filter(|was_frozen| *was_frozen != leaf.is_frozen()),
             set_up,
-            waited: leaf.waiting.calls,
-            received: leaf.waiting.received > 0,
+            waited: leaf.missing_gradients.calls,
+            received: leaf.missing_gradients.received > 0,
             schedules: leaf.schedules().map(index_of).collect(),
         }
     }

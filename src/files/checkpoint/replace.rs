@@ -1,10 +1,10 @@
 //! Replacing a file as a whole: whatever happens, the path has the old file or the new one.
 //!
-//! 1. [`NewFile::at`] makes a temporary file in the folder of the target, because a rename is atomic only
-//!    within one file system. It first removes such files of killed processes, which have no lock.
+//! 1. [`NewFile::create`] makes a temporary file in the folder of the target, because a rename is atomic only
+//!    within one file system. Before that it removes temporary files of killed processes, which have no lock.
 //! 2. The content is written, also by other processes ([`open_shared`]).
-//! 3. [`NewFile::put`] flushes the file before the rename: otherwise a power cut could leave the target with
-//!    an unfinished content. It then flushes the folder, which makes the rename durable.
+//! 3. [`NewFile::persist`] flushes the file before the rename: otherwise a power cut could leave the target
+//!    with an unfinished content. After the rename it flushes the folder, which makes the rename durable.
 
 use std::fs::{self, File, Metadata, Permissions};
 use std::io;
@@ -15,7 +15,7 @@ use tempfile::NamedTempFile;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// A new file for a path. If it is dropped before `put`, it leaves nothing.
+/// A new file for a path. If dropped before `persist`, it leaves nothing.
 #[derive(Debug)]
 pub(super) struct NewFile {
     temporary: NamedTempFile,
@@ -25,13 +25,13 @@ pub(super) struct NewFile {
 }
 
 impl NewFile {
-    /// A temporary file in the folder of `path`.
-    pub(super) fn at(path: &Path) -> Result<Self> {
+    /// Makes a temporary file in the folder of `path`.
+    pub(super) fn create(path: &Path) -> Result<Self> {
         let target = without_links(path);
-        let permissions =
-            present(&target).map_err(failed("replace what is there"))?.map(|present| present.permissions());
-        let temporary = temporary(&target, permissions.as_ref())
-            .map_err(failed("make a temporary file in the same folder"))?;
+        let old_file = replaceable_file(&target).map_err(io_failure("replace what is there"))?;
+        let permissions = old_file.map(|metadata| metadata.permissions());
+        let temporary = create_temporary(&target, permissions.as_ref())
+            .map_err(io_failure("make a temporary file in the same folder"))?;
         Ok(NewFile { temporary, target, permissions })
     }
 
@@ -49,35 +49,39 @@ impl NewFile {
     }
 
     /// Flushes the file to the disk, and renames it to the path.
-    pub(super) fn put(self) -> Result<()> {
+    pub(super) fn persist(self) -> Result<()> {
         let NewFile { temporary, target, permissions } = self;
-        // Not before, so that other ranks can open a file that replaces a read-only one. Best effort, because
-        // some file systems have no permissions.
+        // Not earlier, so that other ranks can open a file that replaces a read-only file. Best effort,
+        // because some file systems have no permissions.
         let _ = permissions.map(|permissions| temporary.as_file().set_permissions(permissions));
-        temporary.as_file().sync_all().map_err(failed("flush the file to the disk"))?;
-        temporary.persist(&target).map_err(|error| failed("rename the temporary file")(error.error))?;
-        let flushed = sync_folder(&target).map_err(failed("flush the folder to the disk"));
-        flushed.map_err(|error| error.with_remedy("the file itself is whole and in its place"))
+        temporary.as_file().sync_all().map_err(io_failure("flush the file to the disk"))?;
+        temporary.persist(&target).map_err(|error| io_failure("rename the temporary file")(error.error))?;
+        sync_folder(&target)
+            .map_err(io_failure("flush the folder to the disk"))
+            .map_err(|error| error.with_remedy("the file itself is whole and in its place"))
     }
 }
 
 /// Opens the new file for `path` that another process has made.
 pub(super) fn open_shared(path: &Path, name: &str) -> Result<File> {
-    let opened = File::options().write(true).open(folder(&without_links(path)).join(name));
-    let opened = opened.map_err(failed("open the temporary file of rank 0"));
-    opened.map_err(|error| error.with_remedy("save into a folder that all ranks see and may write"))
+    File::options()
+        .write(true)
+        .open(folder(&without_links(path)).join(name))
+        .map_err(io_failure("open the temporary file of rank 0"))
+        .map_err(|error| error.with_remedy("save into a folder that all ranks see and may write"))
 }
 
-pub(super) fn failed(action: &str) -> impl Fn(io::Error) -> Error {
+/// Makes the error that an action of the file system failed.
+pub(super) fn io_failure(action: &str) -> impl Fn(io::Error) -> Error {
     move |source| Error::new(ErrorKind::Io, format!("cannot {action}")).caused_by(source)
 }
 
-/// The target of symbolic links, whether it exists or not, so that a link stays a link.
+/// The target of symbolic links, whether the target exists or not, so that a link stays a link.
 fn without_links(path: &Path) -> PathBuf {
-    /// The most links that are followed, as in Linux.
-    const LINKS: usize = 40;
+    /// The limit of links in a row, as in Linux.
+    const MAX_LINKS: usize = 40;
     let mut target = path.to_path_buf();
-    for _ in 0..LINKS {
+    for _ in 0..MAX_LINKS {
         match fs::read_link(&target) {
             Ok(next) => target = folder(&target).join(next),
             Err(_) => break,
@@ -86,8 +90,8 @@ fn without_links(path: &Path) -> PathBuf {
     target
 }
 
-/// The file at a path that is to be replaced, if there is one.
-fn present(target: &Path) -> io::Result<Option<Metadata>> {
+/// The file that a new file at this path replaces, if there is one.
+fn replaceable_file(target: &Path) -> io::Result<Option<Metadata>> {
     match fs::metadata(target) {
         Ok(metadata) if metadata.is_file() => Ok(Some(metadata)),
         Ok(_) => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file")),
@@ -98,10 +102,12 @@ fn present(target: &Path) -> io::Result<Option<Metadata>> {
     }
 }
 
-/// A locked temporary file in the folder of `target`. It has the permissions of the file there, but is
-/// writable, or those of a new file.
+/// Makes a locked temporary file in the folder of `target`.
+///
+/// The file gets the permissions of the old file, but is writable. Without an old file the permissions are
+/// those of any new file.
 #[cfg_attr(not(unix), expect(unused_variables, reason = "files have modes on Unix alone"))]
-fn temporary(target: &Path, present: Option<&Permissions>) -> io::Result<NamedTempFile> {
+fn create_temporary(target: &Path, permissions: Option<&Permissions>) -> io::Result<NamedTempFile> {
     let prefix = prefix(target);
     let folder = folder(target);
     remove_abandoned(&folder, |name| name == prefix);
@@ -110,20 +116,23 @@ fn temporary(target: &Path, present: Option<&Permissions>) -> io::Result<NamedTe
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        builder.permissions(Permissions::from_mode(present.map_or(0o666, |present| present.mode() | 0o200)));
+        let mode = permissions.map_or(0o666, |permissions| permissions.mode() | 0o200);
+        builder.permissions(Permissions::from_mode(mode));
     }
     let temporary = builder.tempfile_in(&folder)?;
-    // The lock shows others that the file is in use. Best effort, because some file systems have no locks.
+    // The lock shows other processes that the file is in use. Best effort, because some file systems have no
+    // locks.
     let _ = temporary.as_file().try_lock();
     Ok(temporary)
 }
 
+/// The suffix of the names of temporary files.
 const SUFFIX: &str = ".partial";
 
-/// The random characters of a temporary file's name.
+/// The number of random characters in the name of a temporary file.
 const RANDOM: usize = 6;
 
-/// The prefix of the names of temporary files; short enough for any file system.
+/// The prefix of the names of temporary files for a target, short enough for any file system.
 pub(super) fn prefix(target: &Path) -> String {
     let name = target.file_name().unwrap_or_default().to_string_lossy();
     format!(".{}.", name.chars().take(50).collect::<String>())
@@ -136,14 +145,15 @@ fn prefix_in(name: &str) -> Option<&str> {
     random.bytes().all(|byte| byte.is_ascii_alphanumeric()).then_some(prefix)
 }
 
-/// The temporary files of saves that were killed, each with its prefix: those that are not locked, and were
-/// not written for at least `rest`.
-pub(super) fn abandoned(
+/// The temporary files of saves that were killed, each with its prefix.
+///
+/// These are files that no process has locked, and that nobody has written to for at least `idle_time`.
+pub(super) fn abandoned_files(
     folder: &Path,
     is_ours: impl Fn(&str) -> bool,
-    rest: Duration,
+    idle_time: Duration,
 ) -> Vec<(String, PathBuf)> {
-    let mut found = Vec::new();
+    let mut files = Vec::new();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let (name, path) = (entry.file_name(), entry.path());
         let Some(prefix) = name.to_str().and_then(prefix_in).filter(|prefix| is_ours(prefix)) else {
@@ -151,19 +161,19 @@ pub(super) fn abandoned(
         };
         let Ok(metadata) = entry.metadata() else { continue };
         let age = metadata.modified().ok().and_then(|time| SystemTime::now().duration_since(time).ok());
-        let is_at_rest = metadata.is_file() && age.is_some_and(|age| age >= rest);
-        if is_at_rest && File::open(&path).is_ok_and(|file| file.try_lock().is_ok()) {
-            found.push((prefix.to_string(), path));
+        let is_idle = metadata.is_file() && age.is_some_and(|age| age >= idle_time);
+        if is_idle && File::open(&path).is_ok_and(|file| file.try_lock().is_ok()) {
+            files.push((prefix.to_string(), path));
         }
     }
-    found
+    files
 }
 
 /// Removes temporary files of saves that were killed, except those that were written just now.
 pub(super) fn remove_abandoned(folder: &Path, is_ours: impl Fn(&str) -> bool) {
-    // A file in use may have no lock: on some file systems, and over ranks on Windows.
-    const JUST: Duration = Duration::from_secs(60);
-    for (_, path) in abandoned(folder, is_ours, JUST) {
+    // Files in use may have no lock, on some file systems and, over ranks, on Windows. So new files stay.
+    const IDLE_TIME: Duration = Duration::from_secs(60);
+    for (_, path) in abandoned_files(folder, is_ours, IDLE_TIME) {
         // Best effort: a file that cannot be removed does not stop the save.
         let _ = fs::remove_file(path);
     }
@@ -177,7 +187,7 @@ pub(super) fn folder(target: &Path) -> PathBuf {
         .map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }
 
-/// Flushes the folder. Only Unix needs and allows that, and not every file system can.
+/// Flushes the folder of a file. Only Unix needs and allows this flush, and not every file system can do so.
 fn sync_folder(target: &Path) -> io::Result<()> {
     use io::ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
     if !cfg!(unix) {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::defaults::Restored;
 use super::file::CheckpointFile;
 use super::restoration::{EntryPart, LeafRestoration, Restoration};
-use super::save::variables;
+use super::save::variables_by_path;
 use crate::engine::{Buffer, rounded, set_lent_part};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::Model;
@@ -25,21 +25,22 @@ impl CheckpointFile {
     /// are [excepted](CheckpointFile::except). Everything is checked before anything is changed. The state
     /// then continues bit for bit as the saved one would have.
     ///
-    /// Hyper-parameters may differ: those of the file count, unless the program
+    /// Hyper-parameters may differ: the file's values count, unless the program
     /// [keeps its own](CheckpointFile::keeping_settings), and [`Restored`] lists the differences. If the
-    /// program has set up others than the program of the file, the state
+    /// program has set up other values than the program that wrote the file, the state
     /// [warns](crate::Warning::SettingsDiffer). A hyper-parameter that an older file lacks gets its default.
-    /// One that the rule lacks is an error.
+    /// A hyper-parameter that the rule lacks is an error.
     ///
-    /// If the file has the model, too, the next update compares some parameters with it, and
-    /// [warns](crate::Warning::ModelNotRestored) or, for a parameter with a master, refuses to go on.
+    /// If the file has the model, too, the next update compares some parameters with the file's. If these
+    /// differ, the update [warns](crate::Warning::ModelNotRestored) or, for a parameter with a master,
+    /// refuses to go on.
     ///
     /// Over [ranks](crate::Setup::over) all ranks call this with the same file, and each takes over its
     /// parts. Any number of ranks may have written the file. If one rank refuses, all get an error before
     /// anything has changed on any rank.
     ///
-    /// If the model's names have changed since the save, [rename](StateTree::rename) those of the state to
-    /// the old ones, restore, and rename them back. Parameters in a list should have names: see
+    /// If the model's names have changed since the save, [rename](StateTree::rename) the state's parameters
+    /// to the old names, restore, and rename the parameters back. Parameters in a list should have names: see
     /// [`Warning::OrderUnseen`](crate::Warning::OrderUnseen).
     ///
     /// # Errors
@@ -47,10 +48,10 @@ impl CheckpointFile {
     /// a hyper-parameter is out of range or a number is not finite; if the model has averages instead of its
     /// parameters, or these have [no names](crate::CandleOptimizer); if the file can no longer be read, or
     /// was changed after it was opened. After an error nothing has changed, unless the file failed or changed
-    /// just while it was taken over: the remedy of that error is to restore again. A change in place that
-    /// keeps length and time of modification is not noticed.
+    /// during the last step, which writes: the remedy of such an error is to restore again. A change in place
+    /// that keeps length and time of modification is not noticed.
     pub fn restore(&self, state: &mut StateTree) -> Result<Restored> {
-        self.take_over_all(state, None::<&Tensor>)
+        self.restore_all(state, None::<&Tensor>)
     }
 
     /// [`CheckpointFile::restore`], and the model's variables as well.
@@ -63,40 +64,40 @@ impl CheckpointFile {
         state: &mut StateTree,
         model: &M,
     ) -> Result<Restored> {
-        self.take_over_all(state, Some(model))
+        self.restore_all(state, Some(model))
     }
 
-    fn take_over_all<M: Model + ?Sized>(&self, state: &mut StateTree, model: Option<&M>) -> Result<Restored> {
-        let planned = state.check_names().and_then(|()| state.check_parameters()).and_then(|()| {
-            let mut variables = model.map(|model| variables(state, model)).transpose()?;
+    fn restore_all<M: Model + ?Sized>(&self, state: &mut StateTree, model: Option<&M>) -> Result<Restored> {
+        let plan = state.check_names().and_then(|()| state.check_parameters()).and_then(|()| {
+            let mut variables = model.map(|model| variables_by_path(state, model)).transpose()?;
             self.check_excepted(state, variables.as_ref())?;
-            // After `check_excepted`, because a pattern that matches only one of these variables is not an
-            // unused one.
-            variables.iter_mut().for_each(|all| all.retain(|path, _| !self.leaves_out(state, path)));
+            // After `check_excepted`, because a pattern that matches only an excepted variable is not unused.
+            variables.iter_mut().for_each(|all| all.retain(|path, _| !self.is_excepted(state, path)));
             let restoration = self.restoration(state, variables.as_ref())?;
-            let agreement = Agreement::on(vec![Aspect::new("what is restored", self.words(model.is_some()))]);
+            let agreement =
+                Agreement::new(vec![Aspect::new("what is restored", self.words(model.is_some()))]);
             Ok(((variables.unwrap_or_default(), restoration), agreement, Vec::new()))
         });
-        let ((variables, mut restoration), _) = state.agree_on(Call::Restore, planned)?;
-        let replaced = restoration.replaced.take();
-        let restored = self.assign(state, &variables, restoration);
-        let restored = state.settle(Call::Restored, restored)?;
-        replaced.map(|warning| state.warnings.meet(warning));
+        let ((variables, mut restoration), _) = state.agree_on(Call::Restore, plan)?;
+        let settings_warning = restoration.replaced.take();
+        let assigned = self.assign(state, &variables, restoration);
+        let restored = state.settle(Call::Restored, assigned)?;
+        settings_warning.map(|warning| state.warnings.record(warning));
         state.warn_of_order();
         Ok(restored)
     }
 
     /// The file and options in words, which have to be the same on all ranks.
     fn words(&self, with_model: bool) -> String {
-        let options = [
+        let switches = [
             (with_model, "with the model"),
             (self.convert, "converting"),
             (self.accept_non_finite, "accepting what is not finite"),
             (self.keep_settings, "keeping settings"),
         ];
-        let options = options.iter().filter(|(is_on, _)| *is_on).map(|(_, name)| format!(", {name}"));
+        let switches = switches.iter().filter(|(is_on, _)| *is_on).map(|(_, name)| format!(", {name}"));
         let except = self.except.texts().iter().map(|pattern| format!(", except {pattern:?}"));
-        let options = options.chain(except).collect::<String>();
+        let options = switches.chain(except).collect::<String>();
         format!("a file with the checksum {}{options}", self.record.checksum)
     }
 }
@@ -109,7 +110,7 @@ impl CheckpointFile {
         variables: &BTreeMap<String, Lent<'_>>,
         restoration: Restoration,
     ) -> Result<Restored> {
-        state.warnings.look_again();
+        state.warnings.clear_cache();
         if !self.keep_settings {
             state.steps = self.record.steps;
             state.began_at = state.began_at.or(self.record.began_at);
@@ -127,23 +128,23 @@ impl CheckpointFile {
         }
         for (leaf, sources) in state.leaves.iter_mut().zip(&tensors) {
             for (tensor, source) in leaf.state.parts_mut().tensors.into_iter().zip(sources) {
-                self.take_over(source, |start, values| Ok(tensor.set_stored(start, values)?))?;
+                self.read_windows(source, |start, values| Ok(tensor.set_stored(start, values)?))?;
             }
         }
         for ((path, variable), source) in variables.iter().zip(&restoration.variables) {
             // Rounded to the master's dtype first, because a parameter is its stored master rounded.
-            let master = state.leaf(path).and_then(|leaf| leaf.state.followed()).filter(|_| self.convert);
+            let master = state.leaf(path).and_then(|leaf| leaf.state.outer_master()).filter(|_| self.convert);
             let dtype = master.map(Buffer::stored_dtype);
-            let set = self.take_over(source, |start, values| match dtype {
+            self.read_windows(source, |start, values| match dtype {
                 Some(dtype) => set_lent_part(&**variable, start, &rounded(values, dtype)?),
                 None => set_lent_part(&**variable, start, values),
-            });
-            set.map_err(|error| error.at(path))?;
+            })
+            .map_err(|error| error.at(path))?;
         }
         Ok(restoration.restored)
     }
 
-    /// Assigns everything but the tensors, and returns their sources.
+    /// Assigns everything but the tensors, and returns the sources of the tensors.
     fn assign_leaf(&self, leaf: &mut Leaf, restoration: LeafRestoration) -> Vec<EntryPart> {
         (leaf.drives, leaf.acting) = (restoration.drives, restoration.acting);
         let record = self.record.leaves.get(leaf.path());
@@ -159,26 +160,35 @@ impl CheckpointFile {
             leaf.set(values.optimiser, record.frozen, true);
         }
         leaf.steps = record.steps;
-        (leaf.waiting.calls, leaf.waiting.received) = (record.waited, record.received.into());
-        // So that the next step compares parameter and master as before a first step: a program may have
-        // loaded the parameter by itself.
+        (leaf.missing_gradients.calls, leaf.missing_gradients.received) =
+            (record.waited, record.received.into());
+        // So that the next step compares parameter and master as before a first step, because the program may
+        // have loaded the parameter itself.
         leaf.unsettle();
         values.tensors
     }
 
     /// Passes elements of an entry to `set` in windows, each with the index of its first element.
-    fn take_over(&self, source: &EntryPart, mut set: impl FnMut(usize, &Tensor) -> Result<()>) -> Result<()> {
+    fn read_windows(
+        &self,
+        source: &EntryPart,
+        mut set: impl FnMut(usize, &Tensor) -> Result<()>,
+    ) -> Result<()> {
         let Some(entry) = self.entry(&source.entry) else { return Ok(()) };
         for window in ranges(source.elements.clone()) {
             let start = window.start - source.elements.start;
-            let part = entry.part(window).map_err(|source| self.halfway(ErrorKind::Io, source))?;
-            set(start, &part).map_err(|error| self.halfway(error.kind(), error))?;
+            let part = entry.part(window).map_err(|source| self.partial_error(ErrorKind::Io, source))?;
+            set(start, &part).map_err(|error| self.partial_error(error.kind(), error))?;
         }
         Ok(())
     }
 
     /// The error that the file, a device or an owner of memory failed after a part was taken over.
-    fn halfway(&self, kind: ErrorKind, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    fn partial_error(
+        &self,
+        kind: ErrorKind,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Error {
         Error::new(kind, "the restore failed after a part of the file was restored")
             .caused_by(source)
             .with_remedy("restore from a whole file before you go on")

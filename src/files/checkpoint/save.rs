@@ -1,9 +1,9 @@
-//! [`Checkpoint`]: collects what is saved, and writes it to a file or to bytes.
+//! [`Checkpoint`]: collects state, model and bytes, and writes them to a file or to bytes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use super::agreement::agreed;
+use super::agreement::agree_on_record;
 use super::layout::{Remarks, SavedTensor, entries, entry_name};
 use super::record::Record;
 use super::write::{FileContent, NonFiniteEntry, write};
@@ -71,10 +71,10 @@ impl<'s> Checkpoint<'s> {
 
     /// Saves the variables of the state's model as well.
     ///
-    /// These are all variables, also those without a leaf or of integer dtype. Each is saved under the path
-    /// of its leaf, or, without a leaf, under the first of its paths in sorted order.
+    /// All variables are saved, also variables without a leaf or of integer dtype. A variable is saved under
+    /// the path of its leaf, or, without a leaf, under the first of its paths in sorted order.
     pub fn model<M: Model + ?Sized>(mut self, model: &'s M) -> Self {
-        self.model = Some(variables(self.state, model));
+        self.model = Some(variables_by_path(self.state, model));
         self
     }
 
@@ -102,19 +102,20 @@ impl<'s> Checkpoint<'s> {
     /// Writes the file. Over [ranks](crate::Setup::over) all ranks call this, with the same arguments.
     ///
     /// The checkpoint is written to a temporary file in the same folder, flushed to the disk and then
-    /// renamed: whatever happens, `path` has either the old file or the whole new one. Nothing of the size of
-    /// the state is copied in memory. If `path` is a symbolic link, its target is replaced. The new file gets
-    /// the permissions of the old one, but not its owner and access lists; hard links keep the old file.
+    /// renamed: whatever happens, `path` has either the old file or the whole new file. Nothing of the size
+    /// of the state is copied in memory. If `path` is a symbolic link, its target is replaced. The new file
+    /// gets the permissions of the old file, but not its owner and access lists; hard links keep the old
+    /// file.
     ///
     /// # Over ranks
     /// Each rank writes its parts of state and parameters to one file, in a folder that all ranks see. The
     /// file has the bytes that a single process would write, so any number of ranks can restore from it.
-    /// Variables without a leaf are those of rank 0. If one rank fails, or differs in bytes, loss scaler,
-    /// plateau, path or model, all ranks get an error.
+    /// Variables without a leaf have the values of rank 0. If one rank fails, or differs in bytes, loss
+    /// scaler, plateau, path or model, all ranks get an error.
     ///
     /// # Warnings
-    /// If state or model have numbers that are infinite or NaN, they are saved, and `save` logs a
-    /// [warning](Warning::NotFinite) and returns it on all ranks. Keep an older file then, because
+    /// Numbers of state or model that are infinite or NaN are saved. `save` then logs a
+    /// [warning](Warning::NotFinite), and returns the warning on all ranks. Keep an older file then, because
     /// [`restore`](crate::CheckpointFile::restore) refuses such numbers unless the program
     /// [accepts](crate::CheckpointFile::accepting_non_finite) them. The check needs no pass of its own.
     ///
@@ -144,15 +145,15 @@ impl<'s> Checkpoint<'s> {
         let (path, state) = (path.as_ref(), self.state);
         self.with_content(path, |content, numbers| {
             let tensors = write(state.world.as_ref(), path, content)?;
-            Ok(warned(path, state.calls, tensors.into_iter().chain(numbers).collect()))
+            Ok(file_warnings(path, state.calls, tensors.into_iter().chain(numbers).collect()))
         })
     }
 
     /// The bytes of the file that [`save`](Checkpoint::save) would write, and the same warnings.
     ///
-    /// For programs that keep checkpoints in a database, or send them.
-    /// [`CheckpointFile::from_bytes`](crate::CheckpointFile::from_bytes) reads the bytes. They take as much
-    /// memory as state and model.
+    /// This is for programs that keep checkpoints in a database, or send checkpoints.
+    /// [`CheckpointFile::from_bytes`](crate::CheckpointFile::from_bytes) reads the bytes. The bytes take as
+    /// much memory as state and model.
     ///
     /// # Errors
     /// As [`save`](Checkpoint::save). Also if the state is divided among ranks.
@@ -175,11 +176,11 @@ impl<'s> Checkpoint<'s> {
         let (path, calls) = (Path::new("in memory"), self.state.calls);
         self.with_content(path, |content, numbers| {
             let (bytes, tensors) = content?.to_bytes().map_err(|error| error.in_file("checkpoint", path))?;
-            Ok((bytes, warned(path, calls, tensors.into_iter().chain(numbers).collect())))
+            Ok((bytes, file_warnings(path, calls, tensors.into_iter().chain(numbers).collect())))
         })
     }
 
-    /// The state whose checkpoint it is.
+    /// The state that is saved.
     pub(super) fn state(&self) -> &'s StateTree {
         self.state
     }
@@ -189,17 +190,17 @@ impl<'s> Checkpoint<'s> {
     /// If the content cannot be made, `run` gets that error and can pass it on to the other ranks.
     ///
     /// # Errors
-    /// Those of `run`. If one rank refuses, or the ranks differ, all ranks get an error, and `run` is not
-    /// called.
+    /// The errors of `run`. If one rank refuses, or the ranks differ, all ranks get an error, and `run` is
+    /// not called.
     pub(super) fn with_content<T>(
         self,
         path: &Path,
         run: impl FnOnce(Result<FileContent<'_>>, Vec<NonFiniteEntry>) -> Result<T>,
     ) -> Result<T> {
-        let savable = self.check();
+        let check_result = self.check();
         let Checkpoint { state, model, scaler, plateau, bytes } = self;
-        // No early return, because the other ranks wait in `agreed` for this rank.
-        let (model, record) = match savable.and_then(|()| model.transpose()) {
+        // No early return, because the other ranks wait in `agree_on_record` for this rank.
+        let (model, record) = match check_result.and_then(|()| model.transpose()) {
             Ok(model) => {
                 let paths = model.as_ref().map(|model| model.keys().cloned().collect());
                 let bytes = bytes.keys().cloned().collect();
@@ -207,15 +208,15 @@ impl<'s> Checkpoint<'s> {
             }
             Err(error) => (None, Err(error)),
         };
-        let (record, shapes) = agreed(state, path, record, &bytes)?;
-        let content = entries(state, shapes, model.as_ref(), &bytes);
-        let content =
-            content.and_then(|tensors| FileContent::new(path, tensors, Remarks::Checkpoint(&record)));
+        let (record, shapes) = agree_on_record(state, path, record, &bytes)?;
+        let content = entries(state, shapes, model.as_ref(), &bytes)
+            .and_then(|tensors| FileContent::new(path, tensors, Remarks::Checkpoint(&record)));
         let numbers =
             record.non_finite().map(|(path, name, value)| (entry_name(path, name), 0, Number(value)));
         run(content, numbers.collect())
     }
 
+    /// Refuses a state, or numbers, that no restore would take.
     fn check(&self) -> Result<()> {
         self.state.check_names()?;
         self.state.check_parameters()?;
@@ -228,15 +229,15 @@ impl<'s> Checkpoint<'s> {
 
 /// Refuses a counter or a number that no restore would take.
 fn check_ranges(leaf: &Leaf) -> Result<()> {
-    let counters = leaf.counters().into_iter();
-    let counters = counters
-        .filter_map(|(name, count)| Some((name, FieldValue::Count(count), counts::too_large(count)?)));
-    let of_number = |(name, number): (String, f64)| {
+    let count_fault =
+        |(name, count): (String, u64)| Some((name, FieldValue::Count(count), counts::too_large(count)?));
+    let number_fault = |(name, number): (String, f64)| {
         let expected = leaf.state.number_fault(&name, number)?;
         Some((name, FieldValue::Real(number), expected))
     };
-    let mut unfit = counters.chain(leaf.numbers().into_iter().filter_map(of_number));
-    let Some((name, got, expected)) = unfit.next() else { return Ok(()) };
+    let counts = leaf.counters().into_iter().filter_map(count_fault);
+    let mut faults = counts.chain(leaf.numbers().into_iter().filter_map(number_fault));
+    let Some((name, got, expected)) = faults.next() else { return Ok(()) };
     let problem = format!("{name:?} in the state of {} is", leaf.optimiser().rule().name());
     Err(Error::new(ErrorKind::Contract, problem)
         .with_got(got)
@@ -248,42 +249,44 @@ fn check_ranges(leaf: &Leaf) -> Result<()> {
 impl StateTree {
     /// Saves the [masters](StateTree::masters) to a safetensors file under the parameters' names.
     ///
-    /// `VarMap::load`, torch and other tools read the file. It replaces an old file as a whole, as a
-    /// [checkpoint](crate::Checkpoint::save) does, and the same [warning](Warning::NotFinite) is returned for
-    /// numbers that are infinite or NaN. Over [ranks](crate::Setup::over) all ranks call this together.
+    /// `VarMap::load`, torch and other tools read the file. An old file is replaced as a whole, as by
+    /// [`Checkpoint::save`](crate::Checkpoint::save). For numbers that are infinite or NaN a
+    /// [warning](Warning::NotFinite) is returned. Over [ranks](crate::Setup::over) all ranks call this
+    /// together.
     ///
     /// # Errors
     /// As [`StateTree::masters`]; if the parameters have [no names](crate::CandleOptimizer); if the file
     /// system fails.
     pub fn save_masters<M: Model + ?Sized>(&self, model: &M, path: impl AsRef<Path>) -> Result<Vec<Warning>> {
-        let (path, masters) = (path.as_ref(), self.check_names().and_then(|()| self.master_parts(model)));
-        let masters = self.settle(Call::SaveMasters, masters)?;
+        let path = path.as_ref();
+        let parts = self.check_names().and_then(|()| self.master_parts(model));
+        let masters = self.settle(Call::SaveMasters, parts)?;
         let tensors = self
             .leaves()
             .zip(masters)
             .map(|(leaf, master)| SavedTensor::part_of(leaf, leaf.path().to_string(), master))
             .collect();
         let content = FileContent::new(path, tensors, Remarks::Nothing);
-        Ok(warned(path, self.calls, write(self.world.as_ref(), path, content)?))
+        Ok(file_warnings(path, self.calls, write(self.world.as_ref(), path, content)?))
     }
 }
 
-/// The warnings about a file that was written: of numbers that are not finite, which is also logged, and of
-/// open windows with `calls` calls.
-pub(crate) fn warned(path: &Path, calls: u64, mut found: Vec<NonFiniteEntry>) -> Vec<Warning> {
-    found.sort_by(|(name, index, _), (other, at, _)| (name, index).cmp(&(other, at)));
-    // Each rank that has a part of a tensor may have found a number in it.
-    found.dedup_by(|(name, ..), (before, ..)| name == before);
-    let warning = found.first().map(|(entry, index, Number(value))| {
+/// The warnings about a file that was written: of tensors with numbers that are not finite, which is also
+/// logged, and of open windows with `calls` calls.
+pub(crate) fn file_warnings(path: &Path, calls: u64, mut non_finite: Vec<NonFiniteEntry>) -> Vec<Warning> {
+    non_finite.sort_by(|(name, index, _), (other, other_index, _)| (name, index).cmp(&(other, other_index)));
+    // Each rank that has a part of a tensor may have found a number in the tensor.
+    non_finite.dedup_by(|(name, ..), (previous, ..)| name == previous);
+    let warning = non_finite.first().map(|(entry, index, Number(value))| {
         let (entry, index, value) = (entry.clone(), *index, value.to_string());
-        Warning::NotFinite { file: path.to_path_buf(), tensors: found.len(), entry, index, value }
+        Warning::NotFinite { file: path.to_path_buf(), tensors: non_finite.len(), entry, index, value }
     });
-    warning.iter().for_each(Warning::say);
+    warning.iter().for_each(Warning::log);
     warning.into_iter().chain((calls > 0).then_some(Warning::WindowsOpen { calls })).collect()
 }
 
 /// The model's variables by path. A variable with a leaf has the path of the leaf, even after a rename.
-pub(super) fn variables<'m, M: Model + ?Sized>(
+pub(super) fn variables_by_path<'m, M: Model + ?Sized>(
     state: &StateTree,
     model: &'m M,
 ) -> Result<BTreeMap<String, Lent<'m>>> {
@@ -291,8 +294,10 @@ pub(super) fn variables<'m, M: Model + ?Sized>(
     let paths: HashMap<Identity, &str> =
         parameters.iter().map(identity).zip(state.leaves().map(Leaf::path)).collect();
     let mut variables = BTreeMap::new();
-    for (path, variable) in in_path_order(model, Tensor::is_variable)?.into_iter().map(Variable::named) {
-        let path = paths.get(&identity(&variable)).map_or(path, |path| path.to_string());
+    for (model_path, variable) in
+        in_path_order(model, Tensor::is_variable)?.into_iter().map(Variable::into_path_and_handle)
+    {
+        let path = paths.get(&identity(&variable)).map_or(model_path, |path| path.to_string());
         if variables.insert(path.clone(), variable).is_some() {
             return Err(duplicate_path(&path));
         }

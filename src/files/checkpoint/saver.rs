@@ -1,10 +1,10 @@
 //! [`CheckpointSaver`]: a series of files, which a thread writes while the training goes on.
 //!
 //! Without other ranks a save has these steps:
-//! 1. Wait for the thread of the save before, and return its error if it has one.
-//! 2. Refuse the step if there is a whole file of a later one (`check_last`).
-//! 3. Copy everything (`Snapshot`) into memory of the copy before. After that the training may change state
-//!    and model.
+//! 1. Wait for the thread of the previous save, and return the thread's error if there is one.
+//! 2. Refuse the step if there is a whole file of a later step (`check_later_files`).
+//! 3. Copy everything (`Snapshot`) into the memory of the previous copy. After that the training may change
+//!    state and model.
 //! 4. In a thread: remove unfinished files, write the copy, and only then remove old files, so that there is
 //!    a whole file at any time.
 
@@ -18,8 +18,8 @@ use std::{fs, io};
 
 use super::file::CheckpointFile;
 use super::layout::{CopiedTensor, FileLayout};
-use super::replace::{abandoned, failed, folder, prefix, remove_abandoned};
-use super::save::{Checkpoint, warned};
+use super::replace::{abandoned_files, folder, io_failure, prefix, remove_abandoned};
+use super::save::{Checkpoint, file_warnings};
 use super::write::{FileContent, NonFiniteEntry, write};
 use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, Result};
@@ -29,11 +29,11 @@ use crate::ranks::Call;
 ///
 /// [`save`](CheckpointSaver::save) copies what the next step would overwrite, and returns. A thread writes
 /// the copy as [`Checkpoint::save`] does: if the process is killed, a file is there whole or not at all. One
-/// file is written at a time. If writing it fails, the next `save` or [`wait`](CheckpointSaver::wait) returns
+/// file is written at a time. If the write fails, the next `save` or [`wait`](CheckpointSaver::wait) returns
 /// the error.
 ///
-/// All files are in one folder. Those of `run.safetensors` are `run-000000100.safetensors` and so on, with
-/// the number of the step. [`newest`](CheckpointSaver::newest) opens the last one that is whole.
+/// All files are in one folder. For `run.safetensors` they are `run-000000100.safetensors` and so on, with
+/// the number of the step. [`newest`](CheckpointSaver::newest) opens the last file that is whole.
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};
@@ -63,13 +63,13 @@ use crate::ranks::Call;
 /// # What it costs
 /// The copy takes as much memory as the file is long, from the first save on until the saver is dropped.
 /// `save` makes the copy in about the time in which an optimiser reads and writes the same number of bytes.
-/// The first copy takes longer, because its memory is new. The thread then competes with the training for
-/// memory and processors until the file is written.
+/// The first copy takes longer, because the process gets new memory for it. The thread then competes with the
+/// training for memory and processors until the file is written.
 ///
 /// # Copying during the next pass
 /// A forward and backward pass reads parameters and does not touch the state, so another thread can make the
-/// copy during the pass. The borrow checker then allows the next update only after the copy. This pays if
-/// processors or memory are idle; `cargo bench --bench checkpoint -- --steps` measures both ways.
+/// copy during the pass. The borrow checker then allows the next update only after the copy. The overlap pays
+/// if processors or memory are idle; `cargo bench --bench checkpoint -- --steps` measures both ways.
 ///
 /// ```
 /// # use candle_core::{DType, Device, Var};
@@ -93,25 +93,25 @@ use crate::ranks::Call;
 /// # Over ranks
 /// All ranks [of a divided state](crate::Setup::over) call `save` with the same arguments. `save` then writes
 /// the file before it returns, each rank its parts, because ranks that write have to agree, and cannot agree
-/// on steps at the same time. Rank 0 removes old files.
+/// on training steps at the same time. Rank 0 removes old files.
 #[must_use = "nothing is written until `save` is called"]
 #[derive(Debug)]
 pub struct CheckpointSaver {
     series: Series,
-    /// How many files stay; all if `None`.
-    kept: Option<usize>,
-    /// The steps of files that were opened and are not whole. They are neither counted nor removed.
-    passed_over: BTreeSet<u64>,
-    saving: Option<Saving>,
+    /// The number of files that stay; all if `None`.
+    file_limit: Option<usize>,
+    /// The steps of files that were opened and are not whole. These files are neither counted nor removed.
+    broken_steps: BTreeSet<u64>,
+    unfinished_save: Option<UnfinishedSave>,
     /// Memory for the next copy.
     room: Vec<u8>,
 }
 
 /// A file that is being written.
 #[derive(Debug)]
-struct Saving {
+struct UnfinishedSave {
     path: PathBuf,
-    /// Returns the memory of the copy as well.
+    /// Returns the warnings about the file, and the memory of the copy.
     thread: JoinHandle<(Result<Vec<Warning>>, Vec<u8>)>,
 }
 
@@ -131,61 +131,70 @@ impl CheckpointSaver {
     /// The saver keeps all files, unless [`keep_last`](CheckpointSaver::keep_last) is called.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         let series = Series { path: path.into() };
-        CheckpointSaver { series, kept: None, passed_over: BTreeSet::new(), saving: None, room: Vec::new() }
+        CheckpointSaver {
+            series,
+            file_limit: None,
+            broken_steps: BTreeSet::new(),
+            unfinished_save: None,
+            room: Vec::new(),
+        }
     }
 
     /// Keeps only the last `files` files.
     ///
-    /// An older file is removed when the new one is whole and in place, so for a moment there is one more.
-    /// Files that [`newest`](CheckpointSaver::newest) or `save` has found not to be whole are neither counted
-    /// nor removed.
+    /// An older file is removed when the new one is whole and in place, so for a moment there is one more
+    /// file. Files that [`newest`](CheckpointSaver::newest) or `save` has found not to be whole are neither
+    /// counted nor removed.
     pub fn keep_last(mut self, files: usize) -> Self {
-        self.kept = Some(files);
+        self.file_limit = Some(files);
         self
     }
 
     /// Copies a checkpoint, and lets a thread write it to the file of this step.
     ///
-    /// Waits first until the save before is done, and returns its warnings, as
+    /// Waits first until the previous save is done, and returns the warnings of that save, as
     /// [`wait`](CheckpointSaver::wait) does. A file of this step is replaced.
     ///
     /// # Errors
-    /// If the save before failed: its error is returned once, and nothing is copied. As [`Checkpoint::save`]
-    /// for all that is checked before the file is written. If the folder cannot be read, there is a whole
-    /// file of a later step, which would be taken for the newest, or `keep_last` was called with 0.
+    /// If the previous save failed: its error is returned once, and nothing is copied. As
+    /// [`Checkpoint::save`] for all that is checked before the file is written. If the folder cannot be read,
+    /// there is a whole file of a later step, which would be taken for the newest, or `keep_last` was called
+    /// with 0.
     pub fn save(&mut self, step: u64, checkpoint: Checkpoint<'_>) -> Result<Vec<Warning>> {
         let (path, state) = (self.series.path(step), checkpoint.state());
-        let warnings = self.wait().and_then(|warnings| {
+        let earlier_warnings = self.wait().and_then(|warnings| {
             // On rank 0 alone, because other ranks may see changes of a shared folder later.
             if state.rank() == 0 {
-                self.check_last(step)?
+                self.check_later_files(step)?
             };
             Ok(warnings)
         });
         if state.is_divided() {
-            // Settled first: otherwise the others would wait in `Checkpoint::save` for a rank that refuses.
-            let mut warnings = state.settle(Call::Save, warnings)?;
+            // Settled first: otherwise other ranks would wait in `Checkpoint::save` for a rank that refuses.
+            let mut warnings = state.settle(Call::Save, earlier_warnings)?;
             warnings.extend(checkpoint.save(&path)?);
             let removed = if state.rank() == 0 { self.removal(step).run() } else { Ok(()) };
             state.settle(Call::Saved, removed)?;
-            self.passed_over.remove(&step);
+            self.broken_steps.remove(&step);
             return Ok(warnings);
         }
-        let warnings = warnings?;
+        let warnings = earlier_warnings?;
         let snapshot = Snapshot::new(checkpoint, &path, std::mem::take(&mut self.room))?;
         let removal = self.removal(step);
-        let written = path.clone();
+        let target = path.clone();
         let work = move || {
-            // Those of all steps, because `NewFile` removes only those of its own name, and each step has
-            // another name.
+            // Unfinished files of all steps, because `NewFile` removes only those of one name, and each step
+            // has another name.
             removal.series.remove_unfinished();
-            let (saved, room) = snapshot.write(&written);
-            (saved.and_then(|warnings| removal.run().map(|()| warnings)), room)
+            let (warnings, room) = snapshot.write(&target);
+            (warnings.and_then(|warnings| removal.run().map(|()| warnings)), room)
         };
-        let thread = thread::Builder::new().name("checkpoint".to_string()).spawn(work);
-        let thread = thread.map_err(|error| failed("start a thread")(error).in_file("checkpoint", &path))?;
-        self.saving = Some(Saving { path, thread });
-        self.passed_over.remove(&step);
+        let thread = thread::Builder::new()
+            .name("checkpoint".to_string())
+            .spawn(work)
+            .map_err(|error| io_failure("start a thread")(error).in_file("checkpoint", &path))?;
+        self.unfinished_save = Some(UnfinishedSave { path, thread });
+        self.broken_steps.remove(&step);
         Ok(warnings)
     }
 
@@ -197,16 +206,18 @@ impl CheckpointSaver {
     /// # Errors
     /// As [`Checkpoint::save`]; if an old file cannot be removed.
     pub fn wait(&mut self) -> Result<Vec<Warning>> {
-        let Some(Saving { path, thread }) = self.saving.take() else { return Ok(Vec::new()) };
+        let Some(UnfinishedSave { path, thread }) = self.unfinished_save.take() else {
+            return Ok(Vec::new());
+        };
         let panicked = |_| Error::other("the thread that wrote it has panicked").in_file("checkpoint", &path);
-        let (saved, room) = thread.join().map_err(panicked)?;
+        let (warnings, room) = thread.join().map_err(panicked)?;
         self.room = room;
-        saved
+        warnings
     }
 
-    /// Whether a file is being written: a [`save`](CheckpointSaver::save) would wait for it.
+    /// Whether a file is being written, for which a [`save`](CheckpointSaver::save) would wait.
     pub fn is_saving(&self) -> bool {
-        self.saving.as_ref().is_some_and(|saving| !saving.thread.is_finished())
+        self.unfinished_save.as_ref().is_some_and(|save| !save.thread.is_finished())
     }
 
     /// The path of a step's file, whether it is there or not.
@@ -225,14 +236,14 @@ impl CheckpointSaver {
     /// Opens the newest file of the series that is whole, and lists the newer ones that are not.
     ///
     /// A file is passed over if [`CheckpointFile::open`] refuses it: it is damaged, cannot be read, or is of
-    /// another format. Unfinished files of a killed process are listed as well; a later save removes them
-    /// when they are older than a minute. Each entry of the list is also logged. Whether the file fits a
+    /// another format. Unfinished files of a killed process are listed as well; a later save removes such a
+    /// file when it is older than a minute. Each entry of the list is also logged. Whether the file fits a
     /// state, and whether its numbers are finite, is checked when it is restored.
     ///
-    /// Waits first until the save before is done.
+    /// Waits first until the previous save is done.
     ///
     /// # Errors
-    /// If the save before failed, or the folder cannot be read.
+    /// If the previous save failed, or the folder cannot be read.
     pub fn newest(&mut self) -> Result<NewestCheckpoint> {
         self.wait()?;
         let mut newest = NewestCheckpoint { found: None, passed_over: Vec::new() };
@@ -243,59 +254,58 @@ impl CheckpointSaver {
                     break;
                 }
                 Err(error) => {
-                    self.passed_over.insert(step);
+                    self.broken_steps.insert(step);
                     newest.passed_over.push(Warning::PassedOver { file: path, reason: error.to_string() });
                 }
             }
         }
         let oldest = newest.found.as_ref().map_or(0, |(step, _)| *step);
         for (_, file) in self.series.unfinished().into_iter().rev().filter(|(step, _)| *step >= oldest) {
-            let unfinished =
-                Error::new(ErrorKind::File, "it is unfinished: the process that wrote it has ended");
-            let reason = unfinished.in_file("checkpoint", &file).to_string();
+            let error = Error::new(ErrorKind::File, "it is unfinished: the process that wrote it has ended");
+            let reason = error.in_file("checkpoint", &file).to_string();
             newest.passed_over.push(Warning::PassedOver { file, reason });
         }
-        newest.passed_over.iter().for_each(Warning::say);
+        newest.passed_over.iter().for_each(Warning::log);
         Ok(newest)
     }
 
     /// Refuses a step if there is a whole file of a later step, which [`Self::newest`] would open instead.
-    fn check_last(&mut self, step: u64) -> Result<()> {
-        if self.kept == Some(0) {
+    fn check_later_files(&mut self, step: u64) -> Result<()> {
+        if self.file_limit == Some(0) {
             return Err(Error::new(ErrorKind::Argument, "`keep_last` was called with")
                 .with_got(0)
                 .with_expected("at least 1"));
         }
-        for last in self.series.steps()?.into_iter().rev().take_while(|last| *last > step) {
-            let path = self.series.path(last);
-            if !self.passed_over.contains(&last) && CheckpointFile::open(&path).is_ok() {
+        for later_step in self.series.steps()?.into_iter().rev().take_while(|other| *other > step) {
+            let path = self.series.path(later_step);
+            if !self.broken_steps.contains(&later_step) && CheckpointFile::open(&path).is_ok() {
                 return Err(Error::new(
                     ErrorKind::Argument,
                     "there is a file of a later step, and the step to save is",
                 )
                 .with_got(step)
-                .with_expected(format_args!("at least {last}"))
+                .with_expected(format_args!("at least {later_step}"))
                 .with_remedy("go on from the newest file, remove the later files, or save under another path")
                 .in_file("checkpoint", &path));
             }
-            // Remembered, because the next save would read the whole file again to find it damaged.
-            self.passed_over.insert(last);
+            // Remembered: otherwise the next save would read the whole damaged file again.
+            self.broken_steps.insert(later_step);
         }
         Ok(())
     }
 
     fn removal(&self, step: u64) -> Removal {
-        let mut passed_over = self.passed_over.clone();
-        passed_over.remove(&step);
-        Removal { series: self.series.clone(), kept: self.kept, passed_over, step }
+        let mut broken_steps = self.broken_steps.clone();
+        broken_steps.remove(&step);
+        Removal { series: self.series.clone(), file_limit: self.file_limit, broken_steps, step }
     }
 }
 
 impl Drop for CheckpointSaver {
     fn drop(&mut self) {
-        let file = self.saving.as_ref().map(|saving| saving.path.clone()).unwrap_or_default();
+        let file = self.unfinished_save.as_ref().map(|save| save.path.clone()).unwrap_or_default();
         if let Err(error) = self.wait() {
-            Warning::NotSaved { file, reason: error.to_string() }.say();
+            Warning::NotSaved { file, reason: error.to_string() }.log();
         }
     }
 }
@@ -303,16 +313,17 @@ impl Drop for CheckpointSaver {
 /// The removal of old files, once the file of `step` is in place.
 struct Removal {
     series: Series,
-    kept: Option<usize>,
-    passed_over: BTreeSet<u64>,
+    file_limit: Option<usize>,
+    broken_steps: BTreeSet<u64>,
     step: u64,
 }
 
 impl Removal {
     fn run(&self) -> Result<()> {
-        let Some(kept) = self.kept else { return Ok(()) };
-        // One less, because the new file is one of those that are kept.
-        self.series.remove_before(self.step, kept.saturating_sub(1), |step| !self.passed_over.contains(&step))
+        let Some(file_limit) = self.file_limit else { return Ok(()) };
+        let is_counted = |step| !self.broken_steps.contains(&step);
+        // One less, because the new file is one of the files that stay.
+        self.series.remove_before(self.step, file_limit.saturating_sub(1), is_counted)
     }
 }
 
@@ -323,37 +334,40 @@ struct Snapshot {
     tensors: Vec<CopiedTensor>,
     /// The bytes of all tensors.
     room: Vec<u8>,
-    /// The numbers of leaves that are not finite. They are in the description and not among the tensors.
+    /// The numbers of leaves that are not finite. These are in the description and not among the tensors.
     numbers: Vec<NonFiniteEntry>,
     /// The calls in open windows.
     calls: u64,
 }
 
 impl Snapshot {
-    /// Copies a checkpoint for `path` into `room`. That is the memory of the copy before, because memory that
-    /// is new to the process takes several times as long to fill.
+    /// Copies a checkpoint for `path` into `room`, the memory of the previous copy.
+    ///
+    /// That memory is used again, because memory that is new to the process takes several times as long to fill.
     fn new(checkpoint: Checkpoint<'_>, path: &Path, mut room: Vec<u8>) -> Result<Self> {
         let calls = checkpoint.state().calls;
         checkpoint.with_content(path, |content, numbers| {
             let FileContent { tensors, layout } = content?;
             room.clear();
             // Reserved here, so that too little memory is an error of the save and does not end the process.
-            let reserved =
-                room.try_reserve_exact(layout.length as usize - layout.head.len()).map_err(io::Error::from);
-            let copied =
-                reserved.and_then(|()| tensors.into_iter().map(|tensor| tensor.copy_to(&mut room)).collect());
+            let copies = room
+                .try_reserve_exact(layout.length as usize - layout.head.len())
+                .map_err(io::Error::from)
+                .and_then(|()| tensors.into_iter().map(|tensor| tensor.copy_to(&mut room)).collect());
             let tensors =
-                copied.map_err(|error| failed("copy the tensors")(error).in_file("checkpoint", path))?;
+                copies.map_err(|error| io_failure("copy the tensors")(error).in_file("checkpoint", path))?;
             Ok(Snapshot { layout, tensors, room, numbers, calls })
         })
     }
 
-    /// Writes the file as [`Checkpoint::save`] does. Returns its memory for the next copy.
+    /// Writes the file as [`Checkpoint::save`] does. Also returns the memory for the next copy.
     fn write(self, path: &Path) -> (Result<Vec<Warning>>, Vec<u8>) {
         let Snapshot { layout, tensors, room, numbers, calls } = self;
         let tensors = tensors.into_iter().map(|tensor| tensor.in_room(&room)).collect();
-        let written = write(None, path, Ok(FileContent { tensors, layout }));
-        (written.map(|found| warned(path, calls, found.into_iter().chain(numbers).collect())), room)
+        let warnings = write(None, path, Ok(FileContent { tensors, layout })).map(|non_finite_tensors| {
+            file_warnings(path, calls, non_finite_tensors.into_iter().chain(numbers).collect())
+        });
+        (warnings, room)
     }
 }
 
@@ -382,7 +396,7 @@ impl Series {
         name
     }
 
-    /// The step in the name of a file, if it is one of the series.
+    /// The step in the name of a file, if the file is one of the series.
     fn step(&self, name: &OsStr) -> Option<u64> {
         let stem = self.path.file_stem()?.as_encoded_bytes();
         let digits = name
@@ -392,7 +406,7 @@ impl Series {
             .split(|byte| !byte.is_ascii_digit())
             .next()?;
         let step = std::str::from_utf8(digits).ok()?.parse().ok()?;
-        // Compared as a whole, so that no other file with digits after the stem is taken for one of these.
+        // The whole name is compared, so that no other file with digits after the stem belongs to the series.
         (self.name(step) == name).then_some(step)
     }
 
@@ -406,27 +420,26 @@ impl Series {
             let unnamed = Error::new(ErrorKind::Argument, "the path of a series names no file");
             return Err(in_file(unnamed.with_remedy("give a path such as `folder/run.safetensors`")));
         }
-        let read = || {
+        let read_steps = || {
             fs::read_dir(folder(&self.path))?
                 .map(|entry| Ok(self.step(&entry?.file_name())))
-                .collect::<std::io::Result<Vec<_>>>()
+                .collect::<io::Result<Vec<_>>>()
         };
-        let steps = read().map_err(|error| in_file(failed("read the folder")(error)))?;
-        let mut steps: Vec<u64> = steps.into_iter().flatten().collect();
+        let steps_of_files = read_steps().map_err(|error| in_file(io_failure("read the folder")(error)))?;
+        let mut steps: Vec<u64> = steps_of_files.into_iter().flatten().collect();
         steps.sort_unstable();
         Ok(steps)
     }
 
     /// The unfinished files of killed processes, each with its step.
     fn unfinished(&self) -> Vec<(u64, PathBuf)> {
-        let found =
-            abandoned(&folder(&self.path), |prefix| self.step_of_temporary(prefix).is_some(), Duration::ZERO);
-        let mut found: Vec<_> = found
+        let is_ours = |prefix: &str| self.step_of_temporary(prefix).is_some();
+        let mut files: Vec<_> = abandoned_files(&folder(&self.path), is_ours, Duration::ZERO)
             .into_iter()
             .filter_map(|(prefix, path)| Some((self.step_of_temporary(&prefix)?, path)))
             .collect();
-        found.sort();
-        found
+        files.sort();
+        files
     }
 
     /// Removes unfinished files of all steps.
@@ -435,29 +448,29 @@ impl Series {
     }
 
     /// The step in the prefix of a temporary file; `None` if the prefix is cut before the end of the step.
-    fn step_of_temporary(&self, of_file: &str) -> Option<u64> {
-        let step = self.step(OsStr::new(of_file.strip_prefix('.')?.strip_suffix('.')?))?;
-        (prefix(&self.path(step)) == of_file).then_some(step)
+    fn step_of_temporary(&self, file_prefix: &str) -> Option<u64> {
+        let step = self.step(OsStr::new(file_prefix.strip_prefix('.')?.strip_suffix('.')?))?;
+        (prefix(&self.path(step)) == file_prefix).then_some(step)
     }
 
-    /// Removes the files of steps before `step` for which `is_counted` holds, except the last `others` of
-    /// them.
-    fn remove_before(&self, step: u64, others: usize, is_counted: impl Fn(u64) -> bool) -> Result<()> {
-        let mut before: Vec<u64> =
+    /// Removes the counted files of steps before `step`, except the last `rest` of these.
+    fn remove_before(&self, step: u64, rest: usize, is_counted: impl Fn(u64) -> bool) -> Result<()> {
+        let mut old_steps: Vec<u64> =
             self.steps()?.into_iter().filter(|other| *other < step && is_counted(*other)).collect();
-        before.truncate(before.len().saturating_sub(others));
-        for old in before {
-            remove(&self.path(old))?;
+        old_steps.truncate(old_steps.len().saturating_sub(rest));
+        for old_step in old_steps {
+            remove_old(&self.path(old_step))?;
         }
         Ok(())
     }
 }
 
-fn remove(path: &Path) -> Result<()> {
+/// Removes an old file. A missing file is no error.
+fn remove_old(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != NotFound => {
-            let failed = failed("remove an old checkpoint")(error).in_file("checkpoint", path);
-            Err(failed.with_remedy("the new one is whole and in its place"))
+            let error = io_failure("remove an old checkpoint")(error).in_file("checkpoint", path);
+            Err(error.with_remedy("the new one is whole and in its place"))
         }
         _ => Ok(()),
     }

@@ -1,5 +1,6 @@
-//! The grammar of a configuration, and the places in one, for errors. The registry checks the names of rules
-//! and fields.
+//! The grammar of a configuration, and the places in a configuration, for errors.
+//!
+//! The registry checks the names of rules and fields.
 //!
 //! ```text
 //! configuration = optimiser | {"ByPath": [{"pattern": text, "optimiser": optimiser | "LeaveOut" | null} ..]}
@@ -25,14 +26,17 @@ pub(super) const MEMBERS: &str = "members";
 /// The optimiser whose table is the optimiser inside.
 pub(super) const OFFLOAD: &str = "Offload";
 
+/// The form of a choice by path, and the keys of its entries.
 pub(super) const BY_PATH: &str = "ByPath";
 pub(super) const PATTERN: &str = "pattern";
 pub(super) const OPTIMISER: &str = "optimiser";
+/// The name that leaves parameters out, instead of an optimiser.
 const LEAVE_OUT: &str = "LeaveOut";
 
 /// A path into a configuration, such as `[1].AdamW.beta`. Paths share their beginnings in memory.
 #[derive(Clone)]
 pub(super) enum Place {
+    /// The whole configuration.
     Whole,
     /// A key of the table at a place.
     Key(Arc<(Place, Box<str>)>),
@@ -51,19 +55,19 @@ impl Place {
         Place::Index(Arc::new((self.clone(), index)))
     }
 
-    /// Adds this place to an error.
+    /// The error with this place.
     pub(super) fn error(&self, error: Error) -> Error {
         error.in_place(&self.to_string())
     }
 
-    /// The error that something else than expected is here.
-    pub(super) fn expected(&self, expected: impl fmt::Display, got: &impl fmt::Display) -> Error {
+    /// The error that the data here is not as expected.
+    pub(super) fn mismatch_error(&self, expected: impl fmt::Display, got: &impl fmt::Display) -> Error {
         self.error(Error::new(ErrorKind::Argument, "got").with_got(got).with_expected(expected))
     }
 
-    /// The error that `name` cannot be here, because of what it `does`.
-    pub(super) fn misplaced(&self, name: &str, does: &str) -> Error {
-        self.error(Error::new(ErrorKind::Argument, format!("{name} cannot be here: it {does}")))
+    /// The error that `name` cannot be here. The reason is a clause without its subject.
+    pub(super) fn misplaced_error(&self, name: &str, reason: &str) -> Error {
+        self.error(Error::new(ErrorKind::Argument, format!("{name} cannot be here: it {reason}")))
     }
 }
 
@@ -85,7 +89,7 @@ pub(super) fn table<'k>(entries: impl IntoIterator<Item = (&'k str, Data)>) -> D
 
 /// The value of a key in a table.
 pub(super) fn value<'d>(entries: &'d [DataEntry], key: &str) -> Option<&'d Data> {
-    entries.iter().find(|(known, _)| **known == *key).map(|(_, value)| value)
+    entries.iter().find(|(name, _)| **name == *key).map(|(_, value)| value)
 }
 
 /// Refuses data that is nested too deep to be read again.
@@ -110,10 +114,10 @@ pub(super) fn check_repeats(data: &Data, place: &Place) -> Result<()> {
             members.iter().enumerate().try_for_each(|(i, member)| check_repeats(member, &place.index(i)))
         }
         Data::Table(entries) => {
-            if let Some(second) = repeated(entries.iter().map(|(key, _)| key)) {
+            if let Some(second) = first_repeated(entries.iter().map(|(key, _)| key)) {
                 let (key, value) = &entries[second];
-                let again = Error::new(ErrorKind::Argument, "the key is repeated here, with");
-                return Err(place.key(key).error(again.with_got(value).with_expected("the key once")));
+                let error = Error::new(ErrorKind::Argument, "the key is repeated here, with");
+                return Err(place.key(key).error(error.with_got(value).with_expected("the key once")));
             }
             entries.iter().try_for_each(|(key, value)| check_repeats(value, &place.key(key)))
         }
@@ -122,19 +126,19 @@ pub(super) fn check_repeats(data: &Data, place: &Place) -> Result<()> {
 }
 
 /// The index of the first repeated key.
-fn repeated<K: Hash + Eq>(mut keys: impl Iterator<Item = K>) -> Option<usize> {
-    let mut seen = HashSet::new();
-    keys.position(|key| !seen.insert(key))
+fn first_repeated<K: Hash + Eq>(mut keys: impl Iterator<Item = K>) -> Option<usize> {
+    let mut earlier_keys = HashSet::new();
+    keys.position(|key| !earlier_keys.insert(key))
 }
 
-/// Data, read as a configuration or an optimiser.
+/// The form of data that is a configuration or an optimiser.
 pub(super) enum Form<'d> {
     /// A choice by path, which only a whole configuration can be.
     ByPath(Vec<PatternEntry<'d>>),
     /// `Offload` around an optimiser.
     Offload(&'d Data),
     Chain(&'d [Data]),
-    Named(Named<'d>),
+    Named(NamedTable<'d>),
 }
 
 /// A pattern, and the optimiser of the parameters that match it. `None` leaves these parameters out.
@@ -145,17 +149,18 @@ pub(super) struct PatternEntry<'d> {
     pub(super) place: Place,
 }
 
-/// The name of an optimiser, and its table.
+/// The name of an optimiser or a schedule, and its table.
 #[derive(Clone)]
-pub(super) struct Named<'d> {
+pub(super) struct NamedTable<'d> {
     pub(super) name: &'d str,
-    /// Settings and fields, and the rules inside.
+    /// Settings, fields and the rules inside, or the arguments of a schedule.
     pub(super) table: &'d [DataEntry],
     /// The place of the table.
     pub(super) place: Place,
 }
 
 impl<'d> Form<'d> {
+    /// Finds the form, without the forms inside.
     pub(super) fn read(data: &'d Data, place: &Place) -> Result<Self> {
         let (name, table) = match data {
             Data::List(members) => return Ok(Form::Chain(members)),
@@ -163,43 +168,45 @@ impl<'d> Form<'d> {
             Data::Table(entries) if entries.len() == 1 => (&entries[0].0, Some(&entries[0].1)),
             _ => {
                 let rule = r#"a rule such as "Adam" or {"Adam": {"eta": 0.001}}, or a list of rules"#;
-                return Err(place.expected(rule, data));
+                return Err(place.mismatch_error(rule, data));
             }
         };
-        let belongs = match (&**name, table, place) {
+        let reason = match (&**name, table, place) {
             (BY_PATH, Some(choices), Place::Whole) => {
                 return PatternEntry::read_all(choices, &place.key(BY_PATH)).map(Form::ByPath);
             }
             (BY_PATH, ..) => "chooses among optimisers and goes around all of them",
             (LEAVE_OUT, ..) => "can only be a whole optimiser, in a choice of ByPath",
             (OFFLOAD, ..) => {
-                let needed = || place.expected(r#"a table such as {"Offload": "Adam"}"#, data);
-                return table.ok_or_else(needed).map(Form::Offload);
+                let error = || place.mismatch_error(r#"a table such as {"Offload": "Adam"}"#, data);
+                return table.ok_or_else(error).map(Form::Offload);
             }
-            _ => return Named::read(name, table, place.key(name)).map(Form::Named),
+            _ => return NamedTable::read(name, table, place.key(name)).map(Form::Named),
         };
-        Err(place.misplaced(name, belongs))
+        Err(place.misplaced_error(name, reason))
     }
 }
 
 impl<'d> PatternEntry<'d> {
     fn read_all(choices: &'d Data, place: &Place) -> Result<Vec<Self>> {
         let Data::List(choices) = choices else {
-            return Err(place.expected(r#"a list such as [{"pattern": "*", "optimiser": "Adam"}]"#, choices));
+            return Err(
+                place.mismatch_error(r#"a list such as [{"pattern": "*", "optimiser": "Adam"}]"#, choices)
+            );
         };
         choices.iter().enumerate().map(|(i, choice)| PatternEntry::read(choice, &place.index(i))).collect()
     }
 
     fn read(data: &'d Data, place: &Place) -> Result<Self> {
-        let expected =
-            || place.expected(r#"a table such as {"pattern": "*.bias", "optimiser": "Adam"}"#, data);
-        let Data::Table(entries) = data else { return Err(expected()) };
-        check_known(entries, &[PATTERN, OPTIMISER], place)?;
+        let error =
+            || place.mismatch_error(r#"a table such as {"pattern": "*.bias", "optimiser": "Adam"}"#, data);
+        let Data::Table(entries) = data else { return Err(error()) };
+        check_keys_known(entries, &[PATTERN, OPTIMISER], place)?;
         let (Some(pattern), Some(optimiser)) = (value(entries, PATTERN), value(entries, OPTIMISER)) else {
-            return Err(expected());
+            return Err(error());
         };
         let Data::Text(pattern) = pattern else {
-            return Err(place.key(PATTERN).expected("a text in which * stands for anything", pattern));
+            return Err(place.key(PATTERN).mismatch_error("a text in which * stands for anything", pattern));
         };
         let is_left_out = [Data::Nothing, Data::text(LEAVE_OUT)].contains(optimiser);
         let optimiser = Some(optimiser).filter(|_| !is_left_out);
@@ -207,7 +214,7 @@ impl<'d> PatternEntry<'d> {
     }
 }
 
-/// A choice by path as data, from patterns and optimisers.
+/// A choice by path as data, from patterns and optimisers. `None` leaves parameters out.
 pub(super) fn choices<'p>(choices: impl Iterator<Item = (&'p str, Option<Data>)>) -> Data {
     let choice = |(pattern, optimiser): (&str, Option<Data>)| {
         let optimiser = optimiser.unwrap_or_else(|| Data::text(LEAVE_OUT));
@@ -217,39 +224,43 @@ pub(super) fn choices<'p>(choices: impl Iterator<Item = (&'p str, Option<Data>)>
 }
 
 /// Refuses a table with a key that is not `available`.
-pub(super) fn check_known(entries: &[DataEntry], available: &[impl AsRef<str>], place: &Place) -> Result<()> {
-    match entries.iter().find(|(key, _)| !available.iter().any(|known| *known.as_ref() == **key)) {
+pub(super) fn check_keys_known(
+    entries: &[DataEntry],
+    available: &[impl AsRef<str>],
+    place: &Place,
+) -> Result<()> {
+    match entries.iter().find(|(key, _)| !available.iter().any(|name| *name.as_ref() == **key)) {
         None => Ok(()),
         Some((key, _)) => Err(place.error(Error::unknown("key", key, available))),
     }
 }
 
-/// Refuses what cannot be an optimiser, whatever rules a registry has.
-pub(super) fn check(data: &Data, place: &Place) -> Result<()> {
+/// Refuses data that cannot be an optimiser, whatever rules a registry has.
+pub(super) fn check_form(data: &Data, place: &Place) -> Result<()> {
     match Form::read(data, place)? {
         Form::ByPath(choices) => {
             let mut optimisers = choices.iter().filter_map(|choice| Some((choice.optimiser?, &choice.place)));
-            optimisers.try_for_each(|(optimiser, place)| check(optimiser, place))
+            optimisers.try_for_each(|(optimiser, place)| check_form(optimiser, place))
         }
         Form::Chain(members) => {
-            members.iter().enumerate().try_for_each(|(i, member)| check(member, &place.index(i)))
+            members.iter().enumerate().try_for_each(|(i, member)| check_form(member, &place.index(i)))
         }
-        Form::Offload(inner) => check(inner, &place.key(OFFLOAD)),
+        Form::Offload(inner) => check_form(inner, &place.key(OFFLOAD)),
         Form::Named(named) => named.table.iter().try_for_each(|(key, value)| match (&**key, value) {
-            (INNER | FALLBACK, _) | (MEMBERS, Data::List(_)) => check(value, &named.place.key(key)),
-            (MEMBERS, _) => Err(named.place.key(key).expected("a list of rules", value)),
+            (INNER | FALLBACK, _) | (MEMBERS, Data::List(_)) => check_form(value, &named.place.key(key)),
+            (MEMBERS, _) => Err(named.place.key(key).mismatch_error("a list of rules", value)),
             _ => Ok(()),
         }),
     }
 }
 
-impl<'d> Named<'d> {
+impl<'d> NamedTable<'d> {
     fn read(name: &'d str, table: Option<&'d Data>, place: Place) -> Result<Self> {
         match table {
-            None => Ok(Named { name, table: &[], place }),
-            Some(Data::Table(table)) => Ok(Named { name, table, place }),
+            None => Ok(NamedTable { name, table: &[], place }),
+            Some(Data::Table(table)) => Ok(NamedTable { name, table, place }),
             Some(other) => {
-                Err(place.expected(r#"a table such as {"eta": 0.001} or {"inner": "Adam"}"#, other))
+                Err(place.mismatch_error(r#"a table such as {"eta": 0.001} or {"inner": "Adam"}"#, other))
             }
         }
     }
@@ -260,7 +271,7 @@ impl<'d> Named<'d> {
     }
 
     /// The rule inside, if there is one and it has a name, unlike a chain.
-    pub(super) fn inner(&self) -> Option<Named<'d>> {
+    pub(super) fn inner(&self) -> Option<NamedTable<'d>> {
         match Form::read(self.value(INNER)?, &self.place.key(INNER)) {
             Ok(Form::Named(inner)) => Some(inner),
             _ => None,
@@ -298,9 +309,9 @@ mod tests {
     fn a_repeated_key_is_found_in_one_pass() {
         let comparisons = Cell::new(0);
         let keys = || (0..10_000).map(|key| CountedKey(key, &comparisons));
-        assert_eq!(repeated(keys()), None);
-        assert_eq!(repeated(keys().chain([CountedKey(7, &comparisons)])), Some(10_000));
-        assert_eq!(repeated([3, 1, 3, 1].into_iter()), Some(2));
+        assert_eq!(first_repeated(keys()), None);
+        assert_eq!(first_repeated(keys().chain([CountedKey(7, &comparisons)])), Some(10_000));
+        assert_eq!(first_repeated([3, 1, 3, 1].into_iter()), Some(2));
         // Two keys may have the same place in the hash table now and then.
         assert!(comparisons.get() < 5_000, "{} comparisons", comparisons.get());
     }

@@ -31,7 +31,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # What can be written
+//! # The format
 //!
 //! | JSON | Meaning |
 //! | --- | --- |
@@ -55,13 +55,13 @@
 //! numbers, and a [`NonFinite`](crate::NonFinite) the text of its name. `"None"` is the rule that does
 //! nothing. In YAML the name of a table may be a tag: `!AdamW {eta: 1e-3}` is `AdamW: {eta: 1e-3}`.
 //!
-//! To name rules and wrappers of your own, add them to a [`Registry`], by [one line](Registry::with_wrapper)
-//! each. A rule that holds several others has them as `"members"`.
+//! To name rules and wrappers of your own, add each to a [`Registry`], by [one line](Registry::with_wrapper).
+//! A rule that holds several other rules has these as `"members"`.
 //!
-//! # The way back
+//! # Writing a configuration
 //!
 //! [`OptimiserConfig::of`] writes an optimiser that was built in code. [`OptimiserConfig::of_state`] writes
-//! the optimisers of a state, by path. Both can be read again.
+//! the optimisers of a state, by path. Both configurations can be read again.
 //!
 //! ```
 //! use optimisers::config::OptimiserConfig;
@@ -77,7 +77,7 @@
 //!
 //! # Schedules
 //!
-//! A [`Schedule`](crate::Schedule) is written as the name of its constructor over the names of its arguments:
+//! A [`Schedule`](crate::Schedule) is a table of its arguments under the name of its constructor:
 //!
 //! | JSON | Meaning |
 //! | --- | --- |
@@ -167,18 +167,18 @@
 //! ```
 //!
 //! It is an error if no pattern matches a parameter, if a pattern decides for no parameter, or if two
-//! patterns match different paths of one parameter and give it different optimisers. [`ClipGlobalNorm`] takes
-//! one norm over all parameters that have it, whichever patterns gave it to them.
+//! patterns match different paths of one parameter and give different optimisers. [`ClipGlobalNorm`] takes
+//! one norm over all parameters whose optimiser has this rule, whichever patterns match these parameters.
 //!
 //! # Speed
 //!
-//! An optimiser that is built here is as fast as one in code, because a chain of boxed rules plans the same
+//! An optimiser from a configuration is as fast as one in code, because a chain of boxed rules plans the same
 //! steps as a tuple: elementwise rules become one fused pass over memory, and a norm costs one more read of
 //! the gradients.
 //!
 //! # Errors
 //!
-//! An error names the place in the configuration, what is there, and what could be there:
+//! An error names the place in the configuration, the value there, and the values that could be there:
 //!
 //! ```
 //! use optimisers::config::OptimiserConfig;
@@ -189,8 +189,8 @@
 //! # Ok::<(), serde_json::Error>(())
 //! ```
 //!
-//! What cannot be an optimiser, whatever rules there are (a number, a repeated key), is refused when the text
-//! is read. Names, types, ranges and places are checked when the optimiser is built.
+//! Data that cannot be an optimiser, whatever rules there are (a number, a repeated key), is refused when the
+//! text is read. Names, types, ranges and places are checked when the optimiser is built.
 //!
 //! [`ClipGlobalNorm`]: crate::ClipGlobalNorm
 
@@ -209,10 +209,10 @@ use crate::model::Model;
 use crate::rule::field::Data;
 use crate::rule::{Adjust, Optimiser};
 use crate::tree::StateTree;
-use form::{Form, Place, check, check_depth, check_repeats, choices};
-use written::{by_path, optimiser_data};
+use form::{Form, Place, check_depth, check_form, check_repeats, choices};
+use written::{optimiser_data, state_data};
 
-/// An optimiser, or a choice by path, as a text describes it. The [module](self) lists what can be written.
+/// An optimiser, or a choice by path, as a text describes it. The [module](self) has the format.
 ///
 /// ```
 /// use optimisers::config::OptimiserConfig;
@@ -256,15 +256,16 @@ impl OptimiserConfig {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn of(optimiser: &(impl Adjust + ?Sized)) -> Result<Self> {
-        Self::of_data(optimiser_data(&optimiser.description().record())?)
+        Self::from_written(optimiser_data(&optimiser.description().record())?)
     }
 
-    /// Describes the own optimisers of the leaves of a state, with their hyper-parameters.
+    /// Describes the optimisers of the leaves of a state, with their hyper-parameters.
     ///
     /// If all parameters have the same optimiser and none was left out, the configuration is that optimiser.
-    /// Else it is a choice by path, with the path of each parameter, and `*` for the optimiser of most.
-    /// [`setup`](OptimiserConfig::setup) with the same model makes the same choices. The configuration does
-    /// not contain [schedules](crate::StateTree::schedule), nor the values that schedules give.
+    /// Otherwise it is a choice by path: `*` for the optimiser of most parameters, and the paths of the
+    /// others. [`setup`](OptimiserConfig::setup) with the same model makes the same choices. The
+    /// configuration does not contain [schedules](crate::StateTree::schedule), nor the values that schedules
+    /// give.
     ///
     /// # Errors
     /// As [`OptimiserConfig::of`]. Also if a path has a `*` or a `?` and as a pattern matches a parameter
@@ -296,22 +297,24 @@ impl OptimiserConfig {
     /// ```
     pub fn of_state(state: &StateTree) -> Result<Self> {
         state.check_leaves()?;
-        Self::of_data(by_path(state)?)
+        Self::from_written(state_data(state)?)
     }
 
-    fn of_data(data: Data) -> Result<Self> {
+    /// A configuration that this crate writes, and has to be able to read again.
+    fn from_written(data: Data) -> Result<Self> {
         check_depth(&data)?;
         Self::new(data)
     }
 
+    /// A configuration of data that a program has read.
     fn new(data: Data) -> Result<Self> {
         check_repeats(&data, &Place::Whole)?;
-        check(&data, &Place::Whole)?;
+        check_form(&data, &Place::Whole)?;
         match Form::read(&data, &Place::Whole)? {
-            // Written again, because JSON's null, which TOML lacks, means `LeaveOut`.
-            Form::ByPath(all) => {
-                let all = all.iter().map(|choice| (choice.pattern, choice.optimiser.cloned()));
-                Ok(OptimiserConfig { data: choices(all) })
+            // Made again, because JSON's null, which TOML lacks, means `LeaveOut`.
+            Form::ByPath(entries) => {
+                let entries = entries.iter().map(|entry| (entry.pattern, entry.optimiser.cloned()));
+                Ok(OptimiserConfig { data: choices(entries) })
             }
             _ => Ok(OptimiserConfig { data }),
         }

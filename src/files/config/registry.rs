@@ -5,8 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::OptimiserConfig;
-use super::form::{BY_PATH, Form, MEMBERS, Named, OFFLOAD, PATTERN, PatternEntry, Place};
-use super::kinds::{Make, OptimiserKind, kinds, other_rule, other_settings};
+use super::form::{BY_PATH, Form, MEMBERS, NamedTable, OFFLOAD, PATTERN, PatternEntry, Place};
+use super::kinds::{Make, OptimiserKind, inner_rule_error, kinds, settings_error};
 use super::written::parts;
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -77,8 +77,8 @@ impl fmt::Debug for Registry {
 impl Registry {
     /// Adds a rule under its [kind](crate::Describer::kind), with its values as defaults.
     ///
-    /// The rule replaces one of the same kind, settings and rules inside. A rule around another of a certain
-    /// type is found by both kinds and by its settings. So a configuration can have
+    /// The rule replaces one of the same kind, settings and rules inside. A rule around another rule of a
+    /// certain type is found by the kinds of both rules and by its settings. So a configuration can have
     /// `{"Cautious": {"inner": "MyRule", "unscaled": true}}` after such a rule is added:
     ///
     /// ```
@@ -99,14 +99,14 @@ impl Registry {
     /// because these words have a meaning in every configuration.
     #[must_use]
     pub fn with(self, rule: impl Rule) -> Self {
-        self.with_kind(OptimiserKind::of_copies(Box::new(rule)))
+        self.with_kind(OptimiserKind::from_rule(Box::new(rule)))
     }
 
     /// Adds a rule around another, made by `make`: `{"Louder": {"factor": 3.0, "inner": "Adam"}}`.
     ///
-    /// The values that `make` gives to fields are the defaults. `with_wrapper` calls `make` once with some
-    /// rule, and later calls have the rules of configurations. The wrapper has to describe the rule inside by
-    /// [`Describer::holds`](crate::Describer::holds). Add wrappers that differ in their
+    /// The values that `make` gives to fields are the defaults. `with_wrapper` calls `make` once with an
+    /// example of a rule; later calls have the rules of configurations. The wrapper has to describe the rule
+    /// inside by [`Describer::holds`](crate::Describer::holds). Add wrappers that differ in their
     /// [settings](crate::Describer::setting) one by one.
     ///
     /// ```
@@ -142,7 +142,7 @@ impl Registry {
     /// ```
     #[must_use]
     pub fn with_wrapper<R: Rule>(self, make: impl Fn(Box<dyn Rule>) -> R + Send + Sync + 'static) -> Self {
-        self.with_kind(OptimiserKind::around(move |[inner]| make(inner)))
+        self.with_kind(OptimiserKind::from_maker(move |[inner]| make(inner)))
     }
 
     /// Adds a rule that holds two others: `{"Both": {"members": ["Adam", "Lion"]}}`.
@@ -154,11 +154,11 @@ impl Registry {
         self,
         make: impl Fn(Box<dyn Rule>, Box<dyn Rule>) -> R + Send + Sync + 'static,
     ) -> Self {
-        self.with_kind(OptimiserKind::around(move |[first, second]| make(first, second)))
+        self.with_kind(OptimiserKind::from_maker(move |[first, second]| make(first, second)))
     }
 
     fn with_kind(mut self, kind: OptimiserKind) -> Self {
-        self.kinds.retain(|other| !other.is_like(&kind));
+        self.kinds.retain(|other| !other.has_same_key(&kind));
         self.kinds.push(kind);
         self
     }
@@ -173,9 +173,9 @@ impl Registry {
 
     /// The names of all optimisers, each once.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        let mut seen = HashSet::new();
+        let mut earlier_names = HashSet::new();
         let names = self.kinds.iter().map(OptimiserKind::name).chain([OFFLOAD]);
-        names.filter(move |name| seen.insert(*name))
+        names.filter(move |name| earlier_names.insert(*name))
     }
 
     /// [`OptimiserConfig::optimiser`] with these rules.
@@ -198,7 +198,8 @@ impl Registry {
             choice.optimiser.map(|data| self.build(data, &choice.place).map(Arc::new)).transpose()
         };
         let optimisers: Vec<Option<Arc<Optimiser>>> = choices.iter().map(build).collect::<Result<_>>()?;
-        let record = |choice: usize| optimisers[choice].as_ref().map(|own| own.description().record());
+        let record =
+            |choice: usize| optimisers[choice].as_ref().map(|optimiser| optimiser.description().record());
         let variables = variables(model)?;
         let patterns = Patterns::new(choices.iter().map(|choice| choice.pattern.to_string()).collect());
         let list = Place::Whole.key(BY_PATH);
@@ -214,13 +215,16 @@ impl Registry {
         Setup::default().assemble(Ok(variables.into_iter().zip(chosen).collect()))
     }
 
+    /// Builds the optimiser of the data at a place.
     fn build(&self, data: &Data, place: &Place) -> Result<Optimiser> {
         match Form::read(data, place)? {
             Form::ByPath(_) => {
-                let misplaced = place.misplaced(BY_PATH, "chooses by the paths of a model's parameters");
-                Err(misplaced.with_remedy("call `setup` with the model"))
+                let error = place.misplaced_error(BY_PATH, "chooses by the paths of a model's parameters");
+                Err(error.with_remedy("call `setup` with the model"))
             }
-            Form::Chain(members) => Ok(Optimiser::new(OptimiserChain::new(self.rules_of(members, place)?))),
+            Form::Chain(members) => {
+                Ok(Optimiser::new(OptimiserChain::new(self.chain_rules(members, place)?)))
+            }
             Form::Offload(inner) => {
                 let place = place.key(OFFLOAD);
                 let optimiser = Optimiser::new(Offload::new(self.build(inner, &place)?));
@@ -230,79 +234,91 @@ impl Registry {
                 let (kind, tables) = self.kind(&named, place)?;
                 let optimiser = match &kind.make {
                     _ if kind.lacks_field(&named) => None,
-                    Make::Copy(rule) => Some(Optimiser::of_boxed(Store::Rounded, rule.clone())),
-                    Make::Of(make) => make(&named, self.rules_inside(&named, kind)?)?,
+                    Make::Copy(rule) => Some(Optimiser::from_boxed_rule(Store::Rounded, rule.clone())),
+                    Make::Build(make) => make(&named, self.rules_inside(&named, kind)?)?,
                 };
-                fill(optimiser.ok_or_else(|| kind.incomplete(&named))?, &tables)
+                with_fields(optimiser.ok_or_else(|| kind.incomplete_error(&named))?, &tables)
             }
         }
     }
 
     /// Builds the rules in the table of an optimiser of this kind.
-    fn rules_inside(&self, named: &Named<'_>, kind: &OptimiserKind) -> Result<Vec<Box<dyn Rule>>> {
+    fn rules_inside(&self, named: &NamedTable<'_>, kind: &OptimiserKind) -> Result<Vec<Box<dyn Rule>>> {
         let mut rules = Vec::new();
         for (key, _) in parts(&kind.example) {
             let place = named.place.key(key);
             match named.value(key) {
-                Some(Data::List(members)) if key == MEMBERS => rules.extend(self.rules_of(members, &place)?),
+                Some(Data::List(members)) if key == MEMBERS => {
+                    rules.extend(self.chain_rules(members, &place)?)
+                }
                 Some(data) => rules.push(self.rule(data, &place)?),
-                None => return Err(kind.incomplete(named)),
+                None => return Err(kind.incomplete_error(named)),
             }
         }
         Ok(rules)
     }
 
-    fn rules_of(&self, members: &[Data], place: &Place) -> Result<Vec<Box<dyn Rule>>> {
+    /// Builds the members of a chain.
+    fn chain_rules(&self, members: &[Data], place: &Place) -> Result<Vec<Box<dyn Rule>>> {
         members.iter().enumerate().map(|(i, member)| self.rule(member, &place.index(i))).collect()
     }
 
+    /// Builds a rule that is inside of another. Refuses stores, which can only be outermost.
     fn rule(&self, data: &Data, place: &Place) -> Result<Box<dyn Rule>> {
         let optimiser = self.build(data, place)?;
-        let belongs = match optimiser.store() {
+        let reason = match optimiser.store() {
             _ if optimiser.is_offloaded() => {
                 "decides where the state of a whole optimiser is and goes around it, once"
             }
             Store::Rounded => return Ok(dyn_clone::clone_box(optimiser.rule())),
             _ => "decides how the parameter is stored and goes around the whole rule or list",
         };
-        Err(place.misplaced(optimiser.description().kind, belongs))
+        Err(place.misplaced_error(optimiser.description().kind, reason))
     }
 
     /// The kind that a table names, and the [tables](OptimiserKind::tables) for it.
-    fn kind<'d>(&self, named: &Named<'d>, place: &Place) -> Result<(&OptimiserKind, Vec<Named<'d>>)> {
-        let of_name: Vec<_> = self.kinds.iter().filter(|kind| kind.name() == named.name).collect();
-        let Some(first) = of_name.first() else {
+    fn kind<'d>(
+        &self,
+        named: &NamedTable<'d>,
+        place: &Place,
+    ) -> Result<(&OptimiserKind, Vec<NamedTable<'d>>)> {
+        let kinds: Vec<_> = self.kinds.iter().filter(|kind| kind.name() == named.name).collect();
+        let Some(first) = kinds.first() else {
             let available: Vec<String> = self.names().map(str::to_string).collect();
             return Err(place.error(Error::unknown("rule", named.name, &available)));
         };
-        // First, because a mistyped key of a setting would otherwise be an error of settings that do not fit.
+        // Before the settings, because a mistyped key would otherwise be an error of settings that do not
+        // fit.
         first.check_keys(&first.example, named)?;
-        let fitting: Vec<_> = of_name.iter().copied().filter(|kind| kind.has_settings_of(named)).collect();
+        let fitting: Vec<_> = kinds.iter().copied().filter(|kind| kind.has_settings_of(named)).collect();
         if fitting.is_empty() {
-            return Err(other_settings(&of_name, named));
+            return Err(settings_error(&kinds, named));
         }
-        let kind = fitting.iter().find_map(|kind| Some((*kind, kind.tables(named)?)));
-        let (kind, tables) = kind.ok_or_else(|| other_rule(&fitting, named))?;
+        let (kind, tables) = fitting
+            .iter()
+            .find_map(|kind| Some((*kind, kind.tables(named)?)))
+            .ok_or_else(|| inner_rule_error(&fitting, named))?;
         kind.check_inner_keys(&tables)?;
         Ok((kind, tables))
     }
 }
 
-/// The optimiser with the fields that the tables give to it and to the rules inside.
-fn fill(mut optimiser: Optimiser, tables: &[Named<'_>]) -> Result<Optimiser> {
+/// The optimiser with the fields that the tables give to the optimiser and the rules inside.
+fn with_fields(mut optimiser: Optimiser, tables: &[NamedTable<'_>]) -> Result<Optimiser> {
     let (mut values, mut places) = (Vec::new(), Vec::new());
     for (member, named) in optimiser.description().all().iter().zip(tables) {
         for field in &member.rule.fields {
             let Some(data) = named.value(field.name) else { continue };
             let place = named.place.key(field.name);
-            let value = field.value.read(data).ok_or_else(|| place.expected(field.value.expected(), data))?;
+            let value =
+                field.value.read(data).ok_or_else(|| place.mismatch_error(field.value.expected(), data))?;
             values.push((field.index, value));
             places.push((field.index, place));
         }
     }
     optimiser.write(&values)?;
-    let Err((error, at_fault)) = optimiser.check_fields() else { return Ok(optimiser) };
-    // A field at fault that no table has is a default: the error is then about the whole table.
-    let place = places.iter().find(|(index, _)| Some(*index) == at_fault);
+    let Err((error, faulty_field)) = optimiser.check_fields() else { return Ok(optimiser) };
+    // A faulty field that no table has is a default: the error is then about the whole table.
+    let place = places.iter().find(|(index, _)| Some(*index) == faulty_field);
     Err(place.map_or(&tables[0].place, |(_, place)| place).error(error))
 }

@@ -1,9 +1,9 @@
-//! Schedules as data: a table whose only key is the name of the constructor, with a table of the arguments by
-//! their names.
+//! Schedules as data: a table whose only key is the name of the constructor. Its value is a table of the
+//! arguments by their names.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 
-use super::form::{Named, Place, check_depth, check_known, check_repeats, table};
+use super::form::{NamedTable, Place, check_depth, check_keys_known, check_repeats, table};
 use crate::error::{Error, Result};
 use crate::rule::field::{Data, FieldValue, range};
 use crate::tree::schedule::{Curve, Easing, Schedule};
@@ -15,13 +15,13 @@ const FIELD: &str = "field";
 /// Declares how schedules are read: their names, arguments and constructors.
 macro_rules! schedules {
     ($($Kind:ident { $($argument:ident: $T:ty),+ } => $make:path;)+) => {
-        /// Calls the constructor that a table is named by.
-        fn construct(named: &Named<'_>) -> Result<Schedule> {
+        /// Calls the constructor with the name of a table.
+        fn construct(named: &NamedTable<'_>) -> Result<Schedule> {
             match named.name {
                 $(stringify!($Kind) => {
-                    let known = [$(stringify!($argument),)+ RELATIVE, FIELD];
-                    check_known(named.table, &known, &named.place)?;
-                    Ok($make($(<$T>::in_table(named, stringify!($argument))?),+))
+                    let available = [$(stringify!($argument),)+ RELATIVE, FIELD];
+                    check_keys_known(named.table, &available, &named.place)?;
+                    Ok($make($(<$T>::read_key(named, stringify!($argument))?),+))
                 })+
                 other => Err(Error::unknown("schedule", other, &[$(stringify!($Kind)),+])),
             }
@@ -44,7 +44,8 @@ schedules! {
     Then { first: Schedule, steps: u64, next: Schedule } => Schedule::then;
 }
 
-/// The factor by which periods get longer. One below 1 is refused, because the schedule would use 1 instead.
+/// The factor by which periods get longer. A factor below 1 is refused, because the schedule would use 1
+/// instead.
 struct Factor(f64);
 
 fn cosine_restarts(high: f64, low: f64, steps: u64, Factor(factor): Factor) -> Schedule {
@@ -53,30 +54,31 @@ fn cosine_restarts(high: f64, low: f64, steps: u64, Factor(factor): Factor) -> S
 
 /// An argument of a constructor.
 trait Argument: Sized {
+    /// Reads the argument from the data at a place.
     fn read(data: &Data, place: &Place) -> Result<Self>;
 
     /// The argument with this key in the table of a schedule.
-    fn in_table(named: &Named<'_>, key: &str) -> Result<Self> {
+    fn read_key(named: &NamedTable<'_>, key: &str) -> Result<Self> {
         let missing =
-            || named.place.expected(format!("a table with {key:?}"), &Data::Table(named.table.into()));
+            || named.place.mismatch_error(format!("a table with {key:?}"), &Data::Table(named.table.into()));
         Self::read(named.value(key).ok_or_else(missing)?, &named.place.key(key))
     }
 }
 
-/// Reads the data at a place as a value of the type of `like`.
-fn read<T>(like: T, data: &Data, place: &Place) -> Result<T>
+/// Reads the data at a place as a value of the type of `example`.
+fn read<T>(example: T, data: &Data, place: &Place) -> Result<T>
 where
     T: Into<FieldValue> + TryFrom<FieldValue>,
 {
-    let like: FieldValue = like.into();
-    let value = like.read(data).and_then(|value| value.try_into().ok());
-    value.ok_or_else(|| place.expected(like.expected(), data))
+    let example: FieldValue = example.into();
+    let value = example.read(data).and_then(|value| value.try_into().ok());
+    value.ok_or_else(|| place.mismatch_error(example.expected(), data))
 }
 
 impl Argument for f64 {
     fn read(data: &Data, place: &Place) -> Result<Self> {
         let number = read(0.0, data, place)?;
-        range::finite(number).map_or(Ok(number), |expected| Err(place.expected(expected, data)))
+        range::finite(number).map_or(Ok(number), |expected| Err(place.mismatch_error(expected, data)))
     }
 }
 
@@ -89,7 +91,11 @@ impl Argument for u64 {
 impl Argument for Factor {
     fn read(data: &Data, place: &Place) -> Result<Self> {
         let factor = f64::read(data, place)?;
-        if factor >= 1.0 { Ok(Factor(factor)) } else { Err(place.expected("a number of 1 or more", data)) }
+        if factor >= 1.0 {
+            Ok(Factor(factor))
+        } else {
+            Err(place.mismatch_error("a number of 1 or more", data))
+        }
     }
 }
 
@@ -97,16 +103,19 @@ impl Argument for Schedule {
     fn read(data: &Data, place: &Place) -> Result<Self> {
         let entries = if let Data::Table(entries) = data { &entries[..] } else { &[] };
         let [(name, Data::Table(table))] = entries else {
-            return Err(place.expected(r#"a schedule such as {"Constant": {"eta": 0.001}}"#, data));
+            return Err(place.mismatch_error(r#"a schedule such as {"Constant": {"eta": 0.001}}"#, data));
         };
-        let named = Named { name, table, place: place.key(name) };
+        let named = NamedTable { name, table, place: place.key(name) };
         let schedule = construct(&named).map_err(|error| place.error(error))?;
-        let is_relative = named.value(RELATIVE).map(|data| read(false, data, &named.place.key(RELATIVE)));
-        let schedule = if is_relative.transpose()? == Some(true) { schedule.relative() } else { schedule };
+        let is_relative = match named.value(RELATIVE) {
+            Some(data) => read(false, data, &named.place.key(RELATIVE))?,
+            None => false,
+        };
+        let schedule = if is_relative { schedule.relative() } else { schedule };
         match named.value(FIELD) {
             None => Ok(schedule),
             Some(Data::Text(field)) => Ok(schedule.field(&**field)),
-            Some(other) => Err(named.place.key(FIELD).expected("the name of a field", other)),
+            Some(other) => Err(named.place.key(FIELD).mismatch_error("the name of a field", other)),
         }
     }
 }
@@ -114,31 +123,27 @@ impl Argument for Schedule {
 impl<'de> Deserialize<'de> for Schedule {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let data = Data::whole(deserializer)?;
-        let read = check_repeats(&data, &Place::Whole).and_then(|()| Schedule::read(&data, &Place::Whole));
-        read.map_err(de::Error::custom)
+        check_repeats(&data, &Place::Whole)
+            .and_then(|()| Schedule::read(&data, &Place::Whole))
+            .map_err(de::Error::custom)
     }
 }
 
 impl Serialize for Schedule {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let data = schedule_data(self);
-        // Otherwise a schedule could be written that is nested too deep to be read again.
+        // Otherwise a program could write a schedule that is nested too deep to be read again.
         check_depth(&data).map_err(ser::Error::custom)?;
         data.serialize(serializer)
     }
 }
 
+/// The name of a schedule's constructor, and the arguments by name.
+type ScheduleCall = (&'static str, Vec<(&'static str, Data)>);
+
+/// A schedule as data.
 fn schedule_data(schedule: &Schedule) -> Data {
     let (real, count) = (Data::Real, Data::Count);
-    // The parts as a schedule of their own, whose first part begins at 0.
-    let join = |parts: &[(u64, Curve)]| {
-        let from_begin = |(begin, part): &(u64, Curve)| (begin - parts[0].0, part.clone());
-        let curve = match parts {
-            [(_, part)] => part.clone(),
-            _ => Curve::Joined(parts.iter().map(from_begin).collect()),
-        };
-        schedule_data(&Schedule { curve, field: None, is_relative: false })
-    };
     let (kind, mut arguments) = match schedule.curve {
         Curve::Constant(eta) => ("Constant", vec![("eta", real(eta))]),
         Curve::Between { start, end, steps, easing } => {
@@ -151,21 +156,7 @@ fn schedule_data(schedule: &Schedule) -> Data {
             let between = [("start", real(start)), ("end", real(end)), ("steps", count(steps))];
             (kind, between.into_iter().chain(power).collect())
         }
-        // A curve of `warmup_stable_then` is written under that name, although nested `Then` would mean the
-        // same.
-        Curve::Joined(ref parts) => match &parts[..] {
-            [(0, rise), (warmup, Curve::Constant(peak)), (then, _), ..]
-                if *rise == Curve::warm_up(*peak, *warmup) =>
-            {
-                let [warmup, stable] = [("warmup", count(*warmup)), ("stable", count(then - warmup))];
-                let decay = ("decay", join(&parts[2..]));
-                ("WarmupStableThen", vec![("peak", real(*peak)), warmup, stable, decay])
-            }
-            _ => {
-                let (first, next) = (join(&parts[..1]), join(&parts[1..]));
-                ("Then", vec![("first", first), ("steps", count(parts[1].0)), ("next", next)])
-            }
-        },
+        Curve::Joined(ref parts) => joined_call(parts),
         Curve::OneCycle { peak, steps } => ("OneCycle", vec![("peak", real(peak)), ("steps", count(steps))]),
         Curve::Restarts { high, low, steps, factor } => {
             let [high, low] = [("high", real(high)), ("low", real(low))];
@@ -182,4 +173,39 @@ fn schedule_data(schedule: &Schedule) -> Data {
     arguments.extend(schedule.is_relative.then_some(("relative", Data::Flag(true))));
     arguments.extend(schedule.field.as_deref().map(|field| ("field", Data::text(field))));
     table([(kind, table(arguments))])
+}
+
+/// The constructor of a curve of several parts.
+///
+/// A curve of `warmup_stable_then` gets that name, although nested `Then` would mean the same curve.
+fn joined_call(parts: &[(u64, Curve)]) -> ScheduleCall {
+    match parts {
+        [(0, rise), (warmup, Curve::Constant(peak)), (decay_start, _), ..]
+            if *rise == Curve::warm_up(*peak, *warmup) =>
+        {
+            let stable = Data::Count(decay_start - warmup);
+            let arguments = vec![
+                ("peak", Data::Real(*peak)),
+                ("warmup", Data::Count(*warmup)),
+                ("stable", stable),
+                ("decay", parts_data(&parts[2..])),
+            ];
+            ("WarmupStableThen", arguments)
+        }
+        _ => {
+            let steps = Data::Count(parts[1].0);
+            let (first, next) = (parts_data(&parts[..1]), parts_data(&parts[1..]));
+            ("Then", vec![("first", first), ("steps", steps), ("next", next)])
+        }
+    }
+}
+
+/// The parts as a separate schedule, whose first part begins at 0.
+fn parts_data(parts: &[(u64, Curve)]) -> Data {
+    let from_start = |(start, part): &(u64, Curve)| (start - parts[0].0, part.clone());
+    let curve = match parts {
+        [(_, part)] => part.clone(),
+        _ => Curve::Joined(parts.iter().map(from_start).collect()),
+    };
+    schedule_data(&Schedule { curve, field: None, is_relative: false })
 }

@@ -3,9 +3,9 @@
 //! The optimisers of a state are written by path:
 //!
 //! 1. If all parameters have the same optimiser and none is left out, that optimiser is written alone.
-//! 2. Else the optimiser of most parameters gets the last pattern, `*`, if it has more than one parameter.
-//! 3. Every other parameter gets a pattern that is its first path.
-//! 4. A path with a `*` or `?` is refused if, as a pattern, it matches a parameter with another optimiser.
+//! 2. Otherwise the optimiser of most parameters gets the last pattern, `*`, if it has several parameters.
+//! 3. Every other parameter gets a pattern that is the parameter's first path.
+//! 4. A path with a `*` or `?` is refused if it is a pattern that matches a parameter with another optimiser.
 
 use std::collections::HashMap;
 
@@ -22,68 +22,99 @@ const CHAIN: &str = "OptimiserChain";
 /// The kind whose two rules are under keys of their own, `inner` and `fallback`.
 const CHOICE: &str = "Fallback";
 
-/// The optimisers of all leaves, and which parameters were left out.
-pub(super) fn by_path(state: &StateTree) -> Result<Data> {
-    let leaves = state.leaves();
-    let leaves = leaves.map(|leaf| (Some(leaf.optimiser()), leaf.paths().collect()));
-    let left_out =
-        state.left_out.iter().map(|variable| (None, variable.paths.iter().map(String::as_str).collect()));
-    let mut optimisers: Vec<Option<OptimiserRecord>> = Vec::new();
-    // Their indices by a hash, because each parameter may have an optimiser of its own.
-    let mut indices: HashMap<Option<u64>, Vec<usize>> = HashMap::new();
-    // The paths of each parameter, with the index of its optimiser.
-    let mut parameters: Vec<(usize, Vec<&str>)> = Vec::new();
-    for (optimiser, paths) in leaves.chain(left_out) {
-        let description = optimiser.map(Optimiser::description);
-        let record = description.map(Description::record);
-        let same_hash = indices.entry(description.map(Description::fingerprint)).or_default();
-        let own =
-            same_hash.iter().copied().find(|own| optimisers[*own] == record).unwrap_or(optimisers.len());
-        if own == optimisers.len() {
-            same_hash.push(own);
-            optimisers.push(record);
-        }
-        parameters.push((own, paths));
-    }
-    let data = optimisers.iter().map(|own| own.as_ref().map(optimiser_data).transpose());
-    let data: Vec<Option<Data>> = data.collect::<Result<_>>()?;
+/// The parameters of a state, grouped by optimiser.
+struct OptimiserGroups<'s> {
+    /// The different optimisers; `None` for parameters that were left out.
+    optimisers: Vec<Option<OptimiserRecord>>,
+    /// The paths of each parameter, with the index of its optimiser.
+    parameters: Vec<(usize, Vec<&'s str>)>,
+}
+
+/// The optimisers of all leaves as data, by path if there are several or parameters were left out.
+pub(super) fn state_data(state: &StateTree) -> Result<Data> {
+    let mut groups = OptimiserGroups::new(state);
+    let to_data = |record: &Option<OptimiserRecord>| record.as_ref().map(optimiser_data).transpose();
+    let data: Vec<Option<Data>> = groups.optimisers.iter().map(to_data).collect::<Result<_>>()?;
     if let [Some(only)] = &data[..] {
         return Ok(only.clone());
     }
     state.check_names()?;
-    let mut counts = vec![0; data.len()];
-    parameters.iter().for_each(|(own, _)| counts[*own] += 1);
-    // Reversed, because `max_by_key` takes the last of several.
-    let last = (0..data.len()).rev().max_by_key(|own| counts[*own]).filter(|last| counts[*last] > 1);
-    parameters.sort_by_key(|(own, _)| *own);
-    let (mut entries, mut wild) = (Vec::new(), Vec::<Patterns>::new());
-    for (own, paths) in parameters.iter().filter(|(own, _)| Some(*own) != last) {
-        let path = paths[0];
-        // An own pattern would decide for no parameter, and `Patterns::choose` refuses such a pattern.
-        if wild.iter().any(|pattern| pattern.first(paths).is_some()) {
-            continue;
-        }
-        if path.contains(['*', '?']) {
-            let pattern = Patterns::new(vec![path.to_string()]);
-            let others = parameters.iter().filter(|(other, _)| other != own);
-            let mut others = others.flat_map(|(_, paths)| paths);
-            if let Some(other) = others.find(|other| pattern.first(&[other]).is_some()) {
-                let problem = "its path contains * or ?, which match any characters in a pattern, so no \
-                               pattern separates this parameter from one with another optimiser:";
-                return Err(Error::new(ErrorKind::Argument, problem)
-                    .with_got(other)
-                    .with_remedy("rename one of the two, or choose optimisers in code with `setup_with`")
-                    .at(path));
-            }
-            wild.push(pattern);
-        }
-        entries.push((path, data[*own].clone()));
-    }
-    entries.extend(last.map(|last| ("*", data[last].clone())));
-    Ok(choices(entries.into_iter()))
+    let last = groups.most_frequent();
+    groups.parameters.sort_by_key(|(optimiser, _)| *optimiser);
+    let patterns = groups.patterns(last)?;
+    let entries = patterns.into_iter().chain(last.map(|last| ("*", last)));
+    Ok(choices(entries.map(|(pattern, optimiser)| (pattern, data[optimiser].clone()))))
 }
 
-/// An optimiser as data. Refuses `Offload::everywhere`, which can be outermost only.
+impl<'s> OptimiserGroups<'s> {
+    fn new(state: &'s StateTree) -> Self {
+        let leaves = state.leaves().map(|leaf| (Some(leaf.optimiser()), leaf.paths().collect()));
+        let left_out =
+            state.left_out.iter().map(|variable| (None, variable.paths.iter().map(String::as_str).collect()));
+        let mut groups = OptimiserGroups { optimisers: Vec::new(), parameters: Vec::new() };
+        // Indices of optimisers by a hash, because each parameter may have an optimiser of its own.
+        let mut indices: HashMap<Option<u64>, Vec<usize>> = HashMap::new();
+        for (optimiser, paths) in leaves.chain(left_out) {
+            let description = optimiser.map(Optimiser::description);
+            let record = description.map(Description::record);
+            let same_hash = indices.entry(description.map(Description::fingerprint)).or_default();
+            let earlier_index = same_hash.iter().copied().find(|index| groups.optimisers[*index] == record);
+            let index = earlier_index.unwrap_or_else(|| {
+                same_hash.push(groups.optimisers.len());
+                groups.optimisers.push(record);
+                groups.optimisers.len() - 1
+            });
+            groups.parameters.push((index, paths));
+        }
+        groups
+    }
+
+    /// The first optimiser with the most parameters, if the optimiser has more than one parameter.
+    fn most_frequent(&self) -> Option<usize> {
+        let mut counts = vec![0; self.optimisers.len()];
+        self.parameters.iter().for_each(|(optimiser, _)| counts[*optimiser] += 1);
+        // Reversed, because `max_by_key` takes the last of several maxima.
+        let most = (0..counts.len()).rev().max_by_key(|optimiser| counts[*optimiser]);
+        most.filter(|optimiser| counts[*optimiser] > 1)
+    }
+
+    /// The patterns of all parameters without the optimiser `last`, each with the index of the optimiser.
+    fn patterns(&self, last: Option<usize>) -> Result<Vec<(&'s str, usize)>> {
+        let (mut entries, mut wild) = (Vec::new(), Vec::<Patterns>::new());
+        for (optimiser, paths) in self.parameters.iter().filter(|(optimiser, _)| Some(*optimiser) != last) {
+            let path = paths[0];
+            // A second pattern would decide for no parameter, and `Patterns::choose` refuses such a pattern.
+            if wild.iter().any(|pattern| pattern.first_match(paths).is_some()) {
+                continue;
+            }
+            if path.contains(['*', '?']) {
+                wild.push(self.wild_pattern(path, *optimiser)?);
+            }
+            entries.push((path, *optimiser));
+        }
+        Ok(entries)
+    }
+
+    /// The pattern of a path with a `*` or `?`. Refuses a pattern that matches another optimiser's parameter.
+    fn wild_pattern(&self, path: &str, optimiser: usize) -> Result<Patterns> {
+        let pattern = Patterns::new(vec![path.to_string()]);
+        let others = self.parameters.iter().filter(|(other, _)| *other != optimiser);
+        let mut other_paths = others.flat_map(|(_, paths)| paths);
+        match other_paths.find(|other| pattern.first_match(&[other]).is_some()) {
+            None => Ok(pattern),
+            Some(other) => {
+                let problem = "its path contains * or ?, which match any characters in a pattern, so no \
+                               pattern separates this parameter from one with another optimiser:";
+                Err(Error::new(ErrorKind::Argument, problem)
+                    .with_got(other)
+                    .with_remedy("rename one of the two, or choose optimisers in code with `setup_with`")
+                    .at(path))
+            }
+        }
+    }
+}
+
+/// An optimiser as data. Refuses `Offload::everywhere`, which can only be outermost.
 pub(super) fn optimiser_data(record: &OptimiserRecord) -> Result<Data> {
     if !record.storage().everywhere {
         return Ok(inner_data(record));
@@ -94,7 +125,7 @@ pub(super) fn optimiser_data(record: &OptimiserRecord) -> Result<Data> {
     Err(Error::new(ErrorKind::Unsupported, problem).with_remedy(remedy))
 }
 
-/// The optimiser with all values. Switches that are off and empty lists are left out, which means the same.
+/// The optimiser with all values, except switches that are off and empty lists, which are defaults.
 fn inner_data(record: &OptimiserRecord) -> Data {
     match (&*record.kind, record.inner.as_deref()) {
         (CHAIN, _) => Data::List(record.members.iter().map(inner_data).collect()),
@@ -107,10 +138,11 @@ fn inner_data(record: &OptimiserRecord) -> Data {
 }
 
 /// The table of an optimiser, with only the names of the rules inside.
-pub(super) fn example(record: &OptimiserRecord) -> Data {
+pub(super) fn example_table(record: &OptimiserRecord) -> Data {
     optimiser_table(record, |part| Data::text(&part.kind))
 }
 
+/// The settings and fields of an optimiser, and the rules inside, each as `part` makes it.
 fn optimiser_table(record: &OptimiserRecord, part: impl Fn(&OptimiserRecord) -> Data) -> Data {
     let is_written = |setting: &Setting| match setting {
         Setting::Flag(is_on) => *is_on,
@@ -120,14 +152,14 @@ fn optimiser_table(record: &OptimiserRecord, part: impl Fn(&OptimiserRecord) -> 
     let settings = record.settings.iter().filter(|(_, setting)| is_written(setting));
     let settings = settings.map(|(name, setting)| (name.as_str(), Data::from(setting)));
     let fields = record.fields.iter().map(|(name, value)| (name.as_str(), value.clone()));
-    let parts = parts(record).into_iter().map(|(key, held)| match held {
+    let parts = parts(record).into_iter().map(|(key, rules)| match rules {
         [one] if key != MEMBERS => (key, part(one)),
         several => (key, Data::List(several.iter().map(&part).collect())),
     });
     table(settings.chain(fields).chain(parts))
 }
 
-/// The rules inside of a rule, by key. Several are under [`MEMBERS`], except those of [`CHOICE`].
+/// The rules inside of a rule, by key. Several rules are under [`MEMBERS`], except the rules of [`CHOICE`].
 pub(super) fn parts(record: &OptimiserRecord) -> Vec<(&'static str, &[OptimiserRecord])> {
     let inner = record.inner.as_deref().map(|inner| (INNER, std::slice::from_ref(inner)));
     let members = match &record.members[..] {

@@ -1,4 +1,5 @@
-//! The header of a safetensors file, read in little more memory than its own length, whatever it claims.
+//! The header of a safetensors file, read in little more memory than its length, also if its numbers are
+//! false.
 //!
 //! The library's parser is not used, because it buffers every value twice, and a short text can have many
 //! values. The library's check of the tensors is used: `Metadata::new`.
@@ -19,7 +20,7 @@ pub(crate) const LARGEST_HEADER: usize = 100_000_000;
 /// A header that has been compared with the length of its file.
 pub(super) struct Header {
     pub(super) tensors: Metadata,
-    /// Where the tensors begin in the file.
+    /// The first byte after the header, where the tensors begin.
     pub(super) end: usize,
     pub(super) texts: Texts,
 }
@@ -51,7 +52,7 @@ impl Header {
             return Err(SafeTensorError::HeaderTooLarge);
         }
         // Checked before memory is allocated for the header.
-        let data = rest.checked_sub(length).ok_or(SafeTensorError::InvalidHeaderLength)?;
+        let data_length = rest.checked_sub(length).ok_or(SafeTensorError::InvalidHeaderLength)?;
         let header = file.read(LENGTH as u64, length as usize, &mut buffer)?;
         let HeaderParts { mut tensors, texts } =
             serde_json::from_slice(header).map_err(SafeTensorError::InvalidHeaderDeserialization)?;
@@ -60,16 +61,16 @@ impl Header {
         }
         // `Metadata::new` accepts only tensors that lie one after another, without gaps.
         tensors.sort_by_key(|(_, info)| info.data_offsets);
-        let tensors = Metadata::new(None, tensors)?;
-        if tensors.data_len() as u64 != data {
+        let metadata = Metadata::new(None, tensors)?;
+        if metadata.data_len() as u64 != data_length {
             return Err(SafeTensorError::MetadataIncompleteBuffer);
         }
-        Ok(Header { tensors, end: LENGTH + length as usize, texts })
+        Ok(Header { tensors: metadata, end: LENGTH + length as usize, texts })
     }
 }
 
-/// Whether the strides of this shape fit `usize`. A shape with a length of 0 has no elements, and may claim
-/// any other lengths, which candle multiplies all the same.
+/// Whether the strides of this shape fit `usize`. A shape with a length of 0 has no elements, and may have
+/// any other lengths, which candle multiplies nevertheless.
 fn has_strides(shape: &[usize]) -> bool {
     shape.iter().rev().try_fold(1usize, |stride, length| stride.checked_mul(*length)).is_some()
 }

@@ -1,4 +1,4 @@
-//! A safetensors file. Its header is checked as a whole; tensors are read by position when they are needed.
+//! A safetensors file. The header is checked as a whole; tensors are read by position when they are needed.
 
 mod header;
 mod source;
@@ -17,13 +17,13 @@ pub(crate) use source::Source;
 
 use crate::error::{Error, ErrorKind};
 use crate::numbers::{DType, first_non_finite_in, is_supported, ranges};
-use crate::tensors::{Tensor, from_bytes, from_file};
+use crate::tensors::{Tensor, dtype_from_file, from_bytes};
 
 /// An open file and its header.
 #[derive(Debug)]
 pub(crate) struct TensorFile {
     source: Source,
-    /// Where the tensors begin in the file.
+    /// The first byte of the tensors in the file.
     start: usize,
     tensors: Metadata,
 }
@@ -31,21 +31,21 @@ pub(crate) struct TensorFile {
 impl TensorFile {
     /// Opens the file at a path. Also returns the texts of its metadata.
     pub(crate) fn open(path: &Path) -> Result<(Self, Texts), SafeTensorError> {
-        Self::of(Source::open(path)?)
+        Self::from_source(Source::open(path)?)
     }
 
     /// [`TensorFile::open`] for the bytes of a file.
-    pub(crate) fn of_bytes(bytes: Vec<u8>) -> Result<(Self, Texts), SafeTensorError> {
-        Self::of(Source::Memory(bytes))
+    pub(crate) fn from_bytes(bytes: Vec<u8>) -> Result<(Self, Texts), SafeTensorError> {
+        Self::from_source(Source::Memory(bytes))
     }
 
     /// [`TensorFile::open`] for an open source.
-    pub(crate) fn of(source: Source) -> Result<(Self, Texts), SafeTensorError> {
+    pub(crate) fn from_source(source: Source) -> Result<(Self, Texts), SafeTensorError> {
         let Header { tensors, end: start, texts } = Header::read(&source)?;
         Ok((TensorFile { source, start, tensors }, texts))
     }
 
-    /// All bytes before the tensors. They are read into `buffer`, unless the file is in memory.
+    /// All bytes before the tensors. If the file is not in memory, these are read into `buffer`.
     pub(crate) fn head<'b>(&'b self, buffer: &'b mut Vec<u8>) -> io::Result<&'b [u8]> {
         self.source.read(0, self.start, buffer)
     }
@@ -55,8 +55,8 @@ impl TensorFile {
         self.source.stream(self.start as u64, visit)
     }
 
-    /// Refuses a file that was modified after it was opened, as each read does. For callers that may read no
-    /// tensor at all.
+    /// Refuses a file that was modified after it was opened, as each read does. This is for callers that may
+    /// not read any tensor.
     pub(crate) fn check_unchanged(&self) -> io::Result<()> {
         self.source.read(0, 0, &mut Vec::new()).map(drop)
     }
@@ -66,11 +66,12 @@ impl TensorFile {
         self.tensors.offset_keys()
     }
 
+    /// The tensor with this name.
     pub(crate) fn entry(&self, name: &str) -> Option<Entry<'_>> {
         let info = self.tensors.info(name)?;
         let (start, end) = info.data_offsets;
-        // Sum and difference do not overflow, because `Header::read` has compared the offsets with the length
-        // of the file.
+        // The sum and the difference do not overflow, because `Header::read` has compared the offsets with
+        // the length of the file.
         let (start, length) = ((self.start + start) as u64, end - start);
         Some(Entry { dtype: info.dtype, shape: &info.shape, source: &self.source, start, length })
     }
@@ -81,7 +82,7 @@ pub(crate) struct Entry<'f> {
     pub(crate) dtype: safetensors::Dtype,
     pub(crate) shape: &'f [usize],
     source: &'f Source,
-    /// Where the bytes begin in the file.
+    /// The first byte in the file.
     start: u64,
     length: usize,
 }
@@ -94,13 +95,13 @@ impl<'f> Entry<'f> {
 
     /// The whole tensor, on the CPU.
     pub(crate) fn tensor(&self) -> io::Result<Tensor> {
-        self.made(self.source.read(self.start, self.length, &mut Vec::new())?, self.shape)
+        self.tensor_from(self.source.read(self.start, self.length, &mut Vec::new())?, self.shape)
     }
 
     /// The elements with these row-major indices, as a vector on the CPU.
     pub(crate) fn part(&self, elements: Range<usize>) -> io::Result<Tensor> {
         let length = elements.len();
-        self.made(self.read(elements, &mut Vec::new())?, &[length])
+        self.tensor_from(self.read(elements, &mut Vec::new())?, &[length])
     }
 
     /// All bytes.
@@ -108,7 +109,7 @@ impl<'f> Entry<'f> {
         Ok(self.source.read(self.start, self.length, &mut Vec::new())?.to_vec())
     }
 
-    /// The bytes of these elements. They are read into `buffer`, unless the file is in memory.
+    /// The bytes of these elements. If the file is not in memory, they are read into `buffer`.
     fn read<'b>(&'b self, elements: Range<usize>, buffer: &'b mut Vec<u8>) -> io::Result<&'b [u8]> {
         if elements.start > elements.end || elements.end > self.elements() {
             return Err(io::Error::new(
@@ -120,44 +121,45 @@ impl<'f> Entry<'f> {
         self.source.read(self.start + (elements.start * width) as u64, elements.len() * width, buffer)
     }
 
-    fn made(&self, bytes: &[u8], shape: &[usize]) -> io::Result<Tensor> {
-        let dtype = from_file(self.dtype).map_err(io::Error::other)?;
+    /// A tensor of this dtype with the bytes of a file.
+    fn tensor_from(&self, bytes: &[u8], shape: &[usize]) -> io::Result<Tensor> {
+        let dtype = dtype_from_file(self.dtype).map_err(io::Error::other)?;
         // Files are little-endian.
         let bytes = if cfg!(target_endian = "little") {
             Cow::Borrowed(bytes)
         } else {
-            Cow::Owned(swapped(bytes, dtype.size_in_bytes()))
+            Cow::Owned(swap_bytes(bytes, dtype.size_in_bytes()))
         };
         from_bytes(&bytes, dtype, shape).map_err(io::Error::other)
     }
 
-    /// The dtype, if tensors can have it.
+    /// The dtype, if tensors can have this dtype.
     pub(crate) fn known_dtype(&self) -> Option<DType> {
-        from_file(self.dtype).ok()
+        dtype_from_file(self.dtype).ok()
     }
 
     /// The first of these numbers that is infinite or NaN, or rounds to infinity in `dtype`, with its index.
     /// Integers are always finite.
-    pub(crate) fn non_finite(
+    pub(crate) fn first_non_finite(
         &self,
         elements: Range<usize>,
         dtype: DType,
     ) -> io::Result<Option<(usize, f64)>> {
-        self.first(elements, |bytes, stored| first_non_finite_in(bytes, stored, dtype))
+        self.find_first(elements, |bytes, file_dtype| first_non_finite_in(bytes, file_dtype, dtype))
     }
 
-    /// The first of these numbers that `find` selects, with its index. `find` gets the bytes of a window of
-    /// them, and their dtype. In a tensor of integers it finds none.
-    pub(crate) fn first(
+    /// The first of these numbers that `find` selects, with its index. `find` gets the bytes of one window of
+    /// numbers after another, and the dtype. A tensor of integers has no such number.
+    pub(crate) fn find_first(
         &self,
         elements: Range<usize>,
         find: impl Fn(&[u8], DType) -> Option<(usize, f64)>,
     ) -> io::Result<Option<(usize, f64)>> {
-        let Some(stored) = self.known_dtype().filter(|stored| is_supported(*stored)) else { return Ok(None) };
+        let Some(dtype) = self.known_dtype().filter(|dtype| is_supported(*dtype)) else { return Ok(None) };
         let mut buffer = Vec::new();
         for window in ranges(elements) {
             let start = window.start;
-            if let Some((index, number)) = find(self.read(window, &mut buffer)?, stored) {
+            if let Some((index, number)) = find(self.read(window, &mut buffer)?, dtype) {
                 return Ok(Some((start + index, number)));
             }
         }
@@ -165,12 +167,13 @@ impl<'f> Entry<'f> {
     }
 }
 
-fn swapped(bytes: &[u8], width: usize) -> Vec<u8> {
+/// The bytes with each number of `width` bytes reversed.
+fn swap_bytes(bytes: &[u8], width: usize) -> Vec<u8> {
     bytes.chunks(width.max(1)).flat_map(|bytes| bytes.iter().rev().copied()).collect()
 }
 
 /// The error that a file is not a whole safetensors file, or cannot be written as one.
-pub(crate) fn not_whole(source: SafeTensorError) -> Error {
+pub(crate) fn format_error(source: SafeTensorError) -> Error {
     Error::new(ErrorKind::File, "not a whole safetensors file, so truncated, damaged or of another format")
         .caused_by(source)
         .with_remedy("take an older file, or make it anew")
@@ -185,6 +188,6 @@ pub(crate) fn read_error(source: io::Error) -> Error {
 pub(crate) fn open_error(source: SafeTensorError) -> Error {
     match source {
         SafeTensorError::IoError(source) => read_error(source),
-        source => not_whole(source),
+        source => format_error(source),
     }
 }

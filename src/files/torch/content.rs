@@ -39,7 +39,7 @@ pub(super) struct TorchParameter {
 }
 
 /// The error that a file does not have the state of an optimiser.
-fn damaged(reason: String) -> Error {
+fn damage_error(reason: String) -> Error {
     Error::new(ErrorKind::File, "not a file with the whole state of an optimiser")
         .caused_by(reason)
         .with_remedy(
@@ -52,38 +52,45 @@ fn open(source: Source) -> Result<(TensorFile, Texts)> {
     let mut buffer = Vec::new();
     let head = source.read(0, source.length().min(4) as usize, &mut buffer).map_err(read_error)?;
     let is_pickled = PICKLED.iter().any(|magic| head.starts_with(magic));
-    let pickled = || {
+    let pickle_error = || {
         let remedy =
             "convert the file with the function `convert` in the documentation of `optimisers::torch`";
         Error::new(ErrorKind::File, "a file of `torch.save`, and not a safetensors file").with_remedy(remedy)
     };
-    // Asked after an error only, because the length of a header may be equal to the same bytes.
-    TensorFile::of(source).map_err(|error| if is_pickled { pickled() } else { open_error(error) })
+    // Used after an error only, because the length of a header may have the same bytes as a pickle.
+    TensorFile::from_source(source)
+        .map_err(|error| if is_pickled { pickle_error() } else { open_error(error) })
 }
 
 impl Content {
-    pub(super) fn of(source: Source) -> Result<Self> {
+    /// Reads groups and names. Tensors stay in the source.
+    pub(super) fn from_source(source: Source) -> Result<Self> {
         let (file, texts) = open(source)?;
-        let groups = texts.param_groups;
-        let groups = groups.ok_or_else(|| damaged("its metadata has no \"param_groups\"".to_string()))?;
-        let unread = |reason: &dyn Display| damaged(format!("its param_groups are damaged: {reason}"));
+        let missing = || damage_error("its metadata has no \"param_groups\"".to_string());
+        let text = texts.param_groups.ok_or_else(missing)?;
+        let groups_error =
+            |reason: &dyn Display| damage_error(format!("its param_groups are damaged: {reason}"));
         let groups: Vec<Map<String, Value>> =
-            serde_json::from_str(&groups).map_err(|error| unread(&error))?;
-        let mut state = entries(&file)?;
+            serde_json::from_str(&text).map_err(|error| groups_error(&error))?;
+        let mut entries = entries(&file)?;
         let mut content = Content { file, groups: Vec::new(), parameters: Vec::new(), names: Vec::new() };
         for (group, mut settings) in groups.into_iter().enumerate() {
             let names: Option<Vec<String>> =
                 settings.remove(PARAMETERS).and_then(|names| serde_json::from_value(names).ok());
-            for name in names.ok_or_else(|| unread(&"a group has no list of the names of its params"))? {
+            for name in
+                names.ok_or_else(|| groups_error(&"a group has no list of the names of its params"))?
+            {
                 // torch has no state for a parameter before the first step.
-                let entries = state.remove(&name).unwrap_or_default();
+                let entries = entries.remove(&name).unwrap_or_default();
                 content.parameters.push(TorchParameter { group, entries });
                 content.names.push(name);
             }
             content.groups.push(settings);
         }
-        match state.keys().min() {
-            Some(name) => Err(damaged(format!("it has the state of a parameter {name:?} that no group has"))),
+        match entries.keys().min() {
+            Some(name) => {
+                Err(damage_error(format!("it has the state of a parameter {name:?} that no group has")))
+            }
             None => Ok(content),
         }
     }
@@ -91,13 +98,13 @@ impl Content {
 
 /// The entries of each parameter, as [`TorchParameter::entries`].
 fn entries(file: &TensorFile) -> Result<HashMap<String, BTreeMap<String, String>>> {
-    let mut state: HashMap<String, BTreeMap<String, String>> = HashMap::new();
-    for place in file.names() {
+    let mut entries: HashMap<String, BTreeMap<String, String>> = HashMap::new();
+    for tensor in file.names() {
         // From the right, because names of parameters may have slashes.
-        let Some((name, key)) = place.rsplit_once('/') else {
-            return Err(damaged(format!("its tensor {place:?} is not named <parameter>/<key>")));
+        let Some((parameter, key)) = tensor.rsplit_once('/') else {
+            return Err(damage_error(format!("its tensor {tensor:?} is not named <parameter>/<key>")));
         };
-        state.entry(name.to_string()).or_default().insert(key.to_string(), place);
+        entries.entry(parameter.to_string()).or_default().insert(key.to_string(), tensor);
     }
-    Ok(state)
+    Ok(entries)
 }

@@ -1,14 +1,14 @@
 //! The counterpart of a leaf in torch: the optimiser that one of the leaf's rules corresponds to, and torch's
 //! names of state and hyper-parameters.
 //!
-//! One optimiser of torch's may be several rules here. [`Counterpart::of`] flattens them into members:
+//! One optimiser of torch's may be several rules here. [`Counterpart::new`] flattens these into members:
 //!
-//! 1. [`FoundRule::of`] finds the only member with a [`Definition`]. `Descent` counts only if there is no
-//!    other, and a `Momentum` after `RMSProp` is the momentum of torch's RMSprop.
-//! 2. torch's `lr` is the product of the rates from that member on. The last `eta` is the one to adjust.
-//! 3. torch's velocity does not contain `lr`. A velocity here contains the rates up to that of its own
-//!    member.
-//! 4. A `WeightDecay` before the member is in the gradient. The member's own decay and that of a
+//! 1. [`MainRule::new`] finds the only member with a [`Definition`]: the main member. `Descent` counts only
+//!    if there is no other, and a `Momentum` after `RMSProp` is the momentum of torch's RMSprop.
+//! 2. torch's `lr` is the product of the rates from the main member on. The last `eta` is adjusted.
+//! 3. torch's velocity does not contain `lr`. A velocity here contains the rates up to that of the member
+//!    with the velocity.
+//! 4. A `WeightDecay` before the main member is in the gradient. The decays of the main member and of a
 //!    `DecoupledDecay` are decoupled.
 
 use std::fmt::Display;
@@ -40,6 +40,19 @@ pub(super) struct TorchSetting {
     pub(super) is_driven: bool,
 }
 
+impl TorchSetting {
+    /// A setting with the value of a field of the leaf.
+    fn from_field(leaf: &Leaf, key: &'static str, value: FieldValue, place: String) -> Self {
+        let is_driven = schedule_of(leaf, &place).is_some();
+        TorchSetting { key, value, place: Some(place), is_driven }
+    }
+
+    /// A setting that no field here has.
+    fn constant(key: &'static str, value: impl Into<FieldValue>) -> Self {
+        TorchSetting { key, value: value.into(), place: None, is_driven: false }
+    }
+}
+
 /// A state tensor of torch.
 #[derive(Clone, Debug)]
 pub(super) struct TorchSlot {
@@ -47,13 +60,17 @@ pub(super) struct TorchSlot {
     /// The state tensor here.
     pub(super) slot: String,
     /// The sign of a velocity, which is torch's times a learning rate. `None` for tensors equal to torch's.
-    pub(super) velocity: Option<f64>,
-    /// Whether torch has no such tensor, because the momentum is 0. A file of this crate has it, for a later
-    /// momentum.
+    pub(super) velocity_sign: Option<f64>,
+    /// Whether torch has no such tensor, because the momentum is 0. A file of this crate has the tensor, for
+    /// a later momentum.
     pub(super) is_unused: bool,
 }
 
 impl TorchSlot {
+    fn new(key: &'static str, slot: String, velocity_sign: Option<f64>) -> Self {
+        TorchSlot { key, slot, velocity_sign, is_unused: false }
+    }
+
     /// The name of the tensor in errors.
     pub(super) fn in_file(&self) -> String {
         format!("{} in the file", self.key)
@@ -65,7 +82,7 @@ impl TorchSlot {
 pub(super) struct Counterpart {
     pub(super) kind: &'static str,
     pub(super) slots: Vec<TorchSlot>,
-    /// The counters here that are torch's `step`, first that of the rule with the state.
+    /// The counters here that are torch's `step`, first that of the main rule.
     pub(super) counters: Vec<String>,
     /// Whether torch's state has a `step`.
     pub(super) has_step: bool,
@@ -74,13 +91,13 @@ pub(super) struct Counterpart {
     /// The factors of the learning rate, each with the place of its field.
     rates: Vec<(String, f64)>,
     /// The index of the factor to adjust: the last `eta`.
-    rate: usize,
+    adjusted_rate: usize,
     /// The number of factors that a velocity contains, which are the first ones.
-    inner: usize,
-    /// The schedule of the learning rate, if one drives it.
-    pub(super) driven: Option<DrivenRate>,
+    velocity_rates: usize,
+    /// The learning rate, if a schedule drives it.
+    pub(super) driven_rate: Option<DrivenRate>,
     /// The weight decay in the gradient, and the decoupled one.
-    pub(super) decay: [Decay; 2],
+    pub(super) decays: [Decay; 2],
     /// Whether torch has both kinds of decay for this optimiser.
     pub(super) decay_has_kinds: bool,
 }
@@ -89,7 +106,7 @@ pub(super) struct Counterpart {
 #[derive(Clone, Debug)]
 pub(super) struct DrivenRate {
     /// The leaf's own learning rate.
-    pub(super) own: f64,
+    pub(super) leaf_rate: f64,
     pub(super) schedule: Schedule,
 }
 
@@ -102,7 +119,7 @@ pub(super) struct Decay {
     pub(super) is_driven: bool,
 }
 
-/// What torch has for a rule. In pairs of names torch's is the first.
+/// What torch has for a rule. torch's name is the first of each pair of names.
 struct Definition {
     /// torch's class. `Adam` also means `AdamW`.
     kind: &'static str,
@@ -110,7 +127,7 @@ struct Definition {
     slots: &'static [(&'static str, &'static str)],
     /// Hyper-parameters that are fields of the rule.
     fields: &'static [(&'static str, &'static str)],
-    /// Switches of torch, with the value that the rule corresponds to.
+    /// Switches of torch, with the values that the rule corresponds to.
     flags: &'static [(&'static str, bool)],
     /// Hyper-parameters of torch that must be 0, because the rule has nothing like them.
     zeros: &'static [&'static str],
@@ -129,7 +146,8 @@ const ADAM: Definition = Definition {
 const SGD: Definition =
     Definition { kind: "SGD", slots: &[], fields: &[], flags: &[], zeros: &["dampening"], has_step: false };
 
-fn definition(rule: &str) -> Option<Definition> {
+/// The definition of a rule that has a counterpart.
+fn definition_of(rule: &str) -> Option<Definition> {
     Some(match rule {
         "Adam" | "AdamW" => ADAM,
         "AMSGradW" => Definition {
@@ -178,109 +196,192 @@ fn definition(rule: &str) -> Option<Definition> {
     })
 }
 
-/// The member that has a counterpart (`own`), and for torch's RMSprop the later member with its velocity.
-struct FoundRule<'m> {
+/// The main member, and for torch's RMSprop the later member with its velocity.
+struct MainRule<'m> {
     members: &'m [MemberDescription<'m>],
-    own: usize,
+    main: usize,
     velocity: Option<usize>,
 }
 
-impl<'m> FoundRule<'m> {
-    fn of(leaf: &Leaf, members: &'m [MemberDescription<'m>]) -> Result<Self> {
-        let known = |i: &usize| definition(members[*i].rule.kind).is_some();
-        let places =
-            |name: &str| (0..members.len()).filter(|i| members[*i].rule.kind == name).collect::<Vec<_>>();
-        let mut with_state: Vec<usize> =
-            (0..members.len()).filter(known).filter(|i| members[*i].rule.kind != "Descent").collect();
+impl<'m> MainRule<'m> {
+    /// Finds the main member.
+    ///
+    /// # Errors
+    /// If none or several could be the main member.
+    fn new(leaf: &Leaf, members: &'m [MemberDescription<'m>]) -> Result<Self> {
+        let kind = |i: usize| members[i].rule.kind;
+        let places = |name: &str| (0..members.len()).filter(|i| kind(*i) == name).collect::<Vec<_>>();
+        let is_candidate = |i: &usize| definition_of(kind(*i)).is_some() && kind(*i) != "Descent";
+        let mut candidates: Vec<usize> = (0..members.len()).filter(is_candidate).collect();
         let mut velocity = None;
         if let ([mean], [momentum]) = (&places("RMSProp")[..], &places("Momentum")[..])
             && mean < momentum
         {
             velocity = Some(*momentum);
-            with_state.retain(|i| i != momentum);
+            candidates.retain(|i| i != momentum);
         }
         // Next to another rule `Descent` is a factor of the learning rate.
-        if with_state.is_empty() {
-            with_state = places("Descent");
+        if candidates.is_empty() {
+            candidates = places("Descent");
         }
-        match with_state[..] {
-            [own] => Ok(FoundRule { members, own, velocity }),
+        match candidates[..] {
+            [main] => Ok(MainRule { members, main, velocity }),
             _ => {
-                let names: Vec<&str> = with_state.iter().map(|i| members[*i].rule.kind).collect();
-                let found = if names.is_empty() { "none".to_string() } else { names.join(" and ") };
+                let names: Vec<&str> = candidates.iter().map(|i| kind(*i)).collect();
+                let got = if names.is_empty() { "none".to_string() } else { names.join(" and ") };
                 let problem =
                     format!("the rules of {} with a counterpart in torch are", leaf.optimiser().name());
                 Err(Error::new(ErrorKind::Unsupported, problem)
-                    .with_got(found)
+                    .with_got(got)
                     .with_expected(format_args!("exactly one of {RULES}"))
                     .at(leaf.path()))
             }
         }
     }
 
-    fn own(&self) -> &'m MemberDescription<'m> {
-        &self.members[self.own]
+    /// The main member.
+    fn member(&self) -> &'m MemberDescription<'m> {
+        &self.members[self.main]
     }
 
-    /// Returns [`Counterpart::rates`], [`Counterpart::rate`] and [`Counterpart::inner`].
+    /// The member with the velocity of torch's RMSprop, if there is one.
+    fn velocity_member(&self) -> Option<&'m MemberDescription<'m>> {
+        self.velocity.map(|i| &self.members[i])
+    }
+
+    /// What torch has for the main member.
+    fn definition(&self, path: &str) -> Result<Definition> {
+        let member = self.member();
+        let definition =
+            definition_of(member.rule.kind).ok_or_else(|| unrepresentable(path, member.rule.kind))?;
+        if member.flag("bias_correction") == Some(false) {
+            return Err(unrepresentable(path, "moments without bias corrections"));
+        }
+        Ok(definition)
+    }
+
+    /// Returns [`Counterpart::settings`].
+    fn settings(&self, leaf: &Leaf, definition: &Definition) -> Vec<TorchSetting> {
+        let member = self.member();
+        let fields = definition.fields.iter().filter_map(|(key, field)| {
+            Some(TorchSetting::from_field(leaf, key, member.value(field)?, member.full_name(field)))
+        });
+        let flags = definition.flags.iter().map(|(key, flag)| TorchSetting::constant(key, *flag));
+        let zeros = definition.zeros.iter().map(|key| TorchSetting::constant(key, 0.0));
+        let mut settings: Vec<TorchSetting> = fields.chain(flags).chain(zeros).collect();
+        settings.push(TorchSetting::constant("maximize", self.maximises()));
+        if definition.kind == "RMSprop" {
+            settings.push(TorchSetting::constant("centered", self.is_centred(leaf)));
+        }
+        let has_momentum = settings.iter().any(|setting| setting.key == "momentum");
+        if !has_momentum && ["SGD", "RMSprop"].contains(&definition.kind) {
+            let momentum = self.velocity_member().and_then(|member| {
+                Some(TorchSetting::from_field(
+                    leaf,
+                    "momentum",
+                    member.value("rho")?,
+                    member.full_name("rho"),
+                ))
+            });
+            settings.push(momentum.unwrap_or_else(|| TorchSetting::constant("momentum", 0.0)));
+        }
+        settings
+    }
+
+    /// Returns [`Counterpart::slots`], all of them as used.
+    fn slots(&self, leaf: &Leaf, definition: &Definition) -> Vec<TorchSlot> {
+        let member = self.member();
+        let velocity_sign = |name: &str| match name {
+            "velocity" => Some(1.0),
+            "displacement" => Some(-1.0),
+            _ => None,
+        };
+        let slot = |(key, name): &(&'static str, &'static str)| {
+            TorchSlot::new(key, member.full_name(name), velocity_sign(name))
+        };
+        let mut slots: Vec<TorchSlot> = definition.slots.iter().map(slot).collect();
+        if definition.kind == "RMSprop" {
+            slots.extend(
+                self.is_centred(leaf).then(|| TorchSlot::new("grad_avg", member.full_name("m"), None)),
+            );
+            slots.extend(self.velocity_member().map(|velocity| {
+                TorchSlot::new("momentum_buffer", velocity.full_name("velocity"), Some(1.0))
+            }));
+        }
+        slots
+    }
+
+    /// Whether `RMSProp` has a state for the mean of gradients.
+    fn is_centred(&self, leaf: &Leaf) -> bool {
+        let mean = self.member().full_name("m");
+        leaf.state.tensors().iter().any(|(name, _)| *name == mean)
+    }
+
+    /// Returns [`Counterpart::rates`], [`Counterpart::adjusted_rate`] and [`Counterpart::velocity_rates`].
     fn rates(&self) -> (Vec<(String, f64)>, usize, usize) {
-        let (mut rates, mut rate, mut inner) = (Vec::new(), 0, 0);
-        for (i, member) in self.members.iter().enumerate().skip(self.own) {
+        let (mut rates, mut adjusted_rate, mut velocity_rates) = (Vec::new(), 0, 0);
+        for (i, member) in self.members.iter().enumerate().skip(self.main) {
             let field = match member.rule.kind {
                 "Descent" => RATE,
                 "Scale" => "alpha",
-                _ if i == self.own || Some(i) == self.velocity => RATE,
+                _ if i == self.main || Some(i) == self.velocity => RATE,
                 _ => continue,
             };
             if field == RATE {
-                rate = rates.len();
+                adjusted_rate = rates.len();
             }
-            rates.extend(member.real(field).map(|value| (member.at(field), value)));
-            if i <= self.velocity.unwrap_or(self.own) {
-                inner = rates.len();
+            rates.extend(member.real(field).map(|value| (member.full_name(field), value)));
+            if i <= self.velocity.unwrap_or(self.main) {
+                velocity_rates = rates.len();
             }
         }
-        (rates, rate, inner)
+        (rates, adjusted_rate, velocity_rates)
     }
 
-    /// The counters `t` of this rule, and of all members that make their steps together with the rule. Those
-    /// have the velocity, or no tensor, as `Descent`. An average has tensors that torch lacks, and what
-    /// stands before an accumulator counts calls.
+    /// The counters `t` of the main member, and of all members that make their steps together with it.
+    ///
+    /// A member with the velocity, or without tensors, as `Descent`, makes its steps together with the main
+    /// member. An average does not: torch lacks its tensors. Members before an accumulator count calls.
     fn counters(&self, leaf: &Leaf) -> Vec<String> {
-        let (known, tensors) = (leaf.counters(), leaf.tensor_names());
-        let before = self.members[..self.own].iter().rposition(|member| member.rule.kind == "AccumGrad");
-        let follows = |i: &usize| {
-            if before.is_some_and(|accumulator| *i < accumulator) {
+        let (leaf_counters, tensors) = (leaf.counters(), leaf.tensor_names());
+        let mut earlier = self.members[..self.main].iter();
+        let last_accumulator = earlier.rposition(|member| member.rule.kind == "AccumGrad");
+        let is_in_step = |i: &usize| {
+            if last_accumulator.is_some_and(|accumulator| *i < accumulator) {
                 return false;
             }
-            let place = self.members[*i].at("");
+            let place = self.members[*i].full_name("");
             Some(*i) == self.velocity || tensors.iter().all(|name| !name.starts_with(&place))
         };
-        let others = (0..self.members.len()).filter(|i| *i != self.own).filter(follows);
-        let counters = std::iter::once(self.own).chain(others).map(|i| self.members[i].at("t"));
-        counters.filter(|counter| known.iter().any(|(name, _)| name == counter)).collect()
+        let others = (0..self.members.len()).filter(|i| *i != self.main).filter(is_in_step);
+        let counters = std::iter::once(self.main).chain(others).map(|i| self.members[i].full_name("t"));
+        counters.filter(|counter| leaf_counters.iter().any(|(name, _)| name == counter)).collect()
     }
 
-    /// The decay in the gradient, and the decoupled one.
-    fn decay(&self, path: &str) -> Result<[Decay; 2]> {
-        let mut decay = [Decay::default(), Decay::default()];
+    /// Returns [`Counterpart::decays`].
+    fn decays(&self, leaf: &Leaf) -> Result<[Decay; 2]> {
+        let path = leaf.path();
+        let mut decays = [Decay::default(), Decay::default()];
         for (i, member) in self.members.iter().enumerate() {
             let (kind, field) = match member.rule.kind {
-                "WeightDecay" if i > self.own => {
+                "WeightDecay" if i > self.main => {
                     return Err(unrepresentable(path, "a WeightDecay after the rule"));
                 }
                 "WeightDecay" => (0, "lambda"),
                 "DecoupledDecay" => (1, "decay_lambda"),
-                _ if i == self.own => (1, "lambda"),
+                _ if i == self.main => (1, "lambda"),
                 _ => continue,
             };
             let Some(lambda) = member.real(field) else { continue };
-            // Fields with a decay of 0 give way to one that is not 0.
-            if decay[kind].place.is_some() && lambda != 0.0 && decay[kind].lambda != 0.0 {
+            let decay = &mut decays[kind];
+            // A field with a decay of 0 gives way to a field with another decay.
+            if decay.place.is_some() && lambda != 0.0 && decay.lambda != 0.0 {
                 return Err(unrepresentable(path, "two weight decays of one kind"));
             }
-            if decay[kind].place.is_none() || lambda != 0.0 {
-                decay[kind] = Decay { lambda, place: Some(member.at(field)), is_driven: false };
+            if decay.place.is_none() || lambda != 0.0 {
+                let place = member.full_name(field);
+                let is_driven = schedule_of(leaf, &place).is_some();
+                *decay = Decay { lambda, place: Some(place), is_driven };
             }
             let maximum = member.real("decay_eta_max").unwrap_or(0.0);
             if kind == 1 && lambda != 0.0 && (maximum != 0.0 || member.flag("couple") == Some(false)) {
@@ -290,19 +391,19 @@ impl<'m> FoundRule<'m> {
                 ));
             }
         }
-        Ok(decay)
+        Ok(decays)
     }
 
-    /// Whether the rule gets the gradient with the opposite sign, which is torch's `maximize`.
+    /// Whether the main member gets the gradient with the opposite sign, which is torch's `maximize`.
     fn maximises(&self) -> bool {
-        let before = self.members[..self.own].iter().filter(|member| member.rule.kind == "Scale");
-        before.filter_map(|member| member.real("alpha")).product::<f64>() < 0.0
+        let scales = self.members[..self.main].iter().filter(|member| member.rule.kind == "Scale");
+        scales.filter_map(|member| member.real("alpha")).product::<f64>() < 0.0
     }
 }
 
 impl MemberDescription<'_> {
     fn value(&self, field: &str) -> Option<FieldValue> {
-        self.rule.fields.iter().find_map(|known| (known.name == field).then_some(known.value))
+        self.rule.fields.iter().find_map(|candidate| (candidate.name == field).then_some(candidate.value))
     }
 
     fn real(&self, field: &str) -> Option<f64> {
@@ -314,105 +415,77 @@ impl MemberDescription<'_> {
     }
 }
 
-pub(super) fn unrepresentable(path: &str, what: impl Display) -> Error {
-    Error::new(ErrorKind::Unsupported, format!("torch has no counterpart of {what}")).at(path)
+/// The error that torch cannot express something.
+pub(super) fn unrepresentable(path: &str, problem: impl Display) -> Error {
+    Error::new(ErrorKind::Unsupported, format!("torch has no counterpart of {problem}")).at(path)
+}
+
+/// The schedule that drives the field at a place of the leaf's optimiser.
+fn schedule_of<'l>(leaf: &'l Leaf, place: &str) -> Option<&'l Schedule> {
+    let field = leaf.optimiser().description().fields_named(place).first()?.index;
+    leaf.drives.as_ref()?.assignment_for(field).map(|assignment| &*assignment.schedule)
+}
+
+/// The members of the leaf's acting optimiser that have fields. Refuses an optimiser that torch lacks.
+fn members(leaf: &Leaf) -> Result<Vec<MemberDescription<'_>>> {
+    // The acting optimiser, because torch's file has the values that schedules give in this step.
+    let description = leaf.acting().description();
+    if description.has_alternatives() {
+        return Err(unrepresentable(leaf.path(), "alternative rules, one acting at a time"));
+    }
+    let mut members = description.all();
+    let is_cautious_decay = |member: &MemberDescription<'_>| {
+        member.rule.kind == "DecoupledDecay"
+            && member.rule.settings.contains(&("cautious", Setting::Flag(true)))
+    };
+    if members.iter().any(is_cautious_decay) {
+        return Err(unrepresentable(leaf.path(), "a cautious weight decay"));
+    }
+    members.retain(|member| !member.rule.fields.is_empty());
+    Ok(members)
 }
 
 impl Counterpart {
-    pub(super) fn of(leaf: &Leaf) -> Result<Self> {
-        let path = leaf.path();
-        // The acting optimiser, because torch's file has the values that schedules give in this step.
-        let description = leaf.acting().description();
-        if description.has_alternatives() {
-            return Err(unrepresentable(path, "alternative rules, one acting at a time"));
-        }
-        let mut members = description.all();
-        if members.iter().any(|member| {
-            member.rule.kind == "DecoupledDecay"
-                && member.rule.settings.contains(&("cautious", Setting::Flag(true)))
-        }) {
-            return Err(unrepresentable(path, "a cautious weight decay"));
-        }
-        members.retain(|member| !member.rule.fields.is_empty());
-        let found = FoundRule::of(leaf, &members)?;
-        let own = found.own();
-        let definition = definition(own.rule.kind).ok_or_else(|| unrepresentable(path, own.rule.kind))?;
-        if own.flag("bias_correction") == Some(false) {
-            return Err(unrepresentable(path, "moments without bias corrections"));
-        }
-        let schedule = |place: &str| {
-            let field = leaf.optimiser().description().fields_named(place).first()?.index;
-            leaf.drives.as_ref()?.of_field(field).map(|given| &*given.schedule)
-        };
-        let setting = |key, value: FieldValue, place: Option<String>| {
-            let is_driven = place.as_deref().and_then(schedule).is_some();
-            TorchSetting { key, value, place, is_driven }
-        };
-        let named = definition
-            .fields
+    /// The counterpart of a leaf.
+    ///
+    /// # Errors
+    /// If torch has no counterpart of the leaf's optimiser, or of its settings.
+    pub(super) fn new(leaf: &Leaf) -> Result<Self> {
+        let members = members(leaf)?;
+        let rule = MainRule::new(leaf, &members)?;
+        let definition = rule.definition(leaf.path())?;
+        let settings = rule.settings(leaf, &definition);
+        let mut slots = rule.slots(leaf, &definition);
+        let has_no_momentum = settings
             .iter()
-            .filter_map(|(key, field)| Some(setting(*key, own.value(field)?, Some(own.at(field)))));
-        let mut settings: Vec<TorchSetting> = named.collect();
-        settings.extend(definition.flags.iter().map(|(key, flag)| setting(*key, (*flag).into(), None)));
-        settings.extend(definition.zeros.iter().map(|key| setting(*key, 0.0.into(), None)));
-        settings.push(setting("maximize", found.maximises().into(), None));
-        let slot =
-            |key, slot: String, velocity: Option<f64>| TorchSlot { key, slot, velocity, is_unused: false };
-        let sign = |name: &str| match name {
-            "velocity" => Some(1.0),
-            "displacement" => Some(-1.0),
-            _ => None,
-        };
-        let mut slots: Vec<TorchSlot> =
-            definition.slots.iter().map(|(key, name)| slot(*key, own.at(name), sign(name))).collect();
-        if definition.kind == "RMSprop" {
-            let mean = own.at("m");
-            let is_centred = leaf.state.tensors().iter().any(|(name, _)| *name == mean);
-            settings.push(setting("centered", is_centred.into(), None));
-            slots.extend(is_centred.then(|| slot("grad_avg", mean, None)));
-            let velocity = found.velocity.map(|i| &members[i]);
-            slots.extend(velocity.map(|member| slot("momentum_buffer", member.at("velocity"), Some(1.0))));
-        }
-        if settings.iter().all(|setting| setting.key != "momentum")
-            && ["SGD", "RMSprop"].contains(&definition.kind)
-        {
-            let velocity = found.velocity.map(|i| &members[i]);
-            let momentum = velocity.and_then(|member| Some((member.value("rho")?, Some(member.at("rho")))));
-            let (value, place) = momentum.unwrap_or((0.0.into(), None));
-            settings.push(setting("momentum", value, place));
-        }
-        if settings.iter().any(|setting| setting.key == "momentum" && setting.value == FieldValue::Real(0.0))
-        {
-            slots.iter_mut().for_each(|slot| slot.is_unused = slot.velocity.is_some());
-        }
+            .any(|setting| setting.key == "momentum" && setting.value == FieldValue::Real(0.0));
+        slots.iter_mut().for_each(|slot| slot.is_unused = has_no_momentum && slot.velocity_sign.is_some());
         check_slots(leaf, &slots)?;
-        let (rates, rate, inner) = found.rates();
-        let mut decay = found.decay(path)?;
-        for decay in &mut decay {
-            decay.is_driven = decay.place.as_deref().and_then(schedule).is_some();
-        }
-        let driven = rates.get(rate).and_then(|(place, _)| schedule(place)).map(|schedule| {
-            let own = |(place, _): &(String, f64)| -> Option<f64> { leaf.field(place)?.try_into().ok() };
-            DrivenRate { own: rates.iter().filter_map(own).product(), schedule: schedule.clone() }
+        let (rates, adjusted_rate, velocity_rates) = rule.rates();
+        let decays = rule.decays(leaf)?;
+        let schedule = rates.get(adjusted_rate).and_then(|(place, _)| schedule_of(leaf, place));
+        let driven_rate = schedule.map(|schedule| {
+            let value = |(place, _): &(String, f64)| -> Option<f64> { leaf.field(place)?.try_into().ok() };
+            DrivenRate { leaf_rate: rates.iter().filter_map(value).product(), schedule: schedule.clone() }
         });
         Ok(Counterpart {
             kind: definition.kind,
             slots,
-            counters: found.counters(leaf),
+            counters: rule.counters(leaf),
             has_step: definition.has_step,
             settings,
             rates,
-            rate,
-            inner,
-            driven,
-            decay,
+            adjusted_rate,
+            velocity_rates,
+            driven_rate,
+            decays,
             decay_has_kinds: definition.kind == "Adam",
         })
     }
 
     /// Whether torch's state has a velocity.
     pub(super) fn has_velocity(&self) -> bool {
-        self.slots.iter().any(|slot| slot.velocity.is_some() && !slot.is_unused)
+        self.slots.iter().any(|slot| slot.velocity_sign.is_some() && !slot.is_unused)
     }
 
     /// Whether torch's setting `key` is a switch that is on.
@@ -431,57 +504,61 @@ impl Counterpart {
     }
 
     fn rates_with(&self, field: f64) -> impl Iterator<Item = f64> {
-        self.rates.iter().enumerate().map(move |(i, (_, rate))| if i == self.rate { field } else { *rate })
+        let rates = self.rates.iter().enumerate();
+        rates.map(move |(i, (_, rate))| if i == self.adjusted_rate { field } else { *rate })
     }
 
     /// The place of the field to adjust for `learning_rate`, and the value that it then needs.
     pub(super) fn field_for(&self, learning_rate: f64) -> Option<(&str, f64)> {
-        let (place, value) = self.rates.get(self.rate)?;
+        let (place, value) = self.rates.get(self.adjusted_rate)?;
         let others: f64 = self
             .rates
             .iter()
             .enumerate()
-            .filter(|(i, _)| *i != self.rate)
+            .filter(|(i, _)| *i != self.adjusted_rate)
             .map(|(_, (_, rate))| rate)
             .product();
-        // An equal rate keeps the field's value, so that neither f32 nor the division rounds it. Under a
-        // schedule `value` is that of a step, and not the field's.
-        let is_same = self.driven.is_none() && same(learning_rate, self.learning_rate());
-        Some((place, if is_same { *value } else { learning_rate / others }))
+        // An equal rate keeps the field's value, so that neither f32 nor the division rounds the value. Under
+        // a schedule `value` is that of a step, and not the field's.
+        let keeps_value = self.driven_rate.is_none() && is_same(learning_rate, self.learning_rate());
+        Some((place, if keeps_value { *value } else { learning_rate / others }))
     }
 
-    /// What a velocity here is, as a multiple of torch's, if the field to adjust has the value `field`.
+    /// The ratio of a velocity here to torch's, if the field to adjust has the value `field`.
     pub(super) fn velocity_scale(&self, field: f64) -> f64 {
-        self.rates_with(field).take(self.inner).product()
+        self.rates_with(field).take(self.velocity_rates).product()
     }
 
     /// The current value of the field to adjust.
-    pub(super) fn own_rate(&self) -> f64 {
-        self.rates.get(self.rate).map_or(0.0, |(_, rate)| *rate)
+    pub(super) fn adjusted_value(&self) -> f64 {
+        self.rates.get(self.adjusted_rate).map_or(0.0, |(_, rate)| *rate)
     }
 
-    /// The hyper-parameters as a group of torch's. An error if torch cannot express them.
+    /// The hyper-parameters as a group of torch's.
+    ///
+    /// # Errors
+    /// If torch cannot express them.
     pub(super) fn group(&self, path: &str) -> Result<Map<String, Value>> {
-        let [coupled, decoupled] = [&self.decay[0], &self.decay[1]].map(|decay| decay.lambda);
+        let [coupled, decoupled] = self.decays.each_ref().map(|decay| decay.lambda);
         if coupled != 0.0 && decoupled != 0.0 {
             return Err(unrepresentable(path, "a decay in the gradient together with a decoupled decay"));
         }
-        let takes = match self.kind {
+        let has_decay = match self.kind {
             "Adam" => true,
             "Lion" => coupled == 0.0,
             _ => decoupled == 0.0,
         };
-        if !takes {
+        if !has_decay {
             return Err(unrepresentable(path, format!("this weight decay in {}", self.kind)));
         }
         let mut group = Map::from_iter([
             ("lr".to_string(), json!(self.learning_rate())),
             ("weight_decay".to_string(), json!(if coupled == 0.0 { decoupled } else { coupled })),
         ]);
-        group.extend(self.driven.iter().map(|driven| (INITIAL_RATE.to_string(), json!(driven.own))));
+        group.extend(self.driven_rate.iter().map(|rate| (INITIAL_RATE.to_string(), json!(rate.leaf_rate))));
         if self.decay_has_kinds {
-            // Without any decay both kinds are right; this one is the rule's own.
-            let decouples = decoupled != 0.0 || coupled == 0.0 && self.decay[1].place.is_some();
+            // Without any decay both kinds would be right, so the rule's field decides.
+            let decouples = decoupled != 0.0 || coupled == 0.0 && self.decays[1].place.is_some();
             group.insert("decoupled_weight_decay".to_string(), decouples.into());
         }
         for TorchSetting { key, value, .. } in &self.settings {
@@ -501,19 +578,20 @@ impl Counterpart {
     }
 }
 
-/// Whether two hyper-parameters are equal, up to a rounding of one to f32, the dtype of a rate that torch has
-/// as a tensor.
-pub(super) fn same(a: f64, b: f64) -> bool {
+/// Whether two hyper-parameters are equal, up to a rounding to f32.
+///
+/// torch has a rate that is a tensor in f32, so one value may be the other rounded.
+pub(super) fn is_same(a: f64, b: f64) -> bool {
     a == b || f64::from(a as f32) == b || f64::from(b as f32) == a
 }
 
 /// Refuses a state that lacks a tensor of the counterpart.
 fn check_slots(leaf: &Leaf, slots: &[TorchSlot]) -> Result<()> {
     let tensors = leaf.state.tensors();
-    let has = |slot: &TorchSlot| {
-        tensors.iter().any(|(name, tensor)| *name == slot.slot && !leaf.state.is_followed(tensor))
+    let has_tensor = |slot: &TorchSlot| {
+        tensors.iter().any(|(name, tensor)| *name == slot.slot && !leaf.state.is_outer_master(tensor))
     };
-    match slots.iter().find(|slot| !has(slot)) {
+    match slots.iter().find(|slot| !has_tensor(slot)) {
         Some(slot) => Err(unrepresentable(leaf.path(), format!("a state without {:?}", slot.slot))),
         None => Ok(()),
     }

@@ -21,16 +21,16 @@ pub(super) fn numbers(entry: &Entry<'_>) -> io::Result<Vec<f64>> {
 /// The tensor is read again each time that it is lent, so that a restore has one tensor in memory at a time.
 pub(super) struct FileTensor<'c> {
     /// The tensor in the file and its dtype; `None` for zeros, because the file has no such tensor.
-    pub(super) stored: Option<(Entry<'c>, DType)>,
+    pub(super) source: Option<(Entry<'c>, DType)>,
     /// The factor of the numbers.
     pub(super) scale: f64,
     pub(super) shape: Vec<usize>,
 }
 
 impl FileTensor<'_> {
-    /// The numbers: in the dtype of the file if the factor is 1, else in F64.
+    /// The numbers, in the dtype of the file if the factor is 1, otherwise in F64.
     fn values(&self) -> io::Result<Tensor> {
-        let Some((entry, _)) = &self.stored else {
+        let Some((entry, _)) = &self.source else {
             return zeros(&self.shape[..], DType::F32, &Device::Cpu).map_err(io::Error::other);
         };
         let tensor = entry.tensor()?;
@@ -48,7 +48,7 @@ impl Lend for FileTensor<'_> {
     }
 
     fn lent_dtype(&self) -> DType {
-        match &self.stored {
+        match &self.source {
             None => DType::F32,
             Some((_, dtype)) if self.scale == 1.0 => *dtype,
             Some(_) => DType::F64,
@@ -83,10 +83,10 @@ mod tests {
         candle_core::safetensors::save(&tensors, &path).expect("a file");
         let open = TensorFile::open(&path).expect("the file").0;
         let entry = open.entry("x/exp_avg").expect("the tensor");
-        let scaled = FileTensor { stored: Some((entry, DType::F32)), scale: 0.5, shape: vec![2] };
+        let tensor = FileTensor { source: Some((entry, DType::F32)), scale: 0.5, shape: vec![2] };
         let read = || {
             let mut numbers = Vec::new();
-            crate::model::lent::read("value", &scaled, &mut |view| {
+            crate::model::lent::read("value", &tensor, &mut |view| {
                 numbers = view.numbers();
                 Ok(())
             })

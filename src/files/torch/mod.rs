@@ -17,8 +17,8 @@
 //! save_state(optimizer, model.named_parameters(), "optimizer.safetensors")
 //! ```
 //!
-//! If there is only a file of `torch.save`, this function, in the same folder as `save_state.py`, makes the
-//! safetensors file of it:
+//! If there is only a file of `torch.save`, the following function makes the safetensors file of it. Put the
+//! function into the same folder as `save_state.py`:
 //!
 //! ```python
 #![doc = include_str!("convert.py")]
@@ -85,18 +85,18 @@
 //!
 //! `optimizer.state_dict()` does not contain torch's schedulers. A scheduler only adds to each group the rate
 //! with which the group began, as `initial_lr`. So before the restore give the state the
-//! [schedule](crate::StateTree::schedule) of the run and its count: torch's `last_epoch`, if the scheduler
-//! was stepped in every step. The restore compares `lr` with the rate of the schedule in that step, up to the
-//! rounding of another program. Under a relative schedule `initial_lr` is the leaf's own rate. `LambdaLR` is
-//! a [relative](crate::Schedule::relative) schedule, and so is a `CosineAnnealingLR` that ends at 0. If
-//! `CosineAnnealingLR` ends above 0, use one [`Schedule`](crate::Schedule) for each group.
+//! [schedule](crate::StateTree::schedule) of the run, and set the state's count to torch's `last_epoch`, if
+//! the scheduler was stepped in every step. The restore compares `lr` with the rate of the schedule in that
+//! step, up to the rounding of another program. Under a relative schedule `initial_lr` is the leaf's own
+//! rate. `LambdaLR` is a [relative](crate::Schedule::relative) schedule, and so is a `CosineAnnealingLR` that
+//! ends at 0. If `CosineAnnealingLR` ends above 0, use one [`Schedule`](crate::Schedule) for each group.
 //!
 //! `ReduceLROnPlateau` has reduced the rates of the file, and its `last_epoch` counts evaluations. Restore by
 //! [`taking_over_fields`](TorchState::taking_over_fields), and give
 //! [`ReduceOnPlateau`](crate::ReduceOnPlateau#from-torch) its counts.
 //!
-//! If the state has no schedule, the leaf's own rate is `lr`, the rate of the moment, and stays at that. If
-//! the file has an `initial_lr`, a [warning](crate::Warning::ScheduleDiffers) reports this.
+//! If the state has no schedule, the leaf's own rate is `lr`, the current rate, and does not change. If the
+//! file has an `initial_lr`, a [warning](crate::Warning::ScheduleDiffers) reports the missing schedule.
 //!
 //! `OneCycleLR` begins at a 25th of its peak, and this start is its `initial_lr`. The schedule here is
 //! `Schedule::one_cycle(25.0, total_steps).relative()`. By default `OneCycleLR` also moves the momentum or β₁
@@ -150,8 +150,8 @@
 //! ```
 //!
 //! Here an average is the state of an [`Ema`](crate::Ema) or a [`UniformAverage`](crate::UniformAverage). Set
-//! that state by name after the restore; without that, the average begins anew. Its count of steps is the
-//! number of models in the average:
+//! that state by name after the restore; otherwise the average begins anew. The average's count of steps is
+//! the number of models in the average:
 //!
 //! ```
 //! use candle_core::{Device, Tensor, Var};
@@ -192,7 +192,7 @@
 //!
 //! The rule may be anywhere in a chain and inside wrappers, as long as it is the only one with a counterpart.
 //! Other members of the chain (clipping, averages) are ignored, because torch has these outside of its
-//! optimisers. Three things are inside of torch's optimisers and have rules or wrappers of their own here:
+//! optimisers. Three parts of torch's optimisers are separate rules or wrappers here:
 //!
 //! - `maximize` is a [`Scale`](crate::Scale) with a negative factor before the rule.
 //! - If a `Descent` follows the rule, `lr` is the product of both rates. torch has the learning rate outside
@@ -200,9 +200,9 @@
 //!   `Momentum` with η = 1, followed by `Descent`, is exactly torch's.
 //! - [`DecoupledDecay`](crate::DecoupledDecay) around the rule is the decay of torch's `AdamW`, or of Lion.
 //!
-//! `foreach`, `fused`, `capturable` and `differentiable` decide how torch computes, and are ignored. So is
-//! `initial_accumulator_value`, which the sum already contains. An error names the parameter and what differs
-//! if a file or a rule has one of these:
+//! `foreach`, `fused`, `capturable` and `differentiable` decide how torch computes, and are ignored, like
+//! `initial_accumulator_value`, which the sum already contains. If a file or a rule has one of the following,
+//! an error names the parameter and the difference:
 //!
 //! - `dampening`, `lr_decay`, or another option that is switched on and unknown here;
 //! - a momentum that a torch scheduler moves, if no schedule drives it here;
@@ -271,8 +271,7 @@ impl TorchState {
         Self::read(path.as_ref(), Source::open(path.as_ref()))
     }
 
-    /// Reads the bytes of a file, and keeps them. Errors have `name` where those of an opened file have its
-    /// path.
+    /// Reads the bytes of a file, and keeps them. Errors have `name` instead of a path.
     ///
     /// # Errors
     /// As [`TorchState::open`].
@@ -281,8 +280,10 @@ impl TorchState {
     }
 
     fn read(path: &Path, source: std::io::Result<Source>) -> Result<Self> {
-        let content =
-            source.map_err(read_error).and_then(Content::of).map_err(|error| in_file(path, error))?;
+        let content = source
+            .map_err(read_error)
+            .and_then(Content::from_source)
+            .map_err(|error| in_file(path, error))?;
         Ok(TorchState { path: path.to_path_buf(), content, takes_over: false, accepts_non_finite: false })
     }
 
@@ -299,9 +300,9 @@ impl TorchState {
         self
     }
 
-    /// Also takes over hyper-parameters into the fields here. By default one that differs is an error.
+    /// Also takes over hyper-parameters into the fields here. By default a difference is an error.
     ///
-    /// A hyper-parameter that follows a schedule is compared all the same. If a relative schedule drives the
+    /// A hyper-parameter that follows a schedule is compared nevertheless. If a relative schedule drives the
     /// rate, the leaf's own rate is taken over: see [the module](self#with-a-scheduler).
     pub fn taking_over_fields(mut self) -> Self {
         self.takes_over = true;
@@ -315,6 +316,7 @@ impl TorchState {
     }
 }
 
+/// Adds the path of the file to an error.
 fn in_file(path: &Path, error: Error) -> Error {
     error.in_file("torch state", path)
 }

@@ -1,7 +1,7 @@
 //! Restoring torch's state: all ranks check everything, then everything is written.
 
 use super::TorchState;
-use super::continuation::{Check, Continuation, LeafContinuation, STEP};
+use super::continuation::{Continuation, LeafContinuation, STEP, StateComparison};
 use super::in_file;
 use crate::error::{Error, Result};
 use crate::files::tensor_file::read_error;
@@ -13,12 +13,13 @@ impl TorchState {
     /// Takes over the state of torch's optimiser: its tensors and counts of steps.
     ///
     /// Hyper-parameters are compared, or [taken over](TorchState::taking_over_fields). The model stays as it
-    /// is, and so does the state of other rules of a chain, except the counts of those without tensors that
-    /// step with the rule. Tensors are converted to the dtypes of the state, and rounded once if needed.
+    /// is, and so does the state of other rules of a chain, except the counts of rules without tensors that
+    /// step together with the restored rule. Tensors are converted to the dtypes of the state, and rounded
+    /// once if needed.
     ///
     /// The state has to be [set up](crate::setup) with counterparts of torch's optimisers, and to have
-    /// exactly the parameters of the file. Returns the paths of parameters that no step of torch's has moved,
-    /// so that torch has no state for them: they start from zeros here, as in torch.
+    /// exactly the parameters of the file. Returns the paths of parameters that no step of torch's has moved.
+    /// torch has no state for these parameters: they start from zeros here, as in torch.
     ///
     /// A rate that follows a [schedule](StateTree::schedule) is compared with `lr`, in the step that the
     /// state counts: see [the module](crate::torch#with-a-scheduler).
@@ -31,53 +32,56 @@ impl TorchState {
     /// hyper-parameter differs. If a number is not finite, a second moment negative or a step not a count. If
     /// the model has averages instead of its parameters, or these have [no names](crate::CandleOptimizer).
     ///
-    /// Nothing changes then. Only if the file fails after all checks, while it is read into the state, may a
-    /// part have changed; the error asks to restore the state again.
+    /// After an error nothing has changed, unless the file failed after all checks, while it was read into
+    /// the state. Then a part may have changed, and the error asks to restore the state again.
     pub fn restore(&self, state: &mut StateTree) -> Result<Vec<String>> {
-        let planned = state.check_names().and_then(|()| state.check_parameters()).and_then(|()| {
-            let check = Check { content: &self.content, takes_over: self.takes_over, steps: state.steps() };
-            let unchanged = self.content.file.check_unchanged().map_err(read_error);
-            unchanged.and_then(|()| check.continuation(state)).map_err(|error| self.refused(error))
+        let plan = state.check_names().and_then(|()| state.check_parameters()).and_then(|()| {
+            let content = &self.content;
+            let comparison = StateComparison { content, takes_over: self.takes_over, steps: state.steps() };
+            let unchanged = content.file.check_unchanged().map_err(read_error);
+            unchanged.and_then(|()| comparison.continuation(state)).map_err(|error| self.with_file(error))
         });
-        let continuation = state.settle(Call::Torch, planned)?;
-        let adjusted = state.settle(Call::Torch, adjustment(state, &continuation))?;
+        let continuation = state.settle(Call::Torch, plan)?;
+        let adjustment = state.settle(Call::Torch, field_adjustment(state, &continuation))?;
         let entries = entries(state, &continuation);
         let remedy = "to restore infinities and NaN, call `TorchState::accepting_non_finite` first";
-        let set = state.assign_entries(&entries, (!self.accepts_non_finite).then_some(remedy));
         // An error without a parameter is about ranks or their links, and not about this file.
-        set.map_err(|error| if error.path().is_some() { self.refused(error) } else { error })?;
-        // After the entries, because setting these may fail, and fields cannot.
-        adjusted.commit(state.leaves.iter_mut().map(|leaf| &mut **leaf));
-        continuation.undriven.map(|warning| state.warnings.meet(warning));
-        Ok(continuation.unmoved)
+        let with_file = |error: Error| if error.path().is_some() { self.with_file(error) } else { error };
+        let non_finite_remedy = (!self.accepts_non_finite).then_some(remedy);
+        state.assign_entries(&entries, non_finite_remedy).map_err(with_file)?;
+        // After the entries, because these can fail to be set, and fields cannot.
+        adjustment.commit(state.leaves.iter_mut().map(|leaf| &mut **leaf));
+        continuation.rate_warning.map(|warning| state.warnings.record(warning));
+        Ok(continuation.unmoved_paths)
     }
 
-    pub(super) fn refused(&self, error: Error) -> Error {
+    /// Adds the path of the file to an error.
+    fn with_file(&self, error: Error) -> Error {
         in_file(&self.path, error)
     }
 }
 
 /// The fields to set, tried on copies of the optimisers. Leaves that share an optimiser and get the same
 /// fields share a copy.
-fn adjustment<'p>(state: &StateTree, continuation: &'p Continuation<'_>) -> Result<Adjustment<'p>> {
-    let setting = |takes: &'p LeafContinuation<'_>| {
-        takes.wanted.iter().map(|(field, value)| (SetField::Named(field), *value)).collect()
+fn field_adjustment<'p>(state: &StateTree, continuation: &'p Continuation<'_>) -> Result<Adjustment<'p>> {
+    let settings = |of_leaf: &'p LeafContinuation<'_>| {
+        of_leaf.new_fields.iter().map(|(field, value)| (SetField::Named(field), *value)).collect()
     };
-    Adjustment::of_each(state.leaves(), state.steps, continuation.leaves.iter().map(setting))
+    Adjustment::per_leaf(state.leaves(), state.steps, continuation.leaves.iter().map(settings))
 }
 
 /// The tensors and counts of all leaves, as entries of the state.
 fn entries<'c>(state: &StateTree, continuation: &'c Continuation<'_>) -> Vec<NewEntry<'c>> {
     let mut entries = Vec::new();
-    for (leaf, takes) in state.leaves().zip(&continuation.leaves) {
+    for (leaf, of_leaf) in state.leaves().zip(&continuation.leaves) {
         let mut add = |name: &str, label: String, value| {
             entries.push(NewEntry { path: leaf.path().to_string(), name: name.to_string(), label, value });
         };
-        for (slot, tensor) in &takes.tensors {
+        for (slot, tensor) in &of_leaf.tensors {
             add(&slot.slot, slot.in_file(), StateValue::Tensor(tensor));
         }
-        let Some(step) = takes.step else { continue };
-        for name in takes.counters.iter().map(String::as_str).chain([LEAF_STEPS]) {
+        let Some(step) = of_leaf.step else { continue };
+        for name in of_leaf.counters.iter().map(String::as_str).chain([LEAF_STEPS]) {
             add(name, format!("{STEP} in the file"), StateValue::Counter(step));
         }
     }

@@ -1,4 +1,4 @@
-//! Writing a state as torch's: groups and counterparts first, then tensors with the writer of checkpoints.
+//! Writing a state as torch's: first groups and counterparts, then tensors with the writer of checkpoints.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::engine::Buffer;
 use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::checkpoint::layout::{Remarks, SavedTensor, entry_name};
-use crate::files::checkpoint::save::warned;
+use crate::files::checkpoint::save::file_warnings;
 use crate::files::checkpoint::write::{FileContent, write};
 use crate::numbers::elem_count;
 use crate::ranks::{Agreement, Aspect, Call};
@@ -27,7 +27,7 @@ impl StateTree {
     /// [`StateTree::save_masters`] writes the parameters in their full precision.
     ///
     /// An old file is replaced as a whole, as by [`Checkpoint::save`](crate::Checkpoint::save). For numbers
-    /// that are infinite or NaN the same [warning](Warning::NotFinite) is returned. Over
+    /// that are infinite or NaN a [warning](Warning::NotFinite) is returned. Over
     /// [ranks](crate::Setup::over) all ranks call this, and each writes its parts.
     ///
     /// # Errors
@@ -36,14 +36,17 @@ impl StateTree {
     /// - If the file system fails. The old file is still at `path` then.
     pub fn save_torch(&self, path: impl AsRef<Path>) -> Result<Vec<Warning>> {
         let path = path.as_ref();
-        let own = self.check_names().and_then(|()| described(self)).map_err(|error| in_file(path, error));
-        let own = own.map(|described| (described, Agreement::on(optimisers(self)), Vec::new()));
-        let ((counterparts, groups), _) = self.agree_on(Call::TorchSave, own)?;
+        let plan = self
+            .check_names()
+            .and_then(|()| counterparts_and_groups(self))
+            .map(|plan| (plan, Agreement::new(optimiser_aspects(self)), Vec::new()))
+            .map_err(|error| in_file(path, error));
+        let ((counterparts, groups), _) = self.agree_on(Call::TorchSave, plan)?;
         let mut tensors = Vec::new();
-        for (leaf, own) in self.leaves().zip(&counterparts) {
-            extend(&mut tensors, self.rank(), leaf, own)?;
+        for (leaf, counterpart) in self.leaves().zip(&counterparts) {
+            add_entries(&mut tensors, self.rank(), leaf, counterpart)?;
         }
-        Ok(warned(
+        Ok(file_warnings(
             path,
             self.calls,
             write(
@@ -56,46 +59,46 @@ impl StateTree {
 }
 
 /// The optimiser of each leaf, which has to be the same on all ranks.
-fn optimisers(state: &StateTree) -> Vec<Aspect> {
+fn optimiser_aspects(state: &StateTree) -> Vec<Aspect> {
     if state.is_divided() { state.leaves().map(Leaf::optimiser_aspect).collect() } else { Vec::new() }
 }
 
 /// The counterpart of each leaf, and the groups of parameters with the same hyper-parameters.
-fn described(state: &StateTree) -> Result<(Vec<Counterpart>, String)> {
+fn counterparts_and_groups(state: &StateTree) -> Result<(Vec<Counterpart>, String)> {
     state.check_leaves()?;
-    let counterparts = state.leaves().map(Counterpart::of).collect::<Result<Vec<_>>>()?;
+    let counterparts = state.leaves().map(Counterpart::new).collect::<Result<Vec<_>>>()?;
     let mut groups: Vec<(Map<String, Value>, Vec<&str>)> = Vec::new();
-    // Their indices by their text.
-    let mut known: HashMap<String, usize> = HashMap::new();
+    // The indices of groups by their text.
+    let mut indices: HashMap<String, usize> = HashMap::new();
     let mut first: Option<(&str, &'static str)> = None;
-    for (leaf, own) in state.leaves().zip(&counterparts) {
-        let (first, kind) = *first.get_or_insert((leaf.path(), own.kind));
-        if kind != own.kind {
+    for (leaf, counterpart) in state.leaves().zip(&counterparts) {
+        let (first, kind) = *first.get_or_insert((leaf.path(), counterpart.kind));
+        if kind != counterpart.kind {
             return Err(Error::new(ErrorKind::Unsupported, "its optimiser in torch would be")
-                .with_got(own.kind)
+                .with_got(counterpart.kind)
                 .with_expected(format_args!("{kind}, as for {first:?}"))
                 .with_remedy(
                     "give all parameters rules of one kind, because the file is for a single optimiser of torch's",
                 )
                 .at(leaf.path()));
         }
-        if own.has_velocity() && own.velocity_scale(own.own_rate()) == 0.0 {
+        if counterpart.has_velocity() && counterpart.velocity_scale(counterpart.adjusted_value()) == 0.0 {
             return Err(unrepresentable(
                 leaf.path(),
                 "a velocity that contains a learning rate of 0: save while the rate is not 0, or put the \
                  rate into a `Descent` after the rule",
             ));
         }
-        if own.has_step && f64::from(step(leaf, own) as f32) >= TOO_MANY {
+        if counterpart.has_step && f64::from(step_count(leaf, counterpart) as f32) >= TOO_MANY {
             return Err(unrepresentable(leaf.path(), "a count of 2⁵³ steps or more"));
         }
-        let group = own.group(leaf.path())?;
-        let place =
-            *known.entry(serde_json::to_string(&group).map_err(Error::other)?).or_insert(groups.len());
-        if place == groups.len() {
+        let group = counterpart.group(leaf.path())?;
+        let index =
+            *indices.entry(serde_json::to_string(&group).map_err(Error::other)?).or_insert(groups.len());
+        if index == groups.len() {
             groups.push((group, Vec::new()));
         }
-        groups[place].1.push(leaf.path());
+        groups[index].1.push(leaf.path());
     }
     let with_paths = |(mut group, paths): (Map<String, Value>, Vec<&str>)| {
         group.insert(PARAMETERS.to_string(), json!(paths));
@@ -105,59 +108,64 @@ fn described(state: &StateTree) -> Result<(Vec<Counterpart>, String)> {
 }
 
 /// Adds the entries of a leaf.
-fn extend<'s>(
+fn add_entries<'s>(
     tensors: &mut Vec<SavedTensor<'s>>,
     rank: usize,
     leaf: &'s Leaf,
-    own: &Counterpart,
+    counterpart: &Counterpart,
 ) -> Result<()> {
-    let known = leaf.state.tensors();
-    // By a rate of 0 torch's velocity is unknown, and without a momentum the next step does not depend on it.
-    let is_known = |slot: &&TorchSlot| !slot.is_unused || own.velocity_scale(own.own_rate()) != 0.0;
-    for slot in own.slots.iter().filter(is_known) {
-        let Some((_, tensor)) = known.iter().find(|(name, _)| *name == slot.slot) else { continue };
-        tensors.push(saved(leaf, own, slot, tensor)?);
+    let state_tensors = leaf.state.tensors();
+    // With a rate of 0 torch's velocity is unknown. Without a momentum it may be missing, because the next
+    // step does not depend on it.
+    let velocity_scale = counterpart.velocity_scale(counterpart.adjusted_value());
+    let is_known = |slot: &&TorchSlot| !slot.is_unused || velocity_scale != 0.0;
+    for slot in counterpart.slots.iter().filter(is_known) {
+        let Some((_, tensor)) = state_tensors.iter().find(|(name, _)| *name == slot.slot) else { continue };
+        tensors.push(slot_tensor(leaf, counterpart, slot, tensor)?);
     }
-    if own.has_step {
+    if counterpart.has_step {
         // Written by the rank that has the first element, because a rank without a part has no count of the
         // steps.
         let part = leaf.part();
         let is_written =
             if elem_count(leaf.shape()) == 0 { rank == 0 } else { part.start == 0 && !part.is_empty() };
-        let number = number(step(leaf, own))?;
+        let number = count_tensor(step_count(leaf, counterpart))?;
         tensors.push(SavedTensor::number(entry_name(leaf.path(), STEP), number, is_written));
     }
     Ok(())
 }
 
-fn saved<'s>(
+/// A state tensor as torch has it.
+fn slot_tensor<'s>(
     leaf: &'s Leaf,
-    own: &Counterpart,
+    counterpart: &Counterpart,
     slot: &TorchSlot,
     tensor: &'s Buffer,
 ) -> Result<SavedTensor<'s>> {
-    match slot.velocity {
+    match slot.velocity_sign {
         None if tensor.records().is_none() => {
             Ok(SavedTensor::state(leaf, slot.key, tensor, leaf.shape().to_vec()))
         }
-        // A velocity is divided by its factor, and codes of 8 bits are decoded, because torch has neither.
+        // A velocity is divided by its factor of rates, and codes of 8 bits are decoded, because torch has
+        // neither.
         sign => {
-            let (values, scale) =
-                (tensor.tensor()?, sign.map_or(1.0, |sign| sign * own.velocity_scale(own.own_rate())));
-            let dtype = values.dtype();
-            let values = (values.to_device(&Device::Cpu)?.to_dtype(DType::F64)? / scale)?.to_dtype(dtype)?;
+            let velocity_scale = counterpart.velocity_scale(counterpart.adjusted_value());
+            let scale = sign.map_or(1.0, |sign| sign * velocity_scale);
+            let state_values = tensor.tensor()?;
+            let on_cpu = state_values.to_device(&Device::Cpu)?.to_dtype(DType::F64)?;
+            let values = (on_cpu / scale)?.to_dtype(state_values.dtype())?;
             Ok(SavedTensor::part_of(leaf, entry_name(leaf.path(), slot.key), values))
         }
     }
 }
 
 /// torch's `step` of a leaf.
-fn step(leaf: &Leaf, own: &Counterpart) -> u64 {
-    let counter = own.counters.first();
+fn step_count(leaf: &Leaf, counterpart: &Counterpart) -> u64 {
+    let counter = counterpart.counters.first();
     leaf.counters().into_iter().find(|(name, _)| Some(name) == counter).map_or(0, |(_, count)| count)
 }
 
 /// A count of steps in f32, as torch has it. torch itself counts no further than 2²⁴.
-fn number(step: u64) -> Result<Tensor> {
-    Ok(Tensor::from_vec(vec![step as f32], (), &Device::Cpu)?)
+fn count_tensor(count: u64) -> Result<Tensor> {
+    Ok(Tensor::from_vec(vec![count as f32], (), &Device::Cpu)?)
 }

@@ -1,26 +1,26 @@
 //! The comparison of a torch group with a leaf here: kind of optimiser, hyper-parameters, weight decay.
 //!
-//! A value that differs is an error, or becomes the new value of a field if the user asks for that. A value
-//! that follows a schedule is only compared, because the schedule decides it.
+//! A value that differs is an error, or becomes the new value of a field if the user asks to take over
+//! fields. A value that follows a schedule is only compared, because the schedule decides it.
 
 use serde_json::{Map, Value};
 
-use super::counterpart::{Counterpart, DrivenRate, INITIAL_RATE, TorchSetting, same};
+use super::counterpart::{Counterpart, DrivenRate, INITIAL_RATE, TorchSetting, is_same};
 use crate::error::{Error, ErrorKind, Result};
 use crate::rule::field::FieldValue;
 use crate::tree::schedule::saturating;
 
-/// Fields of a leaf's optimiser to set, by place.
-pub(super) type WantedFields = Vec<(String, FieldValue)>;
+/// The fields of a leaf's optimiser to set, by place.
+pub(super) type NewFields = Vec<(String, FieldValue)>;
 
-/// Hyper-parameters that are ignored: they decide how torch computes, or Adagrad's sum already contains them.
-const HOW: &[&str] = &["foreach", "fused", "capturable", "differentiable", "initial_accumulator_value"];
+/// Hyper-parameters that are ignored: either torch's way to compute, or already in Adagrad's sum.
+const IGNORED: &[&str] = &["foreach", "fused", "capturable", "differentiable", "initial_accumulator_value"];
 
-/// The keys that `OneCycleLR` and `CyclicLR` write into a group if they move its momentum or β₁.
-const CYCLES: [&str; 2] = ["max_momentum", "base_momentum"];
+/// The keys that `OneCycleLR` and `CyclicLR` write into a group whose momentum or β₁ they move.
+const CYCLED_KEYS: [&str; 2] = ["max_momentum", "base_momentum"];
 
-/// The optimiser of a group. torch does not save its name, so the names of hyper-parameters decide.
-fn kind(group: &Map<String, Value>) -> Result<&'static str> {
+/// The kind of optimiser of a group. torch does not save the kind, so the names of hyper-parameters decide.
+fn torch_kind(group: &Map<String, Value>) -> Result<&'static str> {
     let has = |key: &str| group.contains_key(key);
     if has("amsgrad") && has("betas") && has("eps") {
         Ok("Adam")
@@ -43,17 +43,16 @@ fn kind(group: &Map<String, Value>) -> Result<&'static str> {
 }
 
 /// The error that a hyper-parameter is missing or has another type.
-fn unfit(group: &Map<String, Value>, key: &str, expected: &'static str) -> Error {
+fn type_error(group: &Map<String, Value>, key: &str, expected: &'static str) -> Error {
     let got = group.get(key).map_or_else(|| "missing".to_string(), Value::to_string);
     Error::new(ErrorKind::File, format!("the file's {key} is")).with_got(got).with_expected(expected)
 }
 
+/// The number with this key; `default` if the group lacks the key.
 fn real(group: &Map<String, Value>, key: &str, default: Option<f64>) -> Result<f64> {
-    let value = group.get(key);
-    let number = value.map_or(default, |value| {
-        value.as_f64().or_else(|| value.as_bool().map(|flag| f64::from(u8::from(flag))))
-    });
-    number.ok_or_else(|| unfit(group, key, "a number"))
+    let number =
+        |value: &Value| value.as_f64().or_else(|| value.as_bool().map(|flag| f64::from(u8::from(flag))));
+    group.get(key).map_or(default, number).ok_or_else(|| type_error(group, key, "a number"))
 }
 
 fn flag(group: &Map<String, Value>, key: &str) -> Result<bool> {
@@ -62,7 +61,7 @@ fn flag(group: &Map<String, Value>, key: &str) -> Result<bool> {
         Some(Value::Bool(flag)) => Ok(*flag),
         // A number counts as a bool, as in Python.
         Some(Value::Number(number)) => Ok(number.as_f64() != Some(0.0)),
-        Some(_) => Err(unfit(group, key, "True or False")),
+        Some(_) => Err(type_error(group, key, "True or False")),
     }
 }
 
@@ -73,13 +72,16 @@ fn pair(group: &Map<String, Value>, key: &str) -> Result<(f64, f64)> {
         .map(|list| list.iter().map(Value::as_f64).collect::<Option<Vec<_>>>());
     match numbers.flatten().as_deref() {
         Some(&[first, second]) => Ok((first, second)),
-        _ => Err(unfit(group, key, "two numbers")),
+        _ => Err(type_error(group, key, "two numbers")),
     }
 }
 
-/// The group's value for a setting, in the type of the value here. A key that older versions of torch do not
-/// write counts as 0 or false.
-fn value(group: &Map<String, Value>, TorchSetting { key, value, .. }: &TorchSetting) -> Result<FieldValue> {
+/// The group's value for a setting, in the type of the setting's value here. A key that older versions of
+/// torch do not write counts as 0 or false.
+fn group_value(
+    group: &Map<String, Value>,
+    TorchSetting { key, value, .. }: &TorchSetting,
+) -> Result<FieldValue> {
     Ok(match value {
         FieldValue::Flag(_) => flag(group, key)?.into(),
         FieldValue::Pair(..) => pair(group, key)?.into(),
@@ -87,8 +89,10 @@ fn value(group: &Map<String, Value>, TorchSetting { key, value, .. }: &TorchSett
     })
 }
 
-/// Whether values of schedules are equal up to 1e-6, because torch computes them in another order.
-fn is_about(a: f64, b: f64) -> bool {
+/// Whether values of schedules are equal up to 1e-6.
+///
+/// torch computes these values in another order.
+fn is_nearly_equal(a: f64, b: f64) -> bool {
     (a - b).abs() <= 1e-6 * a.abs().max(b.abs()) + 1e-12
 }
 
@@ -97,7 +101,7 @@ pub(super) struct GroupComparison<'c> {
     /// The name of the leaf's optimiser, for errors.
     pub(super) rule: String,
     pub(super) group: &'c Map<String, Value>,
-    pub(super) own: &'c Counterpart,
+    pub(super) counterpart: &'c Counterpart,
     /// Whether values that differ are taken over.
     pub(super) takes_over: bool,
     /// The step at which schedules are evaluated.
@@ -105,58 +109,67 @@ pub(super) struct GroupComparison<'c> {
 }
 
 impl GroupComparison<'_> {
-    /// The fields to set, and the value that the field of the learning rate has after that.
-    pub(super) fn check(&self) -> Result<(WantedFields, f64)> {
-        let GroupComparison { group, own, .. } = *self;
+    /// Returns the fields to set, and the value of the adjusted learning-rate field after that.
+    pub(super) fn check(&self) -> Result<(NewFields, f64)> {
+        let GroupComparison { group, counterpart, .. } = *self;
         self.check_kind()?;
-        let mut wanted = WantedFields::new();
-        let learning_rate = real(group, "lr", None)?;
-        let field = own.field_for(learning_rate).filter(|(_, value)| value.is_finite());
-        match &own.driven {
-            Some(driven) => self.compare_driven(learning_rate, driven, &mut wanted)?,
+        let mut new_fields = NewFields::new();
+        let torch_rate = real(group, "lr", None)?;
+        match &counterpart.driven_rate {
+            Some(driven_rate) => self.compare_driven(torch_rate, driven_rate, &mut new_fields)?,
             None => {
-                let field = field.map(|(place, value)| (place.to_string(), value.into()));
-                let here = own.learning_rate().into();
-                self.compare("lr", learning_rate.into(), here, field, &mut wanted)?;
+                let here = counterpart.learning_rate().into();
+                self.compare("lr", torch_rate.into(), here, self.rate_field(torch_rate), &mut new_fields)?;
             }
         }
-        for setting in &own.settings {
-            let found = value(group, setting)?;
-            let field = setting.place.clone().map(|place| (place, found));
+        for setting in &counterpart.settings {
+            let torch = group_value(group, setting)?;
+            let field = setting.place.clone().map(|place| (place, torch));
             match setting.is_driven {
-                true => self.compare_acting(setting.key, found, setting.value)?,
-                false => self.compare(setting.key, found, setting.value, field, &mut wanted)?,
+                true => self.compare_acting(setting.key, torch, setting.value)?,
+                false => self.compare(setting.key, torch, setting.value, field, &mut new_fields)?,
             }
         }
-        self.check_decay(&mut wanted)?;
+        self.check_decay(&mut new_fields)?;
         self.check_others()?;
-        Ok((wanted, field.map_or_else(|| own.own_rate(), |(_, value)| value)))
+        let adjusted = counterpart.field_for(torch_rate).filter(|(_, value)| value.is_finite());
+        Ok((new_fields, adjusted.map_or_else(|| counterpart.adjusted_value(), |(_, value)| value)))
+    }
+
+    /// The field to set for a learning rate of torch's.
+    fn rate_field(&self, torch_rate: f64) -> Option<(String, FieldValue)> {
+        let field = self.counterpart.field_for(torch_rate).filter(|(_, value)| value.is_finite());
+        field.map(|(place, value)| (place.to_string(), value.into()))
     }
 
     /// Compares a learning rate that follows a schedule.
     ///
-    /// Under a relative schedule the leaf's own rate is first compared with `initial_lr`, with which torch's
-    /// scheduler began. In any case `lr` is then compared with the rate of this step.
-    fn compare_driven(&self, found: f64, driven: &DrivenRate, wanted: &mut WantedFields) -> Result<()> {
-        let mut expected = self.own.learning_rate();
-        if let (true, Some(initial)) = (driven.schedule.is_relative, self.initial_rate()?) {
-            let field = self.own.field_for(initial).filter(|(_, value)| value.is_finite());
-            let field = field.map(|(place, value)| (place.to_string(), value.into()));
-            self.compare(INITIAL_RATE, initial.into(), driven.own.into(), field, wanted)?;
-            // From `initial`, because the rate that acts here does not contain a new own rate yet.
-            expected = saturating(initial, driven.schedule.at(self.steps));
+    /// Under a relative schedule the leaf's own rate is first compared with `initial_lr`, the rate with which
+    /// torch's scheduler began. In any case `lr` is then compared with the rate of the current step.
+    fn compare_driven(
+        &self,
+        torch_rate: f64,
+        driven_rate: &DrivenRate,
+        new_fields: &mut NewFields,
+    ) -> Result<()> {
+        let mut expected = self.counterpart.learning_rate();
+        if let (true, Some(initial)) = (driven_rate.schedule.is_relative, self.initial_rate()?) {
+            let (here, field) = (driven_rate.leaf_rate.into(), self.rate_field(initial));
+            self.compare(INITIAL_RATE, initial.into(), here, field, new_fields)?;
+            // From `initial`, because the leaf's acting rate does not contain a new own rate yet.
+            expected = saturating(initial, driven_rate.schedule.at(self.steps));
         }
-        self.compare_acting("lr", found.into(), expected.into())
+        self.compare_acting("lr", torch_rate.into(), expected.into())
     }
 
-    /// Compares a hyper-parameter that follows a schedule here with the value of this step.
+    /// Compares a hyper-parameter that follows a schedule with the value of this step.
     fn compare_acting(&self, key: &str, torch: FieldValue, acting: FieldValue) -> Result<()> {
-        if torch.is_equal(acting, is_about) {
+        if torch.is_equal(acting, is_nearly_equal) {
             return Ok(());
         }
-        let differs = Error::new(ErrorKind::OtherRule, format!("torch's {key} in the file is"));
+        let error = Error::new(ErrorKind::OtherRule, format!("torch's {key} in the file is"));
         let expected = format!("{acting}, as the schedule gives in step {}", self.steps);
-        Err(differs.with_got(torch).with_expected(expected).with_remedy(
+        Err(error.with_got(torch).with_expected(expected).with_remedy(
             "before the restore, call `state.schedule` with the schedule of the run, and `state.set_steps` \
              with the `last_epoch` of torch's scheduler",
         ))
@@ -170,24 +183,25 @@ impl GroupComparison<'_> {
         let initial = real(self.group, INITIAL_RATE, None)?;
         match initial.is_finite() && initial >= 0.0 {
             true => Ok(Some(initial)),
-            false => Err(unfit(self.group, INITIAL_RATE, "a finite number of 0 or more")),
+            false => Err(type_error(self.group, INITIAL_RATE, "a finite number of 0 or more")),
         }
     }
 
+    /// Refuses a group of another kind of optimiser, or with other switches.
     fn check_kind(&self) -> Result<()> {
-        let GroupComparison { rule, group, own, .. } = self;
-        let torch = kind(group)?;
-        let is_on = |key| flag(group, key);
+        let GroupComparison { rule, group, counterpart, .. } = self;
+        let torch = torch_kind(group)?;
+        let torch_is_on = |key| flag(group, key);
         let momentum = real(group, "momentum", Some(0.0))? != 0.0;
-        let here = |key: &str| own.is_on(key);
-        let (remedy, is_same) = match torch {
-            "Adam" if is_on("amsgrad")? => ("`AMSGradW`", here("amsgrad")),
-            "Adam" => ("`AdamW` or `Adam`", !here("amsgrad")),
-            "SGD" if !momentum => ("`Descent`", !own.has_velocity()),
-            "SGD" if is_on("nesterov")? => ("`Nesterov`", here("nesterov")),
-            "SGD" => ("`Momentum`", !here("nesterov") && own.has_velocity()),
+        let is_on_here = |key: &str| counterpart.is_on(key);
+        let (remedy, has_same_options) = match torch {
+            "Adam" if torch_is_on("amsgrad")? => ("`AMSGradW`", is_on_here("amsgrad")),
+            "Adam" => ("`AdamW` or `Adam`", !is_on_here("amsgrad")),
+            "SGD" if !momentum => ("`Descent`", !counterpart.has_velocity()),
+            "SGD" if torch_is_on("nesterov")? => ("`Nesterov`", is_on_here("nesterov")),
+            "SGD" => ("`Momentum`", !is_on_here("nesterov") && counterpart.has_velocity()),
             "RMSprop" => {
-                let remedy = match (momentum, is_on("centered")?) {
+                let remedy = match (momentum, torch_is_on("centered")?) {
                     (false, false) => "`RMSProp`",
                     (false, true) => "`RMSProp` with `centred`",
                     (true, _) => {
@@ -195,42 +209,46 @@ impl GroupComparison<'_> {
                          `Descent`"
                     }
                 };
-                (remedy, own.has_velocity() == momentum && here("centered") == is_on("centered")?)
+                (
+                    remedy,
+                    counterpart.has_velocity() == momentum
+                        && is_on_here("centered") == torch_is_on("centered")?,
+                )
             }
             "Adagrad" => ("`AdaGrad`", true),
             _ => ("`Lion`", true),
         };
-        if torch == own.kind && is_same {
+        if torch == counterpart.kind && has_same_options {
             return Ok(());
         }
-        let named = |kind: &str, is_on: &dyn Fn(&str) -> bool, momentum: bool| {
+        let with_options = |kind: &str, is_on: &dyn Fn(&str) -> bool, momentum: bool| {
             let options = ["amsgrad", "nesterov", "centered"].into_iter().filter(|key| is_on(key));
             let options: Vec<&str> = options.chain(momentum.then_some("momentum")).collect();
             if options.is_empty() { kind.to_string() } else { format!("{kind}({})", options.join(", ")) }
         };
-        let expected = named(own.kind, &here, own.has_velocity());
+        let expected = with_options(counterpart.kind, &is_on_here, counterpart.has_velocity());
         Err(Error::new(ErrorKind::OtherRule, "the optimiser of the file is torch's")
-            .with_got(named(torch, &|key| group.get(key) == Some(&Value::Bool(true)), momentum))
+            .with_got(with_options(torch, &|key| group.get(key) == Some(&Value::Bool(true)), momentum))
             .with_expected(format_args!("torch's {expected}, which {rule} continues"))
             .with_remedy(format!("set up {remedy}")))
     }
 
-    /// Compares a hyper-parameter. If the values differ and differences are taken over, adds the new value of
-    /// its field to `wanted`.
+    /// Compares a hyper-parameter. If the values differ and fields are taken over, adds the new value of the
+    /// field to `new_fields`.
     fn compare(
         &self,
         key: &str,
         torch: FieldValue,
         here: FieldValue,
         field: Option<(String, FieldValue)>,
-        wanted: &mut WantedFields,
+        new_fields: &mut NewFields,
     ) -> Result<()> {
-        if torch.is_equal(here, same) {
+        if torch.is_equal(here, is_same) {
             return Ok(());
         }
         let remedy = match field {
             Some(field) if self.takes_over => {
-                wanted.push(field);
+                new_fields.push(field);
                 return Ok(());
             }
             Some(_) => {
@@ -242,43 +260,44 @@ impl GroupComparison<'_> {
                  documentation of `optimisers::torch`"
             }
         };
-        let differs = Error::new(ErrorKind::OtherRule, format!("torch's {key} in the file is"))
+        Err(Error::new(ErrorKind::OtherRule, format!("torch's {key} in the file is"))
             .with_got(torch)
-            .with_expected(here);
-        Err(differs.with_remedy(remedy))
+            .with_expected(here)
+            .with_remedy(remedy))
     }
 
-    /// Compares both kinds of weight decay. torch has one number, and the other kind has to be 0 here.
-    fn check_decay(&self, wanted: &mut WantedFields) -> Result<()> {
-        let GroupComparison { group, own, .. } = self;
+    /// Compares both kinds of weight decay. torch has a number of one kind, so the other kind has to be 0
+    /// here.
+    fn check_decay(&self, new_fields: &mut NewFields) -> Result<()> {
+        let GroupComparison { group, counterpart, .. } = self;
         let lambda = real(group, "weight_decay", Some(0.0))?;
-        let decouples = match own.kind {
+        let decouples = match counterpart.kind {
             "Lion" if group.contains_key("weight_decouple") => flag(group, "weight_decouple")?,
             "Lion" => true,
             "Adam" if group.contains_key("decoupled_weight_decay") => flag(group, "decoupled_weight_decay")?,
             // Files of torch before 2.7 do not distinguish Adam and AdamW, so the rule here decides.
-            "Adam" => own.decay[1].place.is_some() && own.decay[0].lambda == 0.0,
+            "Adam" => counterpart.decays[1].place.is_some() && counterpart.decays[0].lambda == 0.0,
             _ => false,
         };
         let names = ["weight_decay (in the gradient)", "weight_decay (decoupled)"];
         let expected = if decouples { [0.0, lambda] } else { [lambda, 0.0] };
-        for ((name, here), torch) in names.iter().zip(&own.decay).zip(expected) {
+        for ((name, here), torch) in names.iter().zip(&counterpart.decays).zip(expected) {
             let field = here.place.clone().map(|place| (place, torch.into()));
             match here.is_driven {
                 true => self.compare_acting(name, torch.into(), here.lambda.into())?,
-                false => self.compare(name, torch.into(), here.lambda.into(), field, wanted)?,
+                false => self.compare(name, torch.into(), here.lambda.into(), field, new_fields)?,
             }
         }
         Ok(())
     }
 
     /// Refuses options that are switched on in torch and unknown here. Also refuses a momentum or β₁ that a
-    /// torch scheduler moves, unless a schedule here drives it, because it would otherwise stand still.
+    /// torch scheduler moves, unless a schedule here drives the number, because it would not move any more.
     fn check_others(&self) -> Result<()> {
         let is_cycled =
             |setting: &TorchSetting| ["betas", "momentum"].contains(&setting.key) && setting.is_driven;
-        if let Some(key) = CYCLES.into_iter().find(|key| self.group.contains_key(*key))
-            && !self.own.settings.iter().any(is_cycled)
+        if let Some(key) = CYCLED_KEYS.into_iter().find(|key| self.group.contains_key(*key))
+            && !self.counterpart.settings.iter().any(is_cycled)
         {
             let problem = format!(
                 "the file has {key}, so torch's scheduler changes the momentum, or β₁, of this group in each \
@@ -290,11 +309,13 @@ impl GroupComparison<'_> {
                  `base_momentum` from the groups of `optimizer.param_groups` in torch, and save again",
             ));
         }
-        let known =
-            |key: &str| HOW.contains(&key) || key.starts_with("decoupled_") || key == "weight_decouple";
-        let known = |key: &str| known(key) || ["amsgrad", "nesterov", "centered", "maximize"].contains(&key);
-        match self.group.iter().find(|(key, value)| **value == Value::Bool(true) && !known(key)) {
-            Some((key, _)) => self.compare(key, true.into(), false.into(), None, &mut WantedFields::new()),
+        let is_known = |key: &str| {
+            IGNORED.contains(&key)
+                || ["weight_decouple", "amsgrad", "nesterov", "centered", "maximize"].contains(&key)
+                || key.starts_with("decoupled_")
+        };
+        match self.group.iter().find(|(key, value)| **value == Value::Bool(true) && !is_known(key)) {
+            Some((key, _)) => self.compare(key, true.into(), false.into(), None, &mut NewFields::new()),
             None => Ok(()),
         }
     }

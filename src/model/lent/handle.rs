@@ -1,13 +1,13 @@
 //! [`Lent`], a handle of a parameter or gradient, and how two handles are compared.
 //!
-//! An owner may report another shape or dtype each time. So a handle of memory that is no tensor has those of
-//! the first time ([`Known`]), or of a range of its elements ([`LentPart`]), and each loan is compared with
-//! them.
+//! An owner may report another shape or dtype each time. So a handle of memory that is no tensor stores the
+//! shape and dtype of the first time ([`FixedLender`]), or those of a range of the elements ([`LentPart`]),
+//! and each loan is compared with the stored values.
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-use super::lend::KEEP_TO;
+use super::lend::LEND_AS_REPORTED;
 use super::{Lend, MemoryMut, View, read};
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::{DType, Shape};
@@ -17,7 +17,7 @@ use crate::tensors::Tensor;
 #[derive(Clone)]
 pub(crate) enum Lent<'a> {
     Tensor(Tensor),
-    Memory(Known<'a>),
+    Memory(FixedLender<'a>),
     Part(Arc<LentPart<'a>>),
 }
 
@@ -27,7 +27,7 @@ impl<'a> Deref for Lent<'a> {
     fn deref(&self) -> &Self::Target {
         match self {
             Lent::Tensor(tensor) => tensor,
-            Lent::Memory(known) => known,
+            Lent::Memory(lender) => lender,
             Lent::Part(part) => &**part,
         }
     }
@@ -40,14 +40,16 @@ impl std::fmt::Debug for Lent<'_> {
 }
 
 impl<'a> Lent<'a> {
-    /// A handle of `lender`. If it is no tensor, its shape and dtype are read here, once for the whole call.
+    /// A handle of `lender`. Unless `lender` is a tensor, its shape and dtype are read here, once for the
+    /// call.
     pub(crate) fn new(lender: &'a dyn Lend) -> Self {
         lender
             .tensor()
-            .map_or_else(|| Lent::Memory(Known::new(lender)), |tensor| Lent::Tensor(tensor.clone()))
+            .map_or_else(|| Lent::Memory(FixedLender::new(lender)), |tensor| Lent::Tensor(tensor.clone()))
     }
 
-    /// The handle without a lifetime, if it is of a tensor. Other memory is borrowed from its owner.
+    /// The handle without a lifetime, if it is of a tensor; `None` for memory that is borrowed from its
+    /// owner.
     pub(crate) fn into_owned(self) -> Option<Lent<'static>> {
         if let Lent::Tensor(tensor) = self { Some(Lent::Tensor(tensor)) } else { None }
     }
@@ -58,79 +60,82 @@ impl<'a> Lent<'a> {
             Lent::Tensor(tensor) => {
                 Lent::Tensor(tensor.detach().flatten_all()?.narrow(0, elements.start, elements.len())?)
             }
-            Lent::Memory(known) => Lent::Part(Arc::new(LentPart::new(*known, elements))),
+            Lent::Memory(lender) => Lent::Part(Arc::new(LentPart::new(*lender, elements))),
             Lent::Part(part) => Lent::Part(Arc::new(part.part(elements))),
         })
     }
 
     /// A handle of no elements of `lender`, in a shape of the same rank.
-    pub(crate) fn none(lender: &'a dyn Lend) -> Result<Self> {
+    pub(crate) fn empty_part(lender: &'a dyn Lend) -> Result<Self> {
         let Some(tensor) = lender.tensor() else {
-            return Ok(Lent::Part(Arc::new(LentPart::none(Known::new(lender)))));
+            return Ok(Lent::Part(Arc::new(LentPart::empty(FixedLender::new(lender)))));
         };
         Ok(Lent::Tensor((0..tensor.rank()).try_fold(tensor.detach(), |x, dim| x.narrow(dim, 0, 0))?))
     }
-    /// Whether both are the same elements in the same order; `None` if the owners report too little. True for
-    /// a tensor and its detached copy, one object, or lenders of one memory, offset, shape and dtype.
-    pub(crate) fn is(&self, other: &Lent<'_>) -> Option<bool> {
+
+    /// Whether two handles have the same elements in the same order; `None` if the owners report too little.
+    /// True for a tensor and its detached copy, one object, or lenders of one memory, offset, shape and
+    /// dtype.
+    pub(crate) fn has_same_elements(&self, other: &Lent<'_>) -> Option<bool> {
         match (self, other) {
             (Lent::Tensor(a), Lent::Tensor(b)) => {
                 Some(Lend::memory(a) == Lend::memory(b) && a.layout() == b.layout())
             }
-            (Lent::Memory(a), Lent::Memory(b)) => a.is(b),
+            (Lent::Memory(a), Lent::Memory(b)) => a.has_same_elements(b),
             _ => Some(false),
         }
     }
 
-    /// Whether both lie at one address in one order. False if others can access the memory of one.
-    pub(crate) fn lies_with(&self, other: &Lent<'_>) -> Result<bool> {
-        // Memory that others can access may have a lock, which the nested reads would take twice.
+    /// Whether two handles have their elements at one address in one order. False if other code can access
+    /// the memory of either.
+    pub(crate) fn has_same_address(&self, other: &Lent<'_>) -> Result<bool> {
+        // Memory that other code can access may have a lock, which the nested reads would take twice.
         if self.memory().is_some() || other.memory().is_some() || self.elem_count() == 0 {
             return Ok(false);
         }
         // Nested, because an owner that converts its numbers for each reader could lend both at one address,
         // one after the other.
-        let mut is_one = false;
+        let mut is_same = false;
         read("gradient", &**self, &mut |a| {
             read("gradient", &**other, &mut |b| {
-                is_one = a.place() == b.place();
+                is_same = a.address_and_order() == b.address_and_order();
                 Ok(())
             })
         })?;
-        Ok(is_one)
+        Ok(is_same)
     }
 }
 
-/// A lender with the shape and dtype that it had when the call found it.
+/// A lender with the shape and dtype that it reported at the start of the call.
 ///
 /// The call is planned with these values, and each loan is compared with them, even if the owner reports
-/// others later.
+/// other values later.
 #[derive(Clone, Copy)]
-pub(crate) struct Known<'a> {
+pub(crate) struct FixedLender<'a> {
     lender: &'a dyn Lend,
     shape: &'a [usize],
     dtype: DType,
 }
 
-impl<'a> Known<'a> {
+impl<'a> FixedLender<'a> {
     fn new(lender: &'a dyn Lend) -> Self {
-        Known { lender, shape: lender.shape(), dtype: lender.dtype() }
+        FixedLender { lender, shape: lender.shape(), dtype: lender.dtype() }
     }
 
-    /// Address and size of the lender. Two lenders with equal ones are one object, unless the size is 0: an
-    /// object of size 0 may share the address of another.
+    /// Address and size of the lender. Two lenders with equal address and size are one object, unless the
+    /// size is 0: an object of size 0 may share the address of another object.
     pub(crate) fn object(&self) -> (usize, usize) {
         (std::ptr::from_ref(self.lender).addr(), size_of_val(self.lender))
     }
 
-    /// Whether both are the same elements in the same order; `None` if their owners report too little.
-    fn is(&self, other: &Known<'_>) -> Option<bool> {
+    /// Whether two lenders lend the same elements in the same order; `None` if the owners report too little.
+    fn has_same_elements(&self, other: &FixedLender<'_>) -> Option<bool> {
         if self.object() == other.object() && self.object().1 > 0 {
             return Some(true);
         }
         match (self.memory(), other.memory()) {
             (None, None) => None,
-            (own, others) if own != others => Some(false),
+            (a, b) if a != b => Some(false),
             _ => Some(
                 self.offset()? == other.offset()? && (self.shape, self.dtype) == (other.shape, other.dtype),
             ),
@@ -138,7 +143,7 @@ impl<'a> Known<'a> {
     }
 }
 
-impl Lend for Known<'_> {
+impl Lend for FixedLender<'_> {
     fn lent_shape(&self) -> &[usize] {
         self.shape
     }
@@ -166,30 +171,31 @@ impl Lend for Known<'_> {
 
 /// A range of the elements of a parameter: a vector, or nothing in a shape of the parameter's rank.
 pub(crate) struct LentPart<'a> {
-    of: Known<'a>,
+    whole: FixedLender<'a>,
     shape: Shape,
     elements: Range<usize>,
 }
 
 impl<'a> LentPart<'a> {
-    fn new(of: Known<'a>, elements: Range<usize>) -> Self {
-        LentPart { of, shape: elements.len().into(), elements }
+    fn new(whole: FixedLender<'a>, elements: Range<usize>) -> Self {
+        LentPart { whole, shape: elements.len().into(), elements }
     }
 
     /// No elements, in a shape of the same rank.
-    fn none(of: Known<'a>) -> Self {
-        LentPart { of, shape: vec![0; of.lent_shape().len()].into(), elements: 0..0 }
+    fn empty(whole: FixedLender<'a>) -> Self {
+        LentPart { whole, shape: vec![0; whole.lent_shape().len()].into(), elements: 0..0 }
     }
 
     /// A range of the elements of this part.
     fn part(&self, elements: Range<usize>) -> Self {
-        LentPart::new(self.of, self.elements.start + elements.start..self.elements.start + elements.end)
+        LentPart::new(self.whole, self.elements.start + elements.start..self.elements.start + elements.end)
     }
 }
 
-fn lacks() -> Error {
+/// The error for lent memory that lacks a part.
+fn missing_part() -> Error {
     Error::new(ErrorKind::Memory, "a part does not lie in the lent memory in row-major order")
-        .with_remedy(KEEP_TO)
+        .with_remedy(LEND_AS_REPORTED)
 }
 
 impl Lend for LentPart<'_> {
@@ -198,21 +204,21 @@ impl Lend for LentPart<'_> {
     }
 
     fn lent_dtype(&self) -> DType {
-        self.of.lent_dtype()
+        self.whole.lent_dtype()
     }
 
     fn memory(&self) -> Option<usize> {
-        self.of.memory()
+        self.whole.memory()
     }
 
     fn read(&self, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {
-        self.of.read(&mut |view| {
+        self.whole.read(&mut |view| {
             let part = view.in_order().and_then(|memory| memory.part(self.elements.clone()));
-            run(View::new(part.ok_or_else(lacks)?))
+            run(View::new(part.ok_or_else(missing_part)?))
         })
     }
 
     fn write(&self, run: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {
-        self.of.write(&mut |memory| run(memory.part(self.elements.clone()).ok_or_else(lacks)?))
+        self.whole.write(&mut |memory| run(memory.part(self.elements.clone()).ok_or_else(missing_part)?))
     }
 }

@@ -1,37 +1,38 @@
 //! The trait [`Lend`], and the functions `read` and `write`, through which the crate uses lent memory.
 //!
-//! An owner may run the function twice, or never, or drop the function's error. So `OneRun` counts the runs,
-//! and decides the result of a loan: the function's error; else the owner's error; else an error if the
-//! function has not run. A second run does nothing and counts as an error of the function.
+//! An owner may run the function twice, or never, or drop the function's error. So `OneRun` counts the runs
+//! and decides the result of a loan. The result is the function's error; without such an error, the owner's;
+//! without either, an error if the function has not run. A second run does nothing and counts as an error of
+//! the function.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
 
 use super::{MemoryMut, MemoryRef, View, storage_of, write_tensor};
 use crate::error::{Error, ErrorKind, Result};
-use crate::numbers::{DType, elem_count, place_of};
-use crate::tensors::{Device, Tensor, allocated, rows_of, tensor_of, write_values};
+use crate::numbers::{DType, elem_count, element_offset};
+use crate::tensors::{Device, Tensor, allocate, rows_of, tensor_of, write_values};
 
 /// Memory of a parameter or gradient that its owner lends while it is read or written.
 ///
-/// Implemented for candle's tensors, and for what [`ParameterSlices`](crate::ParameterSlices) and
-/// [`GradientSlices`](crate::GradientSlices) hold. A framework implements `Lend` for tensors of its own.
+/// Implemented for candle's tensors, and for the slices in [`ParameterSlices`](crate::ParameterSlices) and
+/// [`GradientSlices`](crate::GradientSlices). A framework implements `Lend` for its own tensors.
 ///
 /// # What the crate promises
 /// - No pointer into the memory is kept after the function that `read` or `write` runs has returned.
 /// - Elementwise rules work on the memory itself.
-///   [The page for authors of frameworks](crate::guide::frameworks#what-an-update-promises) lists what is
-///   copied, which locks are held together, and which threads call.
+///   [The page for authors of frameworks](crate::guide::frameworks#what-an-update-promises) lists the copies,
+///   the locks that are held together, and the threads that call.
 ///
 /// # What the owner promises
 /// - `lent_shape` and `lent_dtype` do not change while the lender is borrowed. A call reads them once.
-/// - `read` and `write` either call the function once, with all elements, and return its error; or they
-///   return an error of their own.
+/// - `read` and `write` either call the function once, with all elements, and return the function's result;
+///   or they return an error of the owner.
 /// - `read` lends a parameter in row-major order.
 ///
-/// A broken promise is an error of the call in which it is noticed. Dtype and number of elements are compared
-/// at each loan. If the function fails, the call fails with its error, whatever the owner returns; if the
-/// function panics and the owner catches that, with an error of the kind
+/// If the crate notices a broken promise, the call returns an error. Dtype and number of elements are
+/// compared at each loan. If the function fails, the call fails with the function's error, whatever the owner
+/// returns. If the function panics and the owner catches the panic, the call fails with an error of the kind
 /// [`Memory`](crate::ErrorKind::Memory).
 pub trait Lend: Send + Sync {
     /// The sizes of all dimensions.
@@ -42,16 +43,15 @@ pub trait Lend: Send + Sync {
 
     /// A number that identifies the memory, such as its address.
     ///
-    /// Two lenders have the same number exactly if they share memory, and therefore a lock. `None` if nobody
-    /// else can access the memory during the call, as with a `&mut` slice. If two gradients of one parameter
-    /// both have `None`, they count once if they lie at one address in one order.
+    /// Two lenders have the same number exactly if they share memory, and therefore a lock. `None` if no
+    /// other code can access the memory during the call, as with a `&mut` slice. Two gradients of one
+    /// parameter that both return `None` count once if they lie at one address in one order.
     fn memory(&self) -> Option<usize>;
 
     /// The place of the first element in [`memory`](Lend::memory), in any unit: an offset, or an address.
     ///
-    /// Lenders with the same memory, offset, shape and dtype are the same elements in the same order. So a
-    /// handle that is shown under two paths is one parameter, and a gradient that is found under two paths
-    /// counts once.
+    /// Lenders with the same memory, offset, shape and dtype are taken for the same elements in the same
+    /// order. So two such handles under two paths are one parameter, and two such gradients count once.
     ///
     /// With the default, `None`, only objects are compared: two gradient objects both count, even if they
     /// share memory, and two parameter objects that share memory are refused.
@@ -62,13 +62,13 @@ pub trait Lend: Send + Sync {
     /// Runs `run` on the elements, which do not change until `run` returns.
     ///
     /// # Errors
-    /// Those of `run`; and if the memory is not available.
+    /// Those of `run`, and if the memory is not available.
     fn read(&self, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()>;
 
-    /// Runs `run` on the elements in row-major order. Nobody else accesses them until `run` returns.
+    /// Runs `run` on the elements in row-major order. No other code accesses them until `run` returns.
     ///
     /// # Errors
-    /// Those of `run`; and if the memory is not available.
+    /// Those of `run`, and if the memory is not available.
     fn write(&self, run: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()>;
 
     /// The lender itself, if it is a tensor of candle's.
@@ -87,7 +87,7 @@ impl dyn Lend + '_ {
         self.lent_dtype()
     }
 
-    /// The device of the memory: the CPU, unless the lender is a tensor on another one.
+    /// The device of the memory: the CPU, unless the lender is a tensor on another device.
     pub(crate) fn device(&self) -> &Device {
         self.tensor().map_or(&Device::Cpu, Tensor::device)
     }
@@ -96,9 +96,9 @@ impl dyn Lend + '_ {
         elem_count(self.shape())
     }
 
-    /// The tensor itself, or a copy of what is lent.
+    /// The tensor itself, or a copy of memory that is no tensor.
     pub(crate) fn tensor_or_copy(&self) -> Result<Tensor> {
-        self.tensor().map_or_else(|| copied("tensor", self), |tensor| Ok(tensor.clone()))
+        self.tensor().map_or_else(|| copy_of("tensor", self), |tensor| Ok(tensor.clone()))
     }
 }
 
@@ -110,14 +110,14 @@ pub(crate) fn read(
     lender: &dyn Lend,
     run: &mut dyn FnMut(View<'_>) -> Result<()>,
 ) -> Result<()> {
-    let mut once = OneRun::of(lender);
-    let lent = lender.read(&mut |view| {
+    let mut once = OneRun::new(lender);
+    let owner_result = lender.read(&mut |view| {
         once.run(|| {
-            check_fit(lender, view.fits(lender.shape(), lender.dtype()))?;
+            check_fit(lender, view.check_fit(lender.shape(), lender.dtype()))?;
             run(view)
         })
     });
-    once.end(lent).map_err(|error| error.in_role(role))
+    once.end(owner_result).map_err(|error| error.in_role(role))
 }
 
 /// [`read`], for memory that `run` may write.
@@ -126,46 +126,47 @@ pub(crate) fn write(
     lender: &dyn Lend,
     run: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>,
 ) -> Result<()> {
-    let mut once = OneRun::of(lender);
-    let lent = lender.write(&mut |memory| {
+    let mut once = OneRun::new(lender);
+    let owner_result = lender.write(&mut |memory| {
         once.run(|| {
             let got = (memory.dtype(), memory.len());
             check_fit(lender, if got == (lender.dtype(), lender.elem_count()) { Ok(()) } else { Err(got) })?;
             run(memory)
         })
     });
-    once.end(lent).map_err(|error| error.in_role(role))
+    once.end(owner_result).map_err(|error| error.in_role(role))
 }
 
-/// Counts the runs of a function that an owner has to run once, and keeps its first error.
+/// Counts the runs of a function that an owner has to run once, and stores the function's first error.
 struct OneRun<'l> {
     lender: &'l dyn Lend,
     runs: usize,
-    /// Whether the first run has returned. It has not if it panicked and the owner caught the panic.
+    /// Whether the first run has returned. False if the run panicked and the owner caught the panic.
     has_ended: bool,
-    failed: Option<Error>,
+    error: Option<Error>,
 }
 
 impl<'l> OneRun<'l> {
-    fn of(lender: &'l dyn Lend) -> Self {
-        OneRun { lender, runs: 0, has_ended: false, failed: None }
+    fn new(lender: &'l dyn Lend) -> Self {
+        OneRun { lender, runs: 0, has_ended: false, error: None }
     }
 
     /// Runs `function` the first time only, because a second run would apply a second step.
     fn run(&mut self, function: impl FnOnce() -> Result<()>) -> Result<()> {
         self.runs += 1;
-        let done = if self.runs == 1 { function() } else { Err(not_lent(self.lender, self.runs)) };
+        let result = if self.runs == 1 { function() } else { Err(wrong_run_count(self.lender, self.runs)) };
         self.has_ended = true;
-        done.map_err(|error| {
-            // The owner gets a substitute, so that the error itself is kept even if the owner drops it.
-            self.failed.get_or_insert(error);
+        result.map_err(|error| {
+            // The owner gets a substitute, so that the error itself survives even if the owner drops the
+            // substitute.
+            self.error.get_or_insert(error);
             Error::other("the function that was given to the owner of memory has failed")
         })
     }
 
     /// The error of the function. If the function succeeded, the error of the owner.
-    fn end(self, lent: Result<()>) -> Result<()> {
-        match (self.failed, lent) {
+    fn end(self, owner_result: Result<()>) -> Result<()> {
+        match (self.error, owner_result) {
             (Some(error), _) => Err(error),
             (None, Err(error)) => {
                 use ErrorKind::{File, Io, Memory};
@@ -176,7 +177,7 @@ impl<'l> OneRun<'l> {
                 }
                 Err(Error::new(Memory, "the owner does not lend the memory").caused_by(error))
             }
-            (None, Ok(())) if self.runs == 0 => Err(not_lent(self.lender, 0)),
+            (None, Ok(())) if self.runs == 0 => Err(wrong_run_count(self.lender, 0)),
             (None, Ok(())) if !self.has_ended => {
                 let problem = "the function that was given to the owner of memory has panicked";
                 Err(Error::new(ErrorKind::Memory, problem)
@@ -188,7 +189,7 @@ impl<'l> OneRun<'l> {
 }
 
 /// Refuses a parameter whose memory differs from its shape or dtype, or is not in row-major order. If
-/// `is_written`, also one that its owner does not lend to be written.
+/// `is_written`, also refuses a parameter that its owner does not lend for writing.
 pub(crate) fn check_parameter(role: &'static str, lender: &dyn Lend, is_written: bool) -> Result<()> {
     if let Some(tensor) = lender.tensor() {
         return storage_of(tensor).map(drop).map_err(|error| error.in_role(role));
@@ -198,30 +199,30 @@ pub(crate) fn check_parameter(role: &'static str, lender: &dyn Lend, is_written:
         None => Err(Error::new(ErrorKind::Memory, "the elements do not lie in row-major order")
             .with_remedy("let `Lend::read` hand over parameters in row-major order, as `Lend::write` does")),
     })?;
-    // This loan writes nothing. It finds an owner that refuses to lend, before anything is changed.
+    // This loan writes nothing. It finds an owner that refuses to lend before any parameter changes.
     if is_written { write(role, lender, &mut |_| Ok(())) } else { Ok(()) }
 }
 
-/// A copy of what is lent.
-pub(crate) fn copied(role: &'static str, lender: &dyn Lend) -> Result<Tensor> {
+/// A copy of the lent memory.
+pub(crate) fn copy_of(role: &'static str, lender: &dyn Lend) -> Result<Tensor> {
     let (elements, dtype) = (lender.elem_count(), lender.dtype());
     if let Some(tensor) = lender.tensor() {
-        return allocated(elements, dtype, tensor.device(), || tensor.copy());
+        return allocate(elements, dtype, tensor.device(), || tensor.copy());
     }
     let mut copy = None;
     read(role, lender, &mut |view| {
         let shape = lender.shape();
-        let copied = || {
-            let numbers = owned(view.memory());
+        let make_copy = || {
+            let numbers = vector_of(view.memory());
             match view.strides() {
                 None => numbers.reshape(shape),
                 Some((_, strides)) => in_order(&numbers, shape, strides),
             }
         };
-        copy = Some(allocated(elements, dtype, &Device::Cpu, copied)?);
+        copy = Some(allocate(elements, dtype, &Device::Cpu, make_copy)?);
         Ok(())
     })?;
-    copy.ok_or_else(|| not_lent(lender, 0))
+    copy.ok_or_else(|| wrong_run_count(lender, 0))
 }
 
 /// [`write_tensor`] for any lender.
@@ -229,8 +230,8 @@ pub(crate) fn write_lent(lender: &dyn Lend, out: &mut dyn Write) -> io::Result<(
     if let Some(tensor) = lender.tensor() {
         return write_tensor(tensor, out);
     }
-    let mut written = Ok(());
-    let read = read("tensor", lender, &mut |view| {
+    let mut write_result = Ok(());
+    let read_result = read("tensor", lender, &mut |view| {
         let Some(memory) = view.in_order() else {
             return Err(Error::new(
                 ErrorKind::Unsupported,
@@ -238,42 +239,44 @@ pub(crate) fn write_lent(lender: &dyn Lend, out: &mut dyn Write) -> io::Result<(
             )
             .with_remedy("lend a copy"));
         };
-        // The error is kept here instead of returned to the owner, so that it stays an `io::Error`.
-        written = write_values(memory.bytes(), memory.dtype().size_in_bytes(), out);
+        // The error is stored instead of returned to the owner, so that the error stays an `io::Error`.
+        write_result = write_values(memory.bytes(), memory.dtype().size_in_bytes(), out);
         Ok(())
     });
-    read.map_err(io::Error::other).and(written)
+    read_result.map_err(io::Error::other).and(write_result)
 }
 
 /// A vector with copies of the numbers.
-pub(crate) fn owned(memory: MemoryRef<'_>) -> Tensor {
+pub(crate) fn vector_of(memory: MemoryRef<'_>) -> Tensor {
     tensor_of(memory.to_storage(), memory.len())
 }
 
 /// A copy of the elements of `numbers` that lie `strides` apart, in row-major order.
 fn in_order(numbers: &Tensor, shape: &[usize], strides: &[usize]) -> crate::tensors::Result<Tensor> {
-    let places = (0..elem_count(shape)).map(|element| place_of(element, shape, strides)).collect();
-    rows_of(numbers, places)?.reshape(shape)
+    let offsets = (0..elem_count(shape)).map(|element| element_offset(element, shape, strides)).collect();
+    rows_of(numbers, offsets)?.reshape(shape)
 }
 
-fn check_fit(lender: &dyn Lend, fits: std::result::Result<(), (DType, usize)>) -> Result<()> {
-    fits.map_err(|got| other_memory(got, (lender.dtype(), lender.elem_count())))
+/// Refuses memory of another dtype or length than the lender reports. `fit` has the dtype and length of such
+/// memory as its error.
+fn check_fit(lender: &dyn Lend, fit: std::result::Result<(), (DType, usize)>) -> Result<()> {
+    fit.map_err(|got| wrong_memory(got, (lender.dtype(), lender.elem_count())))
 }
 
 /// The error for an owner that lends another number of elements, or another dtype, than it reports.
-pub(crate) fn other_memory(got: (DType, usize), expected: (DType, usize)) -> Error {
+pub(crate) fn wrong_memory(got: (DType, usize), expected: (DType, usize)) -> Error {
     Error::new(ErrorKind::Memory, "the lent memory has")
         .with_got(format_args!("{} elements of {:?}", got.1, got.0))
         .with_expected(format_args!("{} of {:?}", expected.1, expected.0))
-        .with_remedy(KEEP_TO)
+        .with_remedy(LEND_AS_REPORTED)
 }
 
-/// The remedy for an owner whose memory is not what it reports.
-pub(super) const KEEP_TO: &str =
+/// The remedy for an owner whose memory has another length or dtype than it reports.
+pub(super) const LEND_AS_REPORTED: &str =
     "let `Lend::read` and `Lend::write` hand over what `lent_shape` and `lent_dtype` return";
 
 /// The error for an owner that did not run the function exactly once.
-fn not_lent(lender: &dyn Lend, runs: usize) -> Error {
+fn wrong_run_count(lender: &dyn Lend, runs: usize) -> Error {
     let memory = format!("{} elements of {:?}", lender.elem_count(), lender.dtype());
     Error::new(ErrorKind::Memory, format!("the owner of {memory} has run the function that it was given"))
         .with_got(format_args!("{runs} times"))

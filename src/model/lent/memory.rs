@@ -1,8 +1,8 @@
-//! Borrowed numbers of any dtype that parameters and gradients have, F16, BF16, F32 and F64, and how the
-//! elements of a tensor lie in them ([`View`]).
+//! Borrowed numbers of the dtypes that parameters and gradients have (F16, BF16, F32 and F64), and the places
+//! of a tensor's elements among these numbers ([`View`]).
 //!
 //! [`View::strided`] checks that all elements lie within the numbers. `unsafe` code of the CPU engine relies
-//! on that, so there must be no other way to make a strided view.
+//! on this check, so there must be no other way to make a strided view.
 
 use std::ops::Range;
 
@@ -10,13 +10,13 @@ use bytemuck::{PodCastError, cast_slice, try_cast_slice, try_cast_slice_mut};
 use half::{bf16, f16};
 
 use crate::error::{Error, ErrorKind, FLOATS, Result};
-use crate::numbers::{DType, UNCOUNTED, elem_count, place_of};
+use crate::numbers::{DType, UNCOUNTED, elem_count, element_offset};
 use crate::tensors::CpuStorage;
 
 /// Defines [`MemoryRef`] and [`MemoryMut`], with a variant and conversions for each dtype.
 macro_rules! memory {
     ($($Variant:ident: $T:ty => $Storage:ident),* $(,)?) => {
-        /// Numbers that are borrowed to be read, by their dtype.
+        /// Numbers that are borrowed for reading, by their dtype.
         ///
         /// Slices, arrays and vectors of `f16`, `bf16`, `f32` and `f64` are converted by `into`.
         #[derive(Clone, Copy, Debug)]
@@ -28,7 +28,7 @@ macro_rules! memory {
             )*
         }
 
-        /// Numbers that are borrowed to be read and written; made as [`MemoryRef`] is.
+        /// Numbers that are borrowed for reading and writing; made as a [`MemoryRef`] is made.
         #[derive(Debug)]
         #[non_exhaustive]
         pub enum MemoryMut<'a> {
@@ -42,17 +42,17 @@ macro_rules! memory {
             /// Bytes as numbers of a dtype that is known at run time only: `F16`, `BF16`, `F32` or `F64`.
             ///
             /// # Errors
-            /// If the dtype is another, the last number is not whole, or the bytes are not aligned for the
-            /// dtype.
+            /// If the dtype is none of these four, the last number is not whole, or the bytes are not aligned
+            /// for the dtype.
             pub fn from_bytes(bytes: &'a [u8], dtype: impl Into<DType>) -> Result<Self> {
                 let (length, dtype) = (bytes.len(), dtype.into());
                 let memory = match dtype {
                     // Accepted at any address, because an empty slice need not be aligned for its dtype.
                     $(DType::$Variant if length == 0 => Ok(MemoryRef::$Variant(&[])),)*
                     $(DType::$Variant => try_cast_slice(bytes).map(MemoryRef::$Variant),)*
-                    _ => return Err(not_lent(dtype)),
+                    _ => return Err(unsupported_dtype(dtype)),
                 };
-                memory.map_err(|reason| not_numbers(length, dtype, reason))
+                memory.map_err(|reason| cast_error(length, dtype, reason))
             }
 
             pub(crate) fn len(&self) -> usize {
@@ -63,13 +63,13 @@ macro_rules! memory {
                 match self { $(MemoryRef::$Variant(_) => DType::$Variant,)* }
             }
 
-            /// The elements of a range; `None` if it is not within them.
+            /// The elements of a range; `None` if the range reaches beyond the elements.
             pub(crate) fn part(self, range: Range<usize>) -> Option<Self> {
                 Some(match self { $(MemoryRef::$Variant(values) => MemoryRef::$Variant(values.get(range)?),)* })
             }
 
-            /// The elements of a storage; `None` with a dtype that no parameter has.
-            pub(crate) fn of_storage(storage: &'a CpuStorage) -> Option<Self> {
+            /// The elements of a storage; `None` if no parameter can have its dtype.
+            pub(crate) fn from_storage(storage: &'a CpuStorage) -> Option<Self> {
                 match storage { $(CpuStorage::$Storage(values) => Some(MemoryRef::$Variant(values)),)* _ => None }
             }
 
@@ -102,7 +102,7 @@ macro_rules! memory {
             ///
             /// # let mut numbers = [0f32; 6];
             /// # let tensor: &mut [u8] = bytemuck::cast_slice_mut(&mut numbers);
-            /// // a framework's tensor: its bytes and what they are
+            /// // a framework's tensor: its bytes and their dtype
             /// let memory = MemoryMut::from_bytes(tensor, DType::F32)?;
             /// let _parameters = ParameterSlices::new().with("weight", (2, 3), memory)?;
             /// # Ok::<(), optimisers::Error>(())
@@ -115,9 +115,9 @@ macro_rules! memory {
                 let memory = match dtype {
                     $(DType::$Variant if length == 0 => Ok(MemoryMut::$Variant(&mut [])),)*
                     $(DType::$Variant => try_cast_slice_mut(bytes).map(MemoryMut::$Variant),)*
-                    _ => return Err(not_lent(dtype)),
+                    _ => return Err(unsupported_dtype(dtype)),
                 };
-                memory.map_err(|reason| not_numbers(length, dtype, reason))
+                memory.map_err(|reason| cast_error(length, dtype, reason))
             }
 
             pub(crate) fn len(&self) -> usize {
@@ -129,22 +129,22 @@ macro_rules! memory {
             }
 
             /// The same memory with a shorter lifetime.
-            pub(crate) fn lent(&mut self) -> MemoryMut<'_> {
+            pub(crate) fn reborrow(&mut self) -> MemoryMut<'_> {
                 match self { $(MemoryMut::$Variant(values) => MemoryMut::$Variant(values),)* }
             }
 
-            /// The same memory to be read.
-            pub(crate) fn to_read(&self) -> MemoryRef<'_> {
+            /// The same memory for reading.
+            pub(crate) fn as_memory_ref(&self) -> MemoryRef<'_> {
                 match self { $(MemoryMut::$Variant(values) => MemoryRef::$Variant(values),)* }
             }
 
-            /// The elements of a range; `None` if it is not within them.
+            /// The elements of a range; `None` if the range reaches beyond the elements.
             pub(crate) fn part(self, range: Range<usize>) -> Option<Self> {
                 Some(match self { $(MemoryMut::$Variant(values) => MemoryMut::$Variant(values.get_mut(range)?),)* })
             }
 
-            /// The elements of a storage; `None` with a dtype that no parameter has.
-            pub(crate) fn of_storage(storage: &'a mut CpuStorage) -> Option<Self> {
+            /// The elements of a storage; `None` if no parameter can have its dtype.
+            pub(crate) fn from_storage(storage: &'a mut CpuStorage) -> Option<Self> {
                 match storage { $(CpuStorage::$Storage(values) => Some(MemoryMut::$Variant(values)),)* _ => None }
             }
 
@@ -204,13 +204,13 @@ macro_rules! memory {
 
 memory! { F16: f16 => F16, BF16: bf16 => BF16, F32: f32 => F32, F64: f64 => F64 }
 
-fn not_lent(dtype: DType) -> Error {
+fn unsupported_dtype(dtype: DType) -> Error {
     Error::new(ErrorKind::Argument, "memory cannot be lent in")
         .with_got(format_args!("{dtype:?}"))
         .with_expected(FLOATS)
 }
 
-fn not_numbers(length: usize, dtype: DType, reason: PodCastError) -> Error {
+fn cast_error(length: usize, dtype: DType, reason: PodCastError) -> Error {
     let size = dtype.size_in_bytes();
     match reason {
         PodCastError::TargetAlignmentGreaterAndInputNotAligned => Error::new(
@@ -225,7 +225,7 @@ fn not_numbers(length: usize, dtype: DType, reason: PodCastError) -> Error {
     }
 }
 
-/// Numbers that are lent to be read, and how the elements of a tensor lie in them.
+/// Numbers that are lent for reading, and the places of a tensor's elements among them.
 ///
 /// ```
 /// use optimisers::View;
@@ -249,7 +249,7 @@ impl<'a> View<'a> {
         View { memory: numbers.into(), strides: None }
     }
 
-    /// Elements that lie `strides` apart in each dimension; the first number is the first element.
+    /// Elements that lie `strides` apart in each dimension. The first number is the first element.
     ///
     /// # Errors
     /// If the last element is not within the numbers, if the numbers of strides and dimensions differ, or if
@@ -275,7 +275,7 @@ impl<'a> View<'a> {
             .with_expected(format_args!("{expected} elements"))
             .with_remedy("pass all numbers from the first element to the last"));
         }
-        // With strides of 0, a few numbers can be any number of elements.
+        // With strides of 0, a few numbers can make any number of elements.
         if elem_count(dims) == UNCOUNTED {
             return Err(Error::new(
                 ErrorKind::Memory,
@@ -284,8 +284,8 @@ impl<'a> View<'a> {
             .with_remedy("pass the sizes of the dimensions"));
         }
         if is_in_order(dims, strides) {
-            // Cut, because there may be more numbers than elements. The reach of a view in order, or of an
-            // empty one, is its number of elements.
+            // Cut, because there may be more numbers than elements. The reach of a view that is in order or
+            // empty is its number of elements.
             return Ok(View { memory: memory.part(0..expected).unwrap_or(memory), strides: None });
         }
         Ok(View { memory, strides: Some((dims, strides)) })
@@ -297,7 +297,7 @@ impl<'a> View<'a> {
     pub fn numbers(self) -> Vec<f64> {
         let all = self.memory.numbers();
         let Some((dims, strides)) = self.strides else { return all };
-        (0..self.elements()).map(|element| all[place_of(element, dims, strides)]).collect()
+        (0..self.elements()).map(|element| all[element_offset(element, dims, strides)]).collect()
     }
 
     /// The number of elements.
@@ -312,7 +312,7 @@ impl<'a> View<'a> {
 
     /// The numbers as they lie in memory, if they are the elements in row-major order.
     ///
-    /// They are in that order in all tensors of a state.
+    /// All tensors of a state have their elements in that order.
     ///
     /// ```
     /// use optimisers::{MemoryRef, View};
@@ -332,16 +332,17 @@ impl<'a> View<'a> {
     }
 
     /// Address, dtype, number and order of the elements. Equal exactly if two views have the same elements.
-    pub(super) fn place(self) -> impl PartialEq {
+    pub(super) fn address_and_order(self) -> impl PartialEq {
         (self.memory.address(), self.memory.dtype(), self.elements(), self.strides)
     }
 
-    /// Whether the view has this dtype and as many elements as `dims`. A strided view must have the
-    /// dimensions `dims` as well. The error has the dtype of the view and its number of elements.
-    pub(super) fn fits(self, dims: &[usize], dtype: DType) -> std::result::Result<(), (DType, usize)> {
+    /// Refuses another dtype or number of elements than that of a tensor with the dimensions `dims`. A
+    /// strided view must also have these dimensions. The error has the dtype and the number of elements of
+    /// the view.
+    pub(super) fn check_fit(self, dims: &[usize], dtype: DType) -> std::result::Result<(), (DType, usize)> {
         let got = self.elements();
-        let is_shaped = self.strides.is_none_or(|(own, _)| own == dims);
-        if is_shaped && self.memory.dtype() == dtype && got == elem_count(dims) {
+        let has_shape = self.strides.is_none_or(|(view_dims, _)| view_dims == dims);
+        if has_shape && self.memory.dtype() == dtype && got == elem_count(dims) {
             return Ok(());
         }
         Err((self.memory.dtype(), got))
@@ -350,23 +351,23 @@ impl<'a> View<'a> {
 
 /// Whether the elements follow each other in row-major order. True if there are no elements.
 fn is_in_order(dims: &[usize], strides: &[usize]) -> bool {
-    let mut next = Some(1usize);
-    let follows = |(dim, stride): (&usize, &usize)| {
+    let mut expected = Some(1usize);
+    let is_as_expected = |(dim, stride): (&usize, &usize)| {
         // The stride of a dimension of size 1 is never used, so it may be any number.
-        let is_next = *dim == 1 || next == Some(*stride);
-        next = next.and_then(|next| next.checked_mul(*dim));
-        is_next
+        let is_right = *dim == 1 || expected == Some(*stride);
+        expected = expected.and_then(|stride| stride.checked_mul(*dim));
+        is_right
     };
-    dims.contains(&0) || dims.iter().zip(strides).rev().all(follows)
+    dims.contains(&0) || dims.iter().zip(strides).rev().all(is_as_expected)
 }
 
-/// How many numbers a tensor reaches over, from its first element to its last; `usize::MAX` on overflow.
+/// The count of numbers from a tensor's first element to its last; `usize::MAX` on overflow.
 pub(super) fn reach(dims: &[usize], strides: &[usize]) -> usize {
     // Saturates, because a reach that wraps around would accept a storage that is too short.
     let mut last = 0usize;
     for (dim, stride) in dims.iter().zip(strides) {
-        let Some(others) = dim.checked_sub(1) else { return 0 };
-        last = last.saturating_add(others.saturating_mul(*stride));
+        let Some(last_index) = dim.checked_sub(1) else { return 0 };
+        last = last.saturating_add(last_index.saturating_mul(*stride));
     }
     last.saturating_add(1)
 }

@@ -2,8 +2,8 @@
 //! frameworks.
 //!
 //! Owners ([`Lend`]) are foreign code, and a call uses their memory several times. So every use is checked:
-//! 1. `Lent::new` reads shape and dtype, once per call (`handle.rs`). The call is planned with these.
-//! 2. `read` and `write` compare each loan with them, and run the function at most once (`lend.rs`).
+//! 1. `Lent::new` reads shape and dtype, once per call (`handle.rs`). The call is planned with these values.
+//! 2. `read` and `write` compare each loan with these values, and run the function at most once (`lend.rs`).
 //! 3. The storage of a candle tensor is compared with its layout while it is locked (`stored.rs`).
 //!
 //! Two lenders are one parameter if they are one object, or if they report the same [`Lend::memory`],
@@ -18,8 +18,8 @@ mod tensor;
 pub(crate) use handle::Lent;
 pub use lend::Lend;
 pub(crate) use lend::{
-    check_parameter, copied, defect, other_memory, owned, read, read_only, write, write_lent,
+    check_parameter, copy_of, defect, read, read_only, vector_of, write, write_lent, wrong_memory,
 };
 pub use memory::{MemoryMut, MemoryRef, View};
-pub(crate) use stored::{check_held, storage_of, write_tensor};
+pub(crate) use stored::{check_extent, storage_of, write_tensor};
 pub(crate) use tensor::unsupported;

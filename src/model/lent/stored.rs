@@ -1,10 +1,10 @@
 //! The check that a storage holds the elements that the layout of its tensor addresses.
 //!
-//! The layout, dtype and device of a tensor never change, but its storage can: candle passes it by `&mut` to
-//! any in-place operation, which may exchange it whenever the lock is free. And `Tensor::from_storage` takes
-//! any storage for any shape. So a call checks twice:
-//! 1. in the plan, for all tensors that it reads or writes, so that a refusal changes nothing;
-//! 2. under the lock, before it makes a pointer from a layout, because the first check may be out of date.
+//! The layout, dtype and device of a tensor never change, but its storage can: candle passes the storage by
+//! `&mut` to any in-place operation, which may exchange it whenever the lock is free. And
+//! `Tensor::from_storage` takes any storage for any shape. So a call checks twice:
+//! 1. in the plan, for all tensors that the call reads or writes, so that a refusal changes nothing;
+//! 2. under the lock, before a layout becomes a pointer, because the first check may be out of date.
 
 use std::io::{self, Write};
 use std::ops::Deref;
@@ -12,10 +12,10 @@ use std::ops::Deref;
 use super::memory::reach;
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::DType;
-use crate::tensors::{Device, Layout, Storage, Tensor, bytes_of, held, write_values};
+use crate::tensors::{Device, Layout, Storage, Tensor, bytes_of, storage_extent, write_values};
 
-/// How many elements a storage must have for a tensor of this layout; `usize::MAX` on overflow.
-fn needed(layout: &Layout) -> usize {
+/// The least number of elements of a storage for a tensor of this layout; `usize::MAX` on overflow.
+fn least_length(layout: &Layout) -> usize {
     match reach(layout.dims(), layout.stride()) {
         0 => 0,
         length => layout.start_offset().saturating_add(length),
@@ -27,7 +27,7 @@ pub(crate) fn storage_of<'t>(
     tensor: &'t Tensor,
 ) -> Result<(impl Deref<Target = Storage> + use<'t>, &'t Layout)> {
     let (storage, layout) = tensor.storage_and_layout();
-    check_held(tensor, held(&storage, tensor))?;
+    check_extent(tensor, storage_extent(&storage, tensor))?;
     Ok((storage, layout))
 }
 
@@ -41,10 +41,10 @@ pub(crate) fn write_tensor(tensor: &Tensor, out: &mut dyn Write) -> io::Result<(
     write_values(bytes_of(&storage, layout).map_err(io::Error::other)?, tensor.dtype().size_in_bytes(), out)
 }
 
-/// Refuses a storage of another dtype than the tensor's, or of too few bytes: what `held`, `held_on_cpu` or
-/// `held_on_cuda` return for a locked storage.
-pub(crate) fn check_held(tensor: &Tensor, (dtype, bytes): (DType, usize)) -> Result<()> {
-    let (expected, size) = (needed(tensor.layout()), dtype.size_in_bytes());
+/// Refuses a storage of another dtype than the tensor's, or of too few bytes. Takes the result of
+/// `storage_extent`, `cpu_extent` or `cuda_extent` for a locked storage.
+pub(crate) fn check_extent(tensor: &Tensor, (dtype, bytes): (DType, usize)) -> Result<()> {
+    let (expected, size) = (least_length(tensor.layout()), dtype.size_in_bytes());
     if tensor.dtype() == dtype && bytes >= expected.saturating_mul(size) {
         return Ok(());
     }
@@ -65,13 +65,16 @@ mod tests {
 
     #[test]
     fn a_layout_needs_all_up_to_its_last_element() {
-        let of = |dims: &[usize], stride: &[usize], start| {
-            needed(&Layout::new(Shape::from(dims), stride.to_vec(), start))
+        let length = |dims: &[usize], stride: &[usize], start| {
+            least_length(&Layout::new(Shape::from(dims), stride.to_vec(), start))
         };
-        assert_eq!(of(&[], &[], 0), 1);
-        assert_eq!((of(&[3], &[1], 0), of(&[3], &[1], 4), of(&[3, 2], &[1, 3], 0)), (3, 7, 6));
-        assert_eq!((of(&[3, 2], &[0, 1], 1), of(&[2, 2], &[5, 2], 0), of(&[5, 0], &[1, 5], 9)), (3, 8, 0));
+        assert_eq!(length(&[], &[], 0), 1);
+        assert_eq!((length(&[3], &[1], 0), length(&[3], &[1], 4), length(&[3, 2], &[1, 3], 0)), (3, 7, 6));
+        assert_eq!(
+            (length(&[3, 2], &[0, 1], 1), length(&[2, 2], &[5, 2], 0), length(&[5, 0], &[1, 5], 9)),
+            (3, 8, 0)
+        );
         // The product of these dimensions wraps around to 2.
-        assert_eq!(of(&[(1 << 63) + 1, 2], &[1, (1 << 63) + 1], 0), usize::MAX);
+        assert_eq!(length(&[(1 << 63) + 1, 2], &[1, (1 << 63) + 1], 0), usize::MAX);
     }
 }

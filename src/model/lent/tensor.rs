@@ -1,9 +1,9 @@
-//! candle's tensors as memory that is lent: under the locks of their storages.
+//! candle's tensors as lenders: their memory is lent under the locks of their storages.
 
-use super::{Lend, MemoryMut, MemoryRef, View, check_held, defect, storage_of};
+use super::{Lend, MemoryMut, MemoryRef, View, check_extent, defect, storage_of};
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::DType;
-use crate::tensors::{CpuStorage, Layout, Tensor, dtype_of, held_on_cpu, on_cpu, with_numbers_mut};
+use crate::tensors::{CpuStorage, Layout, Tensor, cpu_extent, cpu_numbers, dtype_of, with_numbers_mut};
 
 /// The error for memory to which the fused CPU engine makes no pointer.
 pub(crate) fn unsupported() -> Error {
@@ -31,17 +31,18 @@ impl Lend for Tensor {
 
     fn read(&self, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {
         let (storage, layout) = storage_of(self)?;
-        run(view(on_cpu(&storage).ok_or_else(unsupported)?, layout)?)
+        run(view(cpu_numbers(&storage).ok_or_else(unsupported)?, layout)?)
     }
 
     fn write(&self, run: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {
         with_numbers_mut(self, &mut |storage, layout| {
-            // Checked under the lock, because an operation may have exchanged the storage since the plan.
-            check_held(self, held_on_cpu(storage))?;
+            // Checked under the lock, because an operation may have exchanged the storage since the plan was
+            // made.
+            check_extent(self, cpu_extent(storage))?;
             let (start, end) = layout.contiguous_offsets().ok_or_else(unsupported)?;
             // An empty tensor may begin after the end of its storage.
             let (start, end) = if start == end { (0, 0) } else { (start, end) };
-            let memory = MemoryMut::of_storage(storage).and_then(|memory| memory.part(start..end));
+            let memory = MemoryMut::from_storage(storage).and_then(|memory| memory.part(start..end));
             run(memory.ok_or_else(unsupported)?)
         })
     }
@@ -53,15 +54,19 @@ impl Lend for Tensor {
 
 /// The elements of a layout in a storage that holds them.
 fn view<'s>(storage: &'s CpuStorage, layout: &'s Layout) -> Result<View<'s>> {
-    let memory = MemoryRef::of_storage(storage).ok_or_else(unsupported)?;
-    let lacks = || defect("a storage holds fewer elements than were found when it was locked");
+    let memory = MemoryRef::from_storage(storage).ok_or_else(unsupported)?;
+    let too_short = || defect("a storage holds fewer elements than were found when it was locked");
     match layout.contiguous_offsets() {
         // An empty tensor may begin after the end of its storage.
-        Some((start, end)) if start == end => Ok(View::new(memory.part(0..0).ok_or_else(lacks)?)),
-        Some((start, end)) => Ok(View::new(memory.part(start..end).ok_or_else(lacks)?)),
+        Some((start, end)) if start == end => Ok(View::new(memory.part(0..0).ok_or_else(too_short)?)),
+        Some((start, end)) => Ok(View::new(memory.part(start..end).ok_or_else(too_short)?)),
         None => {
             let start = layout.start_offset().min(memory.len());
-            View::strided(memory.part(start..memory.len()).ok_or_else(lacks)?, layout.dims(), layout.stride())
+            View::strided(
+                memory.part(start..memory.len()).ok_or_else(too_short)?,
+                layout.dims(),
+                layout.stride(),
+            )
         }
     }
 }

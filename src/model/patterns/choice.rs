@@ -1,10 +1,10 @@
 //! Chooses one pattern for each parameter of a model, or names the pattern that is at fault.
 //!
 //! A parameter with one path takes the first pattern that matches. For a tied parameter, different patterns
-//! may decide for its paths. The earliest of these patterns is chosen. Each other pattern must choose the
-//! same or give way. A pattern gives way if it also matches a path for which the chosen one decides: the user
-//! has placed it after the chosen one, like `*` after `head.*`. Otherwise it is unknown which of the two the
-//! user means, and the call is refused.
+//! may decide for its paths. The earliest of these patterns is chosen. Each later pattern must choose the
+//! same or give way. A later pattern gives way if it also matches a path for which the chosen pattern
+//! decides, because the user has then placed it last on purpose, like `*` after `head.*`. Otherwise it is
+//! unknown which of the two patterns the user means, and the call is refused.
 
 use std::collections::HashSet;
 
@@ -14,7 +14,7 @@ use crate::model::{Variable, empty_model};
 
 impl Patterns {
     /// The error for a path that no pattern matches.
-    pub(crate) fn uncovered(&self, path: &str) -> Error {
+    pub(crate) fn uncovered_error(&self, path: &str) -> Error {
         let patterns = if self.texts.is_empty() { "none".to_string() } else { self.texts.join(", ") };
         Error::new(ErrorKind::Argument, "no pattern matches this parameter; the patterns are:")
             .with_got(patterns)
@@ -22,37 +22,39 @@ impl Patterns {
             .at(path)
     }
 
-    /// [`Patterns::first`] for each variable. `same` returns whether two patterns choose the same; `blame`
-    /// adds to an error the pattern that it is about.
+    /// [`Patterns::first_match`] for each variable. `chooses_same` returns whether two patterns choose the
+    /// same. `blame` adds to an error the pattern at fault.
     ///
     /// # Errors
-    /// If there are no variables; if no pattern matches a variable, or two contradict each other for it; if a
-    /// pattern decides for no path, because a mistyped pattern must not go unnoticed.
+    /// If there are no variables; if no pattern matches a variable; if two patterns contradict each other for
+    /// a variable; if a pattern decides for no path, because a mistyped pattern must not go unnoticed.
     pub(crate) fn choose(
         &self,
         variables: &[Variable<'_>],
-        same: impl Fn(usize, usize) -> bool,
+        chooses_same: impl Fn(usize, usize) -> bool,
         blame: impl Fn(Option<usize>, Error) -> Error,
     ) -> Result<Vec<usize>> {
         if variables.is_empty() {
             return Err(empty_model());
         }
         let chosen: Vec<Option<usize>> =
-            variables.iter().map(|variable| self.first(&variable.paths)).collect();
-        let of_paths =
-            variables.iter().flat_map(|variable| &variable.paths).filter_map(|path| self.first(&[path]));
-        let deciding: HashSet<usize> = of_paths.collect();
+            variables.iter().map(|variable| self.first_match(&variable.paths)).collect();
+        let deciding_by_path = variables
+            .iter()
+            .flat_map(|variable| &variable.paths)
+            .filter_map(|path| self.first_match(&[path]));
+        let deciding: HashSet<usize> = deciding_by_path.collect();
         if let Some(idle) = (0..self.texts.len()).find(|pattern| !deciding.contains(pattern)) {
-            return Err(blame(Some(idle), self.idle(idle, variables, &chosen)));
+            return Err(blame(Some(idle), self.idle_error(idle, variables, &chosen)));
         }
-        let decided = variables.iter().zip(chosen).map(|(variable, choice)| {
-            let choice = choice.ok_or_else(|| blame(None, self.uncovered(variable.path())))?;
-            match self.contradiction(choice, variable, &same) {
+        let choices = variables.iter().zip(chosen).map(|(variable, choice)| {
+            let choice = choice.ok_or_else(|| blame(None, self.uncovered_error(variable.path())))?;
+            match self.contradiction(choice, variable, &chooses_same) {
                 Some((pattern, error)) => Err(blame(Some(pattern), error)),
                 None => Ok(choice),
             }
         });
-        decided.collect()
+        choices.collect()
     }
 
     /// The first pattern that contradicts `chosen` for a tied variable, with the error.
@@ -60,16 +62,17 @@ impl Patterns {
         &self,
         chosen: usize,
         variable: &Variable<'_>,
-        same: impl Fn(usize, usize) -> bool,
+        chooses_same: impl Fn(usize, usize) -> bool,
     ) -> Option<(usize, Error)> {
         let firsts: Vec<_> =
-            variable.paths.iter().filter_map(|path| Some((path, self.first(&[path])?))).collect();
-        let own = || firsts.iter().filter(|(_, first)| *first == chosen).map(|(path, _)| *path);
-        let gives_way = |pattern: usize| own().any(|path| self.matches(pattern, &[path]));
+            variable.paths.iter().filter_map(|path| Some((path, self.first_match(&[path])?))).collect();
+        let chosen_paths = || firsts.iter().filter(|(_, first)| *first == chosen).map(|(path, _)| *path);
+        let gives_way = |pattern: usize| chosen_paths().any(|path| self.matches(pattern, &[path]));
         let (other, pattern) = firsts
             .iter()
-            .find(|&&(_, first)| first != chosen && !gives_way(first) && !same(chosen, first))?;
-        let (path, chooses, chooses_too) = (own().next()?, &self.texts[chosen], &self.texts[*pattern]);
+            .find(|&&(_, first)| first != chosen && !gives_way(first) && !chooses_same(chosen, first))?;
+        let (path, chooses, chooses_too) =
+            (chosen_paths().next()?, &self.texts[chosen], &self.texts[*pattern]);
         let problem = format!(
             "{path:?} and {other:?} are one tied parameter, but the pattern {chooses:?} chooses for \
              {path:?}, and {chooses_too:?} for {other:?}"
@@ -80,7 +83,7 @@ impl Patterns {
     }
 
     /// The error for a pattern that decides for no variable, with the reason.
-    fn idle(&self, idle: usize, variables: &[Variable<'_>], chosen: &[Option<usize>]) -> Error {
+    fn idle_error(&self, idle: usize, variables: &[Variable<'_>], chosen: &[Option<usize>]) -> Error {
         match variables.iter().zip(chosen).find(|(variable, _)| self.matches(idle, &variable.paths)) {
             Some((variable, Some(earlier))) => {
                 let (pattern, earlier, path) = (&self.texts[idle], &self.texts[*earlier], variable.path());
@@ -90,8 +93,10 @@ impl Patterns {
                 );
                 Error::new(ErrorKind::Argument, problem).with_remedy("put the narrower pattern first")
             }
-            _ => self
-                .unmatched(idle, variables.iter().flat_map(|variable| &variable.paths).map(String::as_str)),
+            _ => self.unmatched_error(
+                idle,
+                variables.iter().flat_map(|variable| &variable.paths).map(String::as_str),
+            ),
         }
     }
 }

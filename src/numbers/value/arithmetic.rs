@@ -22,7 +22,7 @@ impl<T, const N: usize> Array<T> for [T; N] {
     }
 }
 
-/// Elementwise arithmetic together with its scalars, for a [`Rule`](crate::Rule) that plans it with
+/// Elementwise arithmetic together with its scalars, which a [`Rule`](crate::Rule) plans with
 /// [`Gradient::map`](crate::Gradient::map).
 ///
 /// If a rule consists of elementwise arithmetic only, implement [`Elementwise`](crate::Elementwise) instead,
@@ -47,22 +47,22 @@ impl<T, const N: usize> Array<T> for [T; N] {
 /// }
 /// ```
 pub trait Arithmetic: Copy + Send + Sync + 'static {
-    /// The state of an element: `[T; N]` for N numbers.
+    /// The state of an element: `[T; N]` if the state has N numbers.
     type Slots<T>: Array<T>;
 
     /// Whether the result is infinite or NaN exactly if dx is, given a finite state and no overflow.
     ///
-    /// If a norm follows such arithmetic, the norm also serves as the check that the gradient is finite, and
-    /// the gradient is read once less.
+    /// If so, a norm after this arithmetic also serves as the check that the gradient is finite, and the
+    /// gradient is read once less.
     const KEEPS_NON_FINITE: bool = false;
 
-    /// Whether a second loop is compiled, in which a [`Prologue`] comes first. Set for arithmetic that is
+    /// Whether a second loop is compiled, in which a [`Prologue`] comes first. True for arithmetic that is
     /// often the last of a chain.
     #[doc(hidden)]
     const TAKES_PROLOGUE: bool = false;
 
-    /// This arithmetic as a prologue, if it is a part of one. The loop of the next step of the chain can then
-    /// do both.
+    /// This arithmetic as a prologue, if a prologue can express it. The loop of the next step of the chain
+    /// can then do the arithmetic, too.
     #[doc(hidden)]
     fn as_prologue(self) -> Option<Prologue> {
         None

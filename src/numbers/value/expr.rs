@@ -51,9 +51,9 @@ pub(crate) enum Node {
     Unary(Unary, usize),
     /// A function of two numbers.
     Binary(Binary, usize, usize),
-    /// A truth value.
+    /// The truth value of a comparison.
     Compare(Comparison, usize, usize),
-    /// `Select(mask, yes, no)`.
+    /// `Select(mask, yes, no)`: `yes` where the mask holds, `no` elsewhere.
     Select(usize, usize, usize),
 }
 

@@ -1,8 +1,9 @@
 //! The trait [`Value`], over which a rule's arithmetic is written, and the types that implement it.
 //!
-//! A rule writes its update once, generic over [`Value`]. Each engine calls it with its own type: numbers of
-//! a vector loop on the CPU, or a recorder. A recording is evaluated with candle's tensor operations, or
-//! printed as code for a device. [`Lane`] is a single number, with which a program can try out a formula.
+//! A rule writes its update once, generic over [`Value`]. Each engine calls the update with its own type: the
+//! numbers of a vector loop on the CPU, or a recorder. A recording is evaluated with candle's tensor
+//! operations, or printed as code for a device. [`Lane`] is a single number, with which a program can try out
+//! a formula.
 
 mod arithmetic;
 mod expr;
@@ -24,8 +25,8 @@ use std::ops::{Add, Div, Mul, Neg, Sub};
 /// The second operand of `+ - * /` is another `Value` or an `f64` scalar of the rule (a learning rate, a bias
 /// correction). A scalar is rounded to the compute type once, when it is combined with a value.
 ///
-/// The trait is sealed, because arithmetic must give the same bits in all types that implement it. Tests
-/// compare them.
+/// The trait is sealed, because arithmetic must give the same bits in all types that implement the trait.
+/// Tests compare these bits.
 ///
 /// NaN passes through every operation, [`min`](Value::min), [`max`](Value::max), [`clamp`](Value::clamp) and
 /// [`sign`](Value::sign) included. A formula cannot branch on a value; use a comparison and
@@ -55,7 +56,7 @@ pub trait Value:
     /// The result of a comparison, one truth value per element.
     type Mask: Copy;
 
-    /// The scalar `value` as a number of this type. `self` only gives the type and the recording.
+    /// The scalar `value` as a number of this type. `self` only supplies the type and the recording.
     #[must_use]
     fn constant(self, value: f64) -> Self;
     /// The square root, correctly rounded.
@@ -95,7 +96,8 @@ pub trait Value:
     #[must_use]
     fn min(self, other: Self) -> Self {
         let smaller = Self::select(self.le(other), self, other);
-        // A NaN in `other` is selected above. Only NaN is not equal to itself.
+        // Only NaN is not equal to itself, so this selects a NaN in `self`. The line above selects one in
+        // `other`.
         Self::select(self.equal(self), smaller, self)
     }
 
@@ -112,7 +114,7 @@ pub trait Value:
     #[must_use]
     fn clamp(self, low: f64, high: f64) -> Self {
         let (low, high) = (self.constant(low), self.constant(high));
-        // Not by `max` and `min`: without their selections for NaN these are two instructions on most
+        // Without the selections for NaN in `max` and `min`, so that a clamp is two instructions on most
         // processors.
         let raised = Self::select(self.lt(low), low, self);
         Self::select(raised.gt(high), high, raised)
@@ -131,8 +133,8 @@ pub trait Value:
 /// The ε to add to a root before a division: at least the smallest normal number of F32, so that no rule
 /// divides 0 by 0.
 ///
-/// If the root is not 0, adding the smallest normal number of F32 changes no bit: a root in F32 is above
-/// 1e-23, and a root in F64 changes only if it is below 1e-22.
+/// For a root other than 0, adding the smallest normal number of F32 changes no bit: a root in F32 is above
+/// 1e-23, and a root in F64 changes only below 1e-22.
 pub(crate) fn above_zero(epsilon: f64) -> f64 {
     epsilon.max(f32::MIN_POSITIVE.into())
 }

@@ -1,5 +1,5 @@
-//! Scaling, clipping and decay of a gradient, done in the loop of the step that follows, so that they need no
-//! loops of their own.
+//! Scaling, clipping and decay of a gradient in the loop of the next step, so that they need no loops of
+//! their own.
 
 use super::Value;
 
@@ -32,7 +32,8 @@ impl Prologue {
         Prologue { decay: Some(lambda), ..Prologue::default() }
     }
 
-    /// The prologue that does `self` and then `next`. `None` if their parts are not in the order of the type.
+    /// The prologue that does `self` and then `next`. `None` if their operations are not in the order of the
+    /// type.
     pub(crate) fn then(self, next: Prologue) -> Option<Prologue> {
         let is_in_order = match next {
             Prologue { scale: Some(_), .. } => self == Prologue::default(),
@@ -56,16 +57,16 @@ impl Prologue {
         factor.filter(|_| self.limit.or(self.decay).is_none())
     }
 
-    /// The gradient for the arithmetic, with the same bits as if each part were a step of its own.
+    /// The gradient for the arithmetic, with the same bits as if each operation were a step of its own.
     #[inline(always)]
     pub(crate) fn apply<V: Value>(self, x: V, dx: V) -> V {
-        // A factor of 1 and infinite limits change no bit, so absent parts need no branch. A decay of 0
-        // would: x·0 is NaN if x is infinite, and -0 + 0 is 0.
+        // A factor of 1 and infinite limits change no bit, so absent operations need no branch. A decay of 0
+        // does change bits: x·0 is NaN if x is infinite, and -0 + 0 is 0.
         let limit = self.limit.unwrap_or(f64::INFINITY);
-        let dx = (dx * self.scale.unwrap_or(1.0)).clamp(-limit, limit);
+        let clipped = (dx * self.scale.unwrap_or(1.0)).clamp(-limit, limit);
         match self.decay {
-            Some(decay) => dx + x * decay,
-            None => dx,
+            Some(decay) => clipped + x * decay,
+            None => clipped,
         }
     }
 }

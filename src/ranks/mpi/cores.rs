@@ -24,10 +24,11 @@ pub(super) fn check(world: &SimpleCommunicator) {
         let ranks = machine.size() as usize;
         let mut all = vec![0; ranks * (1 + WORDS)];
         machine.all_gather_into(&own_share()[..], &mut all[..]);
-        warning = crowded(all.as_chunks().0).filter(|_| machine.rank() == 0);
+        warning = crowding(all.as_chunks().0).filter(|_| machine.rank() == 0);
     });
-    // Outside, because a `Once` refuses all later calls after a panic, here of a logger.
-    warning.iter().for_each(Warning::say);
+    // The warning comes after `call_once`, because a `Once` refuses all later calls after a panic, here of a
+    // logger.
+    warning.iter().for_each(Warning::log);
 }
 
 /// The share of this rank. If the system does not report the cores, the mask is empty.
@@ -43,8 +44,8 @@ fn own_share() -> Share {
     share
 }
 
-/// The warning for the ranks of a machine, if they are too many.
-fn crowded(shares: &[Share]) -> Option<Warning> {
+/// The warning for the ranks of a machine, if they have more threads than cores.
+fn crowding(shares: &[Share]) -> Option<Warning> {
     let threads: usize = shares.iter().map(|share| share[0] as usize).sum();
     let union = |word: usize| shares.iter().fold(0, |union, share| union | share[1 + word]);
     let cores: usize = (0..WORDS).map(|word| union(word).count_ones() as usize).sum();
@@ -74,11 +75,11 @@ mod tests {
             // Bound to cores of their own.
             (vec![share(2, 0b0011), share(2, 0b1100)], false),
             (vec![share(1, 0b0001), share(1, 0b0001)], true),
-            // The system does not say.
+            // The system does not report the cores.
             (vec![share(4, 0); 2], false),
         ] {
             assert_eq!(
-                crowded(&shares).is_some(),
+                crowding(&shares).is_some(),
                 warns,
                 "{:?}",
                 shares.iter().map(|share| &share[..2]).collect::<Vec<_>>()

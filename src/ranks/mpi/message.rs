@@ -2,13 +2,13 @@
 
 use std::borrow::Cow;
 
-use crate::ranks::{fill, length};
+use crate::ranks::{fill, total_length};
 
 /// The length of the longest piece in bytes. MPI counts in 32 bits.
 const LARGEST: usize = 1 << 30;
 
 /// The bytes of slices, one after another: borrowed from a single slice, else copied together.
-pub(super) fn joined<'s>(slices: &[&'s [u8]]) -> Cow<'s, [u8]> {
+pub(super) fn join<'s>(slices: &[&'s [u8]]) -> Cow<'s, [u8]> {
     if let [only] = slices { Cow::Borrowed(only) } else { Cow::Owned(slices.concat()) }
 }
 
@@ -27,7 +27,7 @@ impl<'s, 'b> Incoming<'s, 'b> {
     pub(super) fn new(slices: &'s mut [&'b mut [u8]]) -> Self {
         match slices {
             [only] => Incoming::InPlace(only),
-            _ => Incoming::Copied(vec![0; length(slices)], slices),
+            _ => Incoming::Copied(vec![0; total_length(slices)], slices),
         }
     }
 
@@ -39,7 +39,7 @@ impl<'s, 'b> Incoming<'s, 'b> {
         bytes.chunks_mut(LARGEST)
     }
 
-    /// Copies the bytes that have arrived to the slices, unless they have arrived there.
+    /// Copies the bytes that have arrived to the slices, unless they were received into a slice.
     pub(super) fn finish(self) {
         if let Incoming::Copied(bytes, slices) = self {
             fill(slices, &bytes);
@@ -54,9 +54,9 @@ mod tests {
     #[test]
     fn one_slice_stays_where_it_is() {
         let bytes = [1u8, 2, 3];
-        assert!(matches!(joined(&[&bytes]), Cow::Borrowed(place) if std::ptr::eq(place, &bytes)));
-        assert_eq!(pieces(&joined(&[])).count(), 0, "nothing is sent where there is nothing to send");
-        assert_eq!(pieces(&joined(&[&bytes, &bytes[1..]])).collect::<Vec<_>>(), [[1, 2, 3, 2, 3]]);
+        assert!(matches!(join(&[&bytes]), Cow::Borrowed(place) if std::ptr::eq(place, &bytes)));
+        assert_eq!(pieces(&join(&[])).count(), 0, "nothing is sent where there is nothing to send");
+        assert_eq!(pieces(&join(&[&bytes, &bytes[1..]])).collect::<Vec<_>>(), [[1, 2, 3, 2, 3]]);
     }
 
     #[test]

@@ -12,8 +12,8 @@ use mpi::topology::SimpleCommunicator;
 use mpi::traits::{Communicator as _, Destination, Equivalence, Source};
 
 use super::cores;
-use super::message::{Incoming, joined, pieces};
-use crate::ranks::{CommunicationError, Communicator, check_of_others, length};
+use super::message::{Incoming, join, pieces};
+use crate::ranks::{CommunicationError, Communicator, check_entries, total_length};
 
 /// The ranks of an MPI job, for [`Setup::over`](crate::Setup::over). Clones are handles of the same rank.
 ///
@@ -36,7 +36,7 @@ unsafe impl Send for Handle {}
 impl World {
     /// The world of a program that has initialised MPI already. In other programs use [`run`](super::run).
     ///
-    /// All ranks have to call it equally often.
+    /// All ranks have to call this function equally often.
     ///
     /// # Errors
     /// If MPI is not initialised, has ended, or was initialised for calls from one thread only.
@@ -44,15 +44,15 @@ impl World {
         let remedy = "write `let (_universe, _) = \
                       mpi::initialize_with_threading(mpi::Threading::Serialized).unwrap();` before it, or \
                       use `optimisers::mpi::run`";
-        let refused = |what: &str| Err(CommunicationError::Other { reason: format!("{what}; {remedy}") });
+        let refuse = |what: &str| Err(CommunicationError::Other { reason: format!("{what}; {remedy}") });
         if !is_initialized() {
-            return refused("MPI is not initialised");
+            return refuse("MPI is not initialised");
         }
         if is_finalized() {
-            return refused("MPI has ended");
+            return refuse("MPI has ended");
         }
         if threading_support() < Threading::Serialized {
-            return refused("MPI was initialised for calls from one thread only");
+            return refuse("MPI was initialised for calls from one thread only");
         }
         let world = SimpleCommunicator::world().duplicate();
         cores::check(&world);
@@ -77,42 +77,41 @@ impl World {
         }
         // All receives are posted before the first send.
         scope(|scope| {
-            let mut received = Vec::new();
+            let mut receives = Vec::new();
             for (rank, incoming) in from.iter_mut().enumerate() {
                 for piece in incoming.pieces() {
                     let expected = piece.len();
-                    received.push((
+                    receives.push((
                         rank,
                         expected,
                         world.process_at_rank(rank as i32).immediate_receive_into(scope, piece),
                     ));
                 }
             }
-            let mut sent = Vec::new();
+            let mut sends = Vec::new();
             for (rank, bytes) in to.iter().enumerate() {
-                sent.extend(
+                sends.extend(
                     pieces(bytes)
                         .map(|piece| world.process_at_rank(rank as i32).immediate_send(scope, piece)),
                 );
             }
-            // All requests are waited for, even after a wrong length, because a request that is dropped
-            // panics.
+            // The loop waits for all requests, even after a wrong length, because a dropped request panics.
             let mut outcome = Ok(());
-            for (rank, expected, request) in received {
+            for (rank, expected, request) in receives {
                 let got = request.wait().count(u8::equivalent_datatype()) as usize;
                 if got != expected {
                     outcome = outcome.and(Err(CommunicationError::Length { rank, expected, got }));
                 }
             }
-            sent.into_iter().for_each(|request| _ = request.wait());
+            sends.into_iter().for_each(|request| _ = request.wait());
             outcome
         })
     }
 
     /// [`World::talk`] that ends the job if a message has a wrong length, because its sender gets no error.
     fn call(&self, to: &[&[u8]], from: &mut [Vec<&mut [u8]>]) -> Result<(), CommunicationError> {
-        check_of_others("to", [self.rank, self.size], to.iter().map(|bytes| bytes.len()))?;
-        check_of_others("from", [self.rank, self.size], from.iter().map(|slices| length(slices)))?;
+        check_entries("to", [self.rank, self.size], to.iter().map(|bytes| bytes.len()))?;
+        check_entries("from", [self.rank, self.size], from.iter().map(|slices| total_length(slices)))?;
         let mut from: Vec<_> = from.iter_mut().map(|slices| Incoming::new(slices)).collect();
         match self.talk(to, &mut from) {
             Err(error @ CommunicationError::Length { .. }) => self.fail(&error),
@@ -131,12 +130,12 @@ impl Communicator for World {
     }
 
     fn exchange(&self, to: &[Vec<&[u8]>], from: &mut [Vec<&mut [u8]>]) -> Result<(), CommunicationError> {
-        let to: Vec<_> = to.iter().map(|slices| joined(slices)).collect();
+        let to: Vec<_> = to.iter().map(|slices| join(slices)).collect();
         self.call(&to.iter().map(|bytes| &bytes[..]).collect::<Vec<_>>(), from)
     }
 
     fn gather(&self, own: &[&[u8]], from: &mut [Vec<&mut [u8]>]) -> Result<(), CommunicationError> {
-        let own = joined(own);
+        let own = join(own);
         let to_rank = |rank| if rank == self.rank { &[] } else { &own[..] };
         self.call(&(0..self.size).map(to_rank).collect::<Vec<_>>(), from)
     }

@@ -21,24 +21,24 @@ pub(super) type Rendezvous = [u8; 128];
 
 /// Makes a rendezvous on this machine.
 pub(super) fn rendezvous() -> Result<Rendezvous, CommunicationError> {
-    let mut made = None;
+    let mut rendezvous = None;
     let result = get_uniqueid().map(|id| {
-        made = Some(id.internal.map(|byte| byte as u8));
+        rendezvous = Some(id.internal.map(|byte| byte as u8));
         NcclStatus::Success
     });
     check("start", result)?;
-    made.ok_or_else(|| refused("start", "it has made no id by which the ranks find each other"))
+    rendezvous.ok_or_else(|| nccl_error("start", "it has made no id by which the ranks find each other"))
 }
 
 /// A rank's end of NCCL's communicator.
 ///
-/// The communicator lives until the process ends. To end it would be a call of all ranks together, in which a
-/// rank that gives up and the others would wait for each other. An abort would lose messages that others have
-/// not fetched yet.
+/// The communicator lives until the process ends. To end a communicator is a call of all ranks together, so a
+/// rank that gives up would wait for the others, and they for it. An abort would lose messages that other
+/// ranks have not fetched yet.
 pub(super) struct NcclLink {
     communicator: ncclComm_t,
     /// The first error, after which the ranks are out of step.
-    broken: Option<CommunicationError>,
+    first_error: Option<CommunicationError>,
 }
 
 // SAFETY: NCCL takes calls for a communicator from any thread, one at a time, and switches to its device by
@@ -47,7 +47,7 @@ unsafe impl Send for NcclLink {}
 
 /// A message to or from another rank.
 struct Message {
-    /// Of the first byte, on the device.
+    /// The address of the first byte, on the device.
     address: u64,
     bytes: usize,
     /// The rank at the other end.
@@ -60,14 +60,14 @@ impl NcclLink {
         stream: &CudaStream,
         rank: usize,
         size: usize,
-        at: &Rendezvous,
+        id: &Rendezvous,
     ) -> Result<Self, CommunicationError> {
         bind(stream)?;
         let mut communicator = std::ptr::null_mut();
-        let id = ncclUniqueId { internal: at.map(|byte| byte as _) };
+        let id = ncclUniqueId { internal: id.map(|byte| byte as _) };
         // SAFETY: the handle is written to a local that outlives the call.
         check("start", unsafe { comm_init_rank(&mut communicator, size as i32, id, rank as i32) })?;
-        Ok(NcclLink { communicator, broken: None })
+        Ok(NcclLink { communicator, first_error: None })
     }
 
     /// Sends the tensors in `to[r]` to rank r, and fills those in `from[r]` with what rank r sends, in the
@@ -78,10 +78,10 @@ impl NcclLink {
         to: &[Vec<Tensor>],
         from: &[Vec<Tensor>],
     ) -> Result<(), CommunicationError> {
-        if let Some(error) = &self.broken {
+        if let Some(error) = &self.first_error {
             return Err(error.clone());
         }
-        self.enqueue(stream, to, from).inspect_err(|error| self.broken = Some(error.clone()))
+        self.enqueue(stream, to, from).inspect_err(|error| self.first_error = Some(error.clone()))
     }
 
     fn enqueue(
@@ -91,20 +91,20 @@ impl NcclLink {
         from: &[Vec<Tensor>],
     ) -> Result<(), CommunicationError> {
         // All addresses come first: if a tensor has none, no message of the group may be enqueued already.
-        let [sent, received] = [
+        let [sends, receives] = [
             messages(to, |tensor| read_address(tensor, stream))?,
             messages(from, |tensor| write_address(tensor, stream))?,
         ];
-        if sent.is_empty() && received.is_empty() {
+        if sends.is_empty() && receives.is_empty() {
             return Ok(());
         }
         bind(stream)?;
-        self.check_whole()?;
+        self.check_earlier()?;
         check("begin an exchange", group_start())?;
-        let enqueued = self.post(stream, &sent, &received);
+        let posted = self.post(stream, &sends, &receives);
         // The group ends even after an error, otherwise this thread's next group would be a part of it.
         let ended = check("exchange tensors", group_end());
-        enqueued.and(ended)?;
+        posted.and(ended)?;
         // If cudarc orders streams by events, these calls record that this stream uses the tensors.
         if stream.context().is_managing_stream_synchronization() {
             messages(to, |tensor| read_address(tensor, stream))?;
@@ -117,47 +117,54 @@ impl NcclLink {
     fn post(
         &self,
         stream: &CudaStream,
-        sent: &[Message],
-        received: &[Message],
+        sends: &[Message],
+        receives: &[Message],
     ) -> Result<(), CommunicationError> {
-        let (bytes, on) = (ncclDataType_t::ncclUint8, stream.cu_stream().cast());
-        for message in sent {
+        let (dtype, stream) = (ncclDataType_t::ncclUint8, stream.cu_stream().cast());
+        for message in sends {
             // SAFETY: `read_address` compares the tensor with its storage, so the address has `bytes` bytes.
             // This stream comes after their writers: it waits for all of candle's streams (`ordered_stream`),
             // or, where cudarc manages streams, for those that `read_address` names. The caller holds the
             // tensor until the group has ended. Memory freed later is freed in the order of its stream, which
             // comes after this one.
             check("send", unsafe {
-                send(message.address as *const _, message.bytes, bytes, message.rank, self.communicator, on)
+                send(
+                    message.address as *const _,
+                    message.bytes,
+                    dtype,
+                    message.rank,
+                    self.communicator,
+                    stream,
+                )
             })?;
         }
-        for message in received {
+        for message in receives {
             // SAFETY: `write_address` checks as `read_address` does, and this stream comes after the readers
             // of these bytes as after their writers. Nothing else uses them until then:
             // `Communicator::exchange_tensors` demands it, `Inbox` owns the memory.
             check("receive", unsafe {
-                recv(message.address as *mut _, message.bytes, bytes, message.rank, self.communicator, on)
+                recv(message.address as *mut _, message.bytes, dtype, message.rank, self.communicator, stream)
             })?;
         }
         Ok(())
     }
 
-    /// Returns an error if NCCL has noticed one since the last call.
-    fn check_whole(&self) -> Result<(), CommunicationError> {
-        let mut noticed = ncclResult_t::ncclSuccess;
+    /// Returns an error if NCCL has noticed a failure since the last call.
+    fn check_earlier(&self) -> Result<(), CommunicationError> {
+        let mut state = ncclResult_t::ncclSuccess;
         // SAFETY: the communicator was made by `new` and is never destroyed; the result is written to a local
         // that outlives the call.
         check(
             "report whether earlier exchanges have failed",
-            unsafe { ncclCommGetAsyncError(self.communicator, &mut noticed) }.result(),
+            unsafe { ncclCommGetAsyncError(self.communicator, &mut state) }.result(),
         )?;
-        check("exchange tensors, because an earlier exchange has failed", noticed.result())
+        check("exchange tensors, because an earlier exchange has failed", state.result())
     }
 }
 
 /// Binds the stream's context to this thread.
 fn bind(stream: &CudaStream) -> Result<(), CommunicationError> {
-    stream.context().bind_to_thread().w().map_err(|error| refused("use the device", &error.to_string()))
+    stream.context().bind_to_thread().w().map_err(|error| nccl_error("use the device", &error.to_string()))
 }
 
 /// A message for each tensor that has elements.
@@ -168,7 +175,7 @@ fn messages(
     let with_elements =
         (0..).zip(tensors).flat_map(|(rank, tensors)| tensors.iter().map(move |tensor| (rank, tensor)));
     let message = |(rank, tensor): (i32, &Tensor)| {
-        let address = address(tensor).map_err(|error| refused("move a tensor", &error.to_string()))?;
+        let address = address(tensor).map_err(|error| nccl_error("move a tensor", &error.to_string()))?;
         Ok(Message { address, bytes: tensor.elem_count() * tensor.dtype().size_in_bytes(), rank })
     };
     with_elements.filter(|(_, tensor)| tensor.elem_count() > 0).map(message).collect()
@@ -179,17 +186,17 @@ fn check(what: &str, result: Result<NcclStatus, NcclError>) -> Result<(), Commun
     match result {
         Ok(NcclStatus::Success) => Ok(()),
         Ok(_) => {
-            Err(refused(what, "it runs asynchronously, which is not supported; unset NCCL_COMM_BLOCKING"))
+            Err(nccl_error(what, "it runs asynchronously, which is not supported; unset NCCL_COMM_BLOCKING"))
         }
         Err(NcclError(code)) => {
             // SAFETY: NCCL returns a static text for every code.
             let text = unsafe { CStr::from_ptr(ncclGetErrorString(code)) };
-            Err(refused(what, &text.to_string_lossy()))
+            Err(nccl_error(what, &text.to_string_lossy()))
         }
     }
 }
 
-fn refused(what: &str, why: &str) -> CommunicationError {
+fn nccl_error(what: &str, why: &str) -> CommunicationError {
     let remedy = "run with NCCL_DEBUG=WARN in the environment to see more, and start all ranks anew from \
                   the last checkpoint";
     CommunicationError::Other { reason: format!("NCCL cannot {what}: {why}; {remedy}") }

@@ -10,9 +10,9 @@
 //! use optimisers::{AdamW, Communicator, MixedPrecision, Setup, mpi, nccl, update};
 //!
 //! mpi::run(|host| {
-//!     // What Open MPI says; `SLURM_LOCALID` under srun.
-//!     let on_this_machine = std::env::var("OMPI_COMM_WORLD_LOCAL_RANK")?.parse()?;
-//!     let device = Device::new_cuda(on_this_machine)?;
+//!     // Open MPI sets this variable; srun sets `SLURM_LOCALID`.
+//!     let local_rank = std::env::var("OMPI_COMM_WORLD_LOCAL_RANK")?.parse()?;
+//!     let device = Device::new_cuda(local_rank)?;
 //!     let world = nccl::World::over(&host, &device)?;
 //!     let x = Var::ones(40_000, DType::BF16, &device)?;
 //!     let mut state = Setup::over(&world).build(MixedPrecision::new(DType::F32, AdamW::new(0.1)), &x)?;
@@ -41,7 +41,7 @@
 //! NCCL waits for the other ranks without end, because it has no time-out for messages between live
 //! processes. Over a network it notices a dead process (`NCCL_IB_TIMEOUT` and `NCCL_IB_RETRY_CNT`, or the
 //! system's time-outs of TCP), but on one machine it does not. Under
-//! [`mpi::run`](https://docs.rs/optimisers/latest/optimisers/mpi/fn.run.html) MPI kills all ranks, so none
+//! [`mpi::run`](https://docs.rs/optimisers/latest/optimisers/mpi/fn.run.html) MPI kills all ranks, so no rank
 //! waits. If NCCL reports an error, that call and all later calls return the error. With `NCCL_DEBUG=WARN` in
 //! the environment NCCL prints more.
 

@@ -8,12 +8,12 @@ use candle_core::{Device, Tensor};
 use super::link::{NcclLink, Rendezvous, rendezvous};
 use crate::engine::cuda::ordered_stream;
 use crate::error::Error;
-use crate::ranks::{Call, CommunicationError, Communicator, StateWorld, unreadable};
+use crate::ranks::{Call, CommunicationError, Communicator, StateWorld, unreadable_error};
 
 /// The ranks of a job, each with a CUDA device, for [`Setup::over`](crate::Setup::over). Clones are handles
 /// of the same rank.
 ///
-/// NCCL moves tensors from device to device. Bytes of the host go through the world over which this one was
+/// NCCL moves tensors from device to device. Bytes of the host go through the world over which this world was
 /// made.
 #[derive(Clone)]
 pub struct World {
@@ -45,12 +45,12 @@ impl World {
         // and a failed start must be an error on all.
         let prepared = cuda_of(&*host, device).and_then(|cuda| {
             let uuid = uuid(&cuda)?;
-            let meet = if host.rank() == 0 { rendezvous()?.to_vec() } else { Vec::new() };
-            Ok((cuda, [&uuid[..], &meet].concat()))
+            let id = if host.rank() == 0 { rendezvous()?.to_vec() } else { Vec::new() };
+            Ok((cuda, [&uuid[..], &id].concat()))
         });
-        let (cuda, said) = ranks.agree_with(Call::Nccl, prepared)?;
-        let meet = check_own_devices(&said)?;
-        let link = NcclLink::new(&ordered_stream(&cuda), host.rank(), host.size(), &meet);
+        let (cuda, messages) = ranks.agree_with(Call::Nccl, prepared)?;
+        let id = check_own_devices(&messages)?;
+        let link = NcclLink::new(&ordered_stream(&cuda), host.rank(), host.size(), &id);
         let link = StateWorld::settle(Some(&ranks), Call::Nccl, link.map_err(Into::into))?;
         Ok(World { host, device: device.clone(), cuda, link: Arc::new(Mutex::new(link)) })
     }
@@ -75,10 +75,10 @@ fn uuid(cuda: &CudaDevice) -> Result<Uuid, Error> {
     Ok(cuda.cuda_stream().context().uuid().w()?.bytes.map(|byte| byte as u8))
 }
 
-/// The rendezvous, if each rank has a GPU of its own. If two ranks share one, NCCL itself would return an
+/// The rendezvous, if each rank has a GPU of its own. If two ranks shared a GPU, NCCL itself would return an
 /// error on some ranks only.
-fn check_own_devices(said: &[Vec<u8>]) -> Result<Rendezvous, Error> {
-    let uuids: Vec<Option<&Uuid>> = said.iter().map(|said| said.first_chunk()).collect();
+fn check_own_devices(messages: &[Vec<u8>]) -> Result<Rendezvous, Error> {
+    let uuids: Vec<Option<&Uuid>> = messages.iter().map(|message| message.first_chunk()).collect();
     for (rank, uuid) in uuids.iter().enumerate() {
         if let Some(first) = uuids[..rank].iter().position(|other| other == uuid) {
             let remedy = "start as many ranks as there are GPUs, make each device by `Device::new_cuda` of \
@@ -89,8 +89,8 @@ fn check_own_devices(said: &[Vec<u8>]) -> Result<Rendezvous, Error> {
             return Err(Error::from(CommunicationError::Other { reason }).of_rank(rank));
         }
     }
-    let meet = said.first().and_then(|said| said.last_chunk());
-    meet.copied().ok_or_else(|| unreadable(0))
+    let id = messages.first().and_then(|message| message.last_chunk());
+    id.copied().ok_or_else(|| unreadable_error(0))
 }
 
 impl Communicator for World {
@@ -139,14 +139,14 @@ mod tests {
 
     #[test]
     fn ranks_on_one_gpu_are_told_who_they_are() {
-        let said = |gpus: &[u8]| -> Vec<Vec<u8>> {
-            let own = |(rank, gpu): (usize, &u8)| {
+        let messages = |gpus: &[u8]| -> Vec<Vec<u8>> {
+            let message = |(rank, gpu): (usize, &u8)| {
                 [vec![*gpu; 16], vec![7; if rank == 0 { 128 } else { 0 }]].concat()
             };
-            gpus.iter().enumerate().map(own).collect()
+            gpus.iter().enumerate().map(message).collect()
         };
-        assert_eq!(check_own_devices(&said(&[1, 2, 3])).unwrap(), [7; 128]);
-        let error = check_own_devices(&said(&[1, 2, 3, 2])).unwrap_err().to_string();
+        assert_eq!(check_own_devices(&messages(&[1, 2, 3])).unwrap(), [7; 128]);
+        let error = check_own_devices(&messages(&[1, 2, 3, 2])).unwrap_err().to_string();
         assert!(
             error.contains("ranks 1 and 3 have the same; start as many ranks as there are GPUs"),
             "{error}"

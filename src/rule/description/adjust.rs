@@ -9,9 +9,10 @@ use crate::rule::field::FieldValue;
 
 /// A type with a [`Description`]: a rule, a store or an optimiser.
 ///
-/// Not exported, so that a program implements [`Describe`](crate::Describe), which implements this.
+/// The trait is not exported, so that a program implements [`Describe`](crate::Describe), for which there is
+/// an implementation.
 pub trait Described {
-    /// The description, which may be kept.
+    /// The description, which may be a cached one.
     fn description(&self) -> Cow<'_, Description>;
 
     /// Sets the fields with these indices in [`Adjust::fields`] to values of their types.
@@ -28,15 +29,16 @@ impl<D: Described + ?Sized> Adjust for D {}
 
 /// Hyper-parameters by name.
 ///
-/// Implemented for every rule that [describes](crate::Describe) itself. A name reaches the field of every
-/// member that has one. A place before the name restricts it: `1.eta` reaches only the second member of the
-/// chain, and all members of that member if it is a chain itself. Members are counted from 0. `None` counts
-/// as a member and wrappers do not count, as in the names of [state tensors](crate::Leaf::tensor_names).
-/// A digit after the name of a pair chooses one of its numbers: `beta1`.
+/// Every rule that [describes](crate::Describe) itself implements `Adjust`. A name reaches the field with
+/// this name of every member. A place before the name restricts the name to a member: `1.eta` reaches only
+/// the second member of the chain, and all members of that member if it is a chain itself. Members are
+/// counted from 0. `None` counts as a member and wrappers do not count, as in the names of [state
+/// tensors](crate::Leaf::tensor_names). A digit after the name of a pair chooses one of its numbers: `beta1`.
 ///
 /// The learning rate `eta` is different. The steps of a chain are multiplied by the `eta` of each member, so
-/// `eta` is their *product*, also with a place that reaches several. [Reading](Adjust::field) returns the
-/// product. Setting it changes only the last `eta`: that becomes the rate divided by the others.
+/// the `eta` of a chain is the *product*, also with a place that reaches several members.
+/// [Reading](Adjust::field) returns the product. Setting the product changes only the last `eta`, which
+/// becomes the new product divided by the other rates.
 ///
 /// ```
 /// use optimisers::{Adam, Adjust, ClipGrad, OptimiserChain};
@@ -71,7 +73,7 @@ pub trait Adjust: Described {
         self.description().places()
     }
 
-    /// Sets every field of that name without checking ranges, and returns whether there is one.
+    /// Sets every field of that name without checking ranges, and returns whether there is such a field.
     ///
     /// [`Adjust::adjust_field`] checks ranges, too.
     ///
@@ -86,7 +88,7 @@ pub trait Adjust: Described {
 
     /// Sets all fields, without checking ranges, to values in the order of [`fields`](Adjust::fields).
     ///
-    /// They are usually the values that were read from another rule of this kind.
+    /// The values usually come from another rule of this kind.
     ///
     /// # Errors
     /// If there are more or fewer values than fields, or a value is of the wrong type.
@@ -105,8 +107,8 @@ pub trait Adjust: Described {
 
     /// The value of the first field of that name; for `eta` the product of all.
     ///
-    /// If the rates of [alternatives](crate::Describer::alternative) differ, `eta` is `None`, because one
-    /// number would be wrong for one of them. Their places still reach each.
+    /// If the rates of [alternatives](crate::Describer::alternative) differ, `eta` is `None`, because a
+    /// single number would be wrong for one of the alternatives. A name with a place still reaches each rate.
     ///
     /// ```
     /// use optimisers::{Adam, Adjust, ClipNorm, Descent, FieldValue, OptimiserChain};
@@ -152,9 +154,9 @@ pub trait Adjust: Described {
     /// A real hyper-parameter takes a whole number, too.
     ///
     /// # Errors
-    /// If no member has the field, as a [setting](crate::Describer::setting) is none; if the value is of the
-    /// wrong type or out of range; if no value of the last `eta`
-    /// [makes the product](crate::ErrorKind::Argument) right. Nothing changes then.
+    /// If no member has the field (a [setting](crate::Describer::setting) is no field); if the value is of
+    /// the wrong type or out of range; if no value of the last `eta` [makes the
+    /// product](crate::ErrorKind::Argument) right. After an error nothing has changed.
     fn adjust_field(&mut self, field: &str, value: impl Into<FieldValue>) -> Result<()>
     where
         Self: Clone,
@@ -164,7 +166,8 @@ pub trait Adjust: Described {
 
     /// Sets several fields in their order, all or none.
     ///
-    /// Ranges are checked after all are set, so that fields which only fit together can change together.
+    /// Ranges are checked after all fields are set, so that fields which depend on each other can change
+    /// together.
     ///
     /// # Errors
     /// As [`Adjust::adjust_field`], for the first value that is refused.
@@ -172,7 +175,7 @@ pub trait Adjust: Described {
     where
         Self: Clone,
     {
-        // On a clone, so that an error in the middle changes nothing.
+        // The fields of a clone are set, so that an error in the middle changes nothing.
         let mut adjusted = self.clone();
         for (field, value) in values {
             if !adjusted.set_field(field, value)? {

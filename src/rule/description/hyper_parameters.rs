@@ -2,14 +2,15 @@
 
 /// Declares the struct of a rule with its defaults and ranges.
 ///
-/// The struct's fields are public. It implements `Clone`, `Debug`, `PartialEq`, `Default` and
+/// The struct has public fields, implements `Clone`, `Debug`, `PartialEq`, `Default` and
 /// [`Describe`](crate::Describe), and has a `new` that takes the first field. Each field has the form
-/// `name: type = default => range,`, where the range is a function of [`range`](crate::range) or one like it.
-/// The type is `f64`, a pair or triple of it, `u64`, `bool`, [`Sizes`](crate::Sizes) or an enum of
-/// [`choice!`](crate::choice). A [`Role`](crate::Role) may follow the name, as in `pub struct Limited: Step`.
+/// `name: type = default => range,`. The range is a function of [`range`](crate::range), or a similar
+/// function. The type is `f64`, a pair or triple of `f64`, `u64`, `bool`, [`Sizes`](crate::Sizes) or an enum
+/// of [`choice!`](crate::choice). A [`Role`](crate::Role) may follow the name of the struct, as in
+/// `pub struct Limited: Step`.
 ///
-/// Fields can be added later, but not before the first. A checkpoint without the new field is restored with
-/// its default, so the default should keep what the rule did before.
+/// Fields can be added later, but not before the first field. A checkpoint without the new field is restored
+/// with the default of the field. So the default should be the value with which the rule acts as before.
 ///
 /// ```
 /// use optimisers::{hyper_parameters, range};
@@ -53,7 +54,7 @@ macro_rules! hyper_parameters {
 
         impl $Rule {
             #[doc = concat!("With the given `", stringify!($first), "` and the default for everything else.")]
-            // The update is needless for a rule of one field.
+            // The update syntax is needless for a rule with one field.
             #[allow(clippy::needless_update)]
             pub fn new($first: $First) -> Self {
                 Self { $first, ..Self::default() }

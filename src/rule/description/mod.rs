@@ -1,10 +1,10 @@
-//! The description of a rule as a value, and what follows from it.
+//! The description of a rule as a value, and its names, records and hashes.
 //!
-//! A rule describes itself by `&mut`, so each run costs a clone of it. The value that results is kept for
-//! adjustments, schedules, checkpoints, configurations and warnings. A field in it has two identifiers:
+//! A rule describes itself by `&mut`, so each run costs a clone of the rule. The resulting [`Description`] is
+//! cached for adjustments, schedules, checkpoints, configurations and warnings. A field has two identifiers:
 //!
-//! - the *index*, by which fields are written: the place in depth-first order, a rule's own fields before
-//!   those of its parts;
+//! - the *index*, by which fields are written: the place in depth-first order, a rule's own fields before the
+//!   fields of its parts;
 //! - the *address* and a name, as in `1.0.eta`: the numbers of the members that contain the field, outermost
 //!   first. The rule inside a wrapper has no number, so wrappers change no address.
 
@@ -19,25 +19,25 @@ use std::fmt::{Display, Write};
 
 use smallvec::SmallVec;
 
-use crate::error::{Error, ErrorKind, Result, each_once, meant, one_of};
+use crate::error::{Error, ErrorKind, Result, distinct, one_of, suggestion};
 use crate::numbers::Fingerprint;
 use crate::rule::field::{Data, FieldValue};
 use record::{OptimiserRecord, Setting, StorageRecord};
 use role::Role;
 
-/// A rule or an optimiser as it [described](crate::Describe) itself, and what it holds.
+/// A rule or an optimiser as it [described](crate::Describe) itself, with all its parts.
 #[derive(Clone, Debug, Default)]
 #[doc(hidden)]
 pub struct Description {
     pub(crate) kind: &'static str,
-    /// Its roles in a chain, each with the number of parts that were described before it.
+    /// The roles of the rule in a chain, each with the number of parts that were described before the role.
     pub(in crate::rule) roles: Vec<(Role, usize)>,
-    /// How it stores the parameter. `None` for a bare rule.
+    /// How the optimiser stores the parameter. `None` for a bare rule.
     pub(in crate::rule) storage: Option<StorageRecord>,
     pub(crate) settings: Vec<(&'static str, Setting)>,
-    /// Its own hyper-parameters.
+    /// The hyper-parameters of the rule without those of its parts.
     pub(crate) fields: Vec<FieldDescription>,
-    /// The patterns of paths by which it chooses, if it chooses a rule for each parameter.
+    /// The patterns of paths by which the rule chooses, if it chooses a rule for each parameter.
     pub(in crate::rule) patterns: Option<Vec<String>>,
     pub(crate) parts: Vec<(ChildPlace, Description)>,
 }
@@ -62,13 +62,14 @@ type Address = SmallVec<[usize; 4]>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(hidden)]
 pub enum ChildPlace {
-    /// As the rule of a store such as `MixedPrecision`, or as what an `Offload` keeps on the CPU.
+    /// As the rule of a store such as `MixedPrecision`, or as the store or rule inside an `Offload`.
     Stored,
-    /// As the one rule that another rule is around.
+    /// As the one rule inside another rule.
     Inner,
-    /// As one of several rules that act one after another. Full names of its entries have its index in front.
+    /// As one of several rules that act one after another. The index is in front of the full names of
+    /// entries.
     Member(usize),
-    /// As one of several rules that act alternatively. Full names of its entries have its index in front.
+    /// As one of several alternatives. The index is in front of the full names of entries.
     Alternative(usize),
 }
 
@@ -85,35 +86,35 @@ impl ChildPlace {
 /// A rule somewhere in an optimiser.
 #[derive(Clone, Debug)]
 pub(crate) struct MemberDescription<'d> {
-    /// The members that contain it.
+    /// The members that contain the rule.
     members: Address,
     pub(crate) rule: &'d Description,
 }
 
 impl MemberDescription<'_> {
-    /// The full name of one of its fields or state tensors: `1.eta`.
-    pub(crate) fn at(&self, name: &str) -> String {
+    /// The full name of a field or state tensor of the rule: `1.eta`.
+    pub(crate) fn full_name(&self, name: &str) -> String {
         let place: String = self.members.iter().map(|member| format!("{member}.")).collect();
         place + name
     }
 }
 
 /// Splits a full name: `1.0.eta` into `[1, 0]` and `eta`.
-fn address(name: &str) -> (Address, &str) {
+fn split_address(name: &str) -> (Address, &str) {
     let (mut members, mut rest) = (Address::new(), name);
-    while let Some((index, inside)) = rest.split_once('.') {
-        // Compared with the text, because `parse` takes `01` and `+1`, too.
+    while let Some((index, after_index)) = rest.split_once('.') {
+        // The number is compared with its text, because `parse` takes `01` and `+1`, too.
         let Some(member) = index.parse().ok().filter(|number: &usize| number.to_string() == index) else {
             break;
         };
         members.push(member);
-        rest = inside;
+        rest = after_index;
     }
     (members, rest)
 }
 
 /// Splits the name of one number of a pair, counted from 1: `beta1` into `beta` and 0.
-fn number_of(name: &str) -> Option<(&str, usize)> {
+fn split_number(name: &str) -> Option<(&str, usize)> {
     let digit = name.chars().last()?.to_digit(10)?.checked_sub(1)?;
     let pair = &name[..name.len() - 1];
     pair.ends_with(char::is_alphabetic).then_some((pair, digit as usize))
@@ -158,21 +159,23 @@ impl Description {
     /// The full name of each field, in the order of their indices.
     pub(crate) fn places(&self) -> Vec<String> {
         let of_member = |member: &MemberDescription<'_>| -> Vec<String> {
-            member.rule.fields.iter().map(|field| member.at(field.name)).collect()
+            member.rule.fields.iter().map(|field| member.full_name(field.name)).collect()
         };
         self.all().iter().flat_map(of_member).collect()
     }
 
     /// The names of all fields without addresses, each once.
     pub(crate) fn names(&self) -> Vec<String> {
-        each_once(self.fields().iter().map(|field| field.name))
+        distinct(self.fields().iter().map(|field| field.name))
     }
 
-    /// The names to suggest instead of the unknown `name`: with addresses if `name` has one, and with the
-    /// numbers of pairs if `name` ends like one of these.
+    /// The names to suggest instead of the unknown `name`.
+    ///
+    /// With addresses if `name` has an address, and with the numbers of pairs if `name` ends in such a
+    /// number.
     pub(crate) fn available(&self, name: &str) -> Vec<String> {
         let names = if name.contains('.') { self.places() } else { self.names() };
-        if number_of(name).is_none() {
+        if split_number(name).is_none() {
             return names;
         }
         let numbers = |name: String| match self
@@ -186,24 +189,24 @@ impl Description {
         names.into_iter().flat_map(numbers).collect()
     }
 
-    /// The fields that a name reaches: with an address, only those inside that member.
+    /// The fields that a name reaches: with an address, only the fields inside that member.
     pub(crate) fn fields_named(&self, name: &str) -> SmallVec<[FieldDescription; 1]> {
-        let (members, name) = address(name);
-        let fields = self.inside(&members).into_iter().flat_map(|rule| &rule.fields);
+        let (members, name) = split_address(name);
+        let fields = self.rules_inside(&members).into_iter().flat_map(|rule| &rule.fields);
         fields.filter(|field| field.name == name).copied().collect()
     }
 
-    /// The rules inside these nested members, and all rules if there are none.
-    fn inside(&self, members: &[usize]) -> Vec<&Description> {
+    /// The rules inside these nested members, or all rules if `members` is empty.
+    fn rules_inside(&self, members: &[usize]) -> Vec<&Description> {
         let all = self.all();
-        let inside = all.iter().filter(|member| member.members.starts_with(members));
-        inside.map(|member| member.rule).collect()
+        let reached = all.iter().filter(|member| member.members.starts_with(members));
+        reached.map(|member| member.rule).collect()
     }
 
-    /// The fields that a name reaches, and the number of each that a name such as `beta1` means.
+    /// The fields that a name reaches. For a name such as `beta1` also the index of the number in each field.
     pub(crate) fn numbers_named(&self, name: &str) -> (SmallVec<[FieldDescription; 1]>, Option<usize>) {
         let whole = self.fields_named(name);
-        match number_of(name) {
+        match split_number(name) {
             Some((pair, part)) if whole.is_empty() => {
                 let mut pairs = self.fields_named(pair);
                 pairs.retain(|field| part < field.value.numbers().len());
@@ -233,7 +236,7 @@ impl Description {
 
     /// Converts a value to the type of a field of `rule`, or refuses it.
     fn convert(&self, rule: &Self, field: &FieldDescription, value: FieldValue) -> Result<FieldValue> {
-        value.like(field.value).ok_or_else(|| {
+        value.convert_to(field.value).ok_or_else(|| {
             let available = self.names_in(rule).join(", ");
             out_of_range(rule.kind, field.name, value, field.value.expected()).with_remedy(
                 match field.value.numbers().len() {
@@ -244,11 +247,11 @@ impl Description {
         })
     }
 
-    /// The error for the name of a setting, which cannot be adjusted; `None` if no rule has this setting.
+    /// The error for adjusting a setting; `None` if no rule has a setting with this name.
     pub(crate) fn setting_error(&self, name: &str) -> Option<Error> {
-        let (members, name) = address(name);
+        let (members, name) = split_address(name);
         let has_setting = |rule: &&Description| rule.settings.iter().any(|(setting, _)| *setting == name);
-        let rule = self.inside(&members).into_iter().find(has_setting)?;
+        let rule = self.rules_inside(&members).into_iter().find(has_setting)?;
         let problem = format!("{}: {name} is a setting, which cannot be adjusted", rule.kind);
         let error = Error::new(ErrorKind::Argument, problem)
             .with_expected(format_args!("one of: {}", self.names_in(rule).join(", ")));
@@ -259,30 +262,30 @@ impl Description {
         )
     }
 
-    /// The fields that can be adjusted in `rule`. If it has none, those of all rules.
+    /// The names of the fields of `rule`. If there are none, the names of the fields of all rules.
     fn names_in(&self, rule: &Self) -> Vec<String> {
-        let own = rule.fields.iter().map(|field| field.name);
-        if rule.fields.is_empty() { self.names() } else { each_once(own) }
+        let names = rule.fields.iter().map(|field| field.name);
+        if rule.fields.is_empty() { self.names() } else { distinct(names) }
     }
 
     /// The error for the name of a field that no rule has.
     fn no_field_error(&self, name: &str) -> Error {
-        let no_field = || has_no(&self.name(), "field", name, &self.available(name));
+        let no_field = || unknown_name(&self.name(), "field", name, &self.available(name));
         self.setting_error(name).unwrap_or_else(no_field)
     }
 
     /// See [`Adjust::name`](crate::Adjust::name).
     pub(crate) fn name(&self) -> String {
-        // Without values, because no name has them.
+        // Without values, because a name has no values.
         self.record_with(&|_| None).to_string()
     }
 
-    /// The form that files have.
+    /// The form of the description in files.
     pub(crate) fn record(&self) -> OptimiserRecord {
         self.record_with(&|field| Some(field.value.data()))
     }
 
-    /// [`Description::record`] with other values of the fields, and only those that have one.
+    /// [`Description::record`] with the fields for which `value` returns a value, and with these values.
     fn record_with(&self, value: &dyn Fn(&FieldDescription) -> Option<Data>) -> OptimiserRecord {
         let field = |field: &FieldDescription| Some((field.name.to_string(), value(field)?));
         let setting = |(name, setting): &(&str, Setting)| (name.to_string(), setting.clone());
@@ -305,8 +308,8 @@ impl Description {
     /// Whether a rule inside holds alternatives.
     #[cfg(feature = "torch")]
     pub(crate) fn has_alternatives(&self) -> bool {
-        let is_one = |place: &ChildPlace| matches!(place, ChildPlace::Alternative(_));
-        self.parts.iter().any(|(place, part)| is_one(place) || part.has_alternatives())
+        let is_alternative = |place: &ChildPlace| matches!(place, ChildPlace::Alternative(_));
+        self.parts.iter().any(|(place, part)| is_alternative(place) || part.has_alternatives())
     }
 
     /// All patterns of paths by which rules inside are chosen.
@@ -321,22 +324,22 @@ impl Description {
 
     /// A hash of kinds, settings and values, the same on every machine.
     pub(crate) fn fingerprint(&self) -> u64 {
-        self.printed(Fingerprint::new()).finish()
+        self.add_to_hash(Fingerprint::new()).finish()
     }
 
-    fn printed(&self, print: Fingerprint) -> Fingerprint {
-        // 1 here and 2 at the end are brackets, so that trees of another shape have another hash.
-        let mut print = print.number(1).bytes(self.kind.as_bytes());
+    fn add_to_hash(&self, hash: Fingerprint) -> Fingerprint {
+        // 1 here and 2 at the end are brackets, so that trees of different shapes have different hashes.
+        let mut hash = hash.number(1).bytes(self.kind.as_bytes());
         for (name, setting) in &self.settings {
-            print = print.bytes(name.as_bytes());
+            hash = hash.bytes(name.as_bytes());
             // `Fingerprint` never fails as a writer.
-            let _ = write!(print, "{setting}");
+            let _ = write!(hash, "{setting}");
         }
-        print = self
+        hash = self
             .fields
             .iter()
-            .fold(print, |print, field| field.value.printed(print.bytes(field.name.as_bytes())));
-        self.parts.iter().fold(print, |print, (_, part)| part.printed(print)).number(2)
+            .fold(hash, |hash, field| field.value.add_to_hash(hash.bytes(field.name.as_bytes())));
+        self.parts.iter().fold(hash, |hash, (_, part)| part.add_to_hash(hash)).number(2)
     }
 }
 
@@ -352,8 +355,11 @@ pub(crate) fn out_of_range(
         .with_expected(expected)
 }
 
-/// The error for a name that a rule does not have. `what` is "field", or another kind of name.
-pub(crate) fn has_no(rule: &str, what: &str, name: &str, available: &[String]) -> Error {
-    Error::new(ErrorKind::UnknownName, format!("{rule} has no {what} {name:?}{}", meant(name, available)))
-        .with_expected(one_of(available))
+/// The error for a name that a rule does not have. `what` is the kind of name, such as "field".
+pub(crate) fn unknown_name(rule: &str, what: &str, name: &str, available: &[String]) -> Error {
+    Error::new(
+        ErrorKind::UnknownName,
+        format!("{rule} has no {what} {name:?}{}", suggestion(name, available)),
+    )
+    .with_expected(one_of(available))
 }

@@ -1,8 +1,8 @@
 //! Finds rules that stand in a wrong place of a chain, if the order is certainly a mistake.
 //!
 //! 1. `Description::place` lists the rules with a [`Role`] in the order in which they act.
-//! 2. `misplaced` compares each rule with the rules before it. It compares a rule that averages weights with
-//!    the rules after it. Two alternatives (rules that act one at a time, such as those of a `Fallback`)
+//! 2. `order_faults` compares each rule with the rules before it, and a rule that averages weights with the
+//!    rules after it. Two alternatives (rules that act one at a time, such as those of a `Fallback`)
 //!    never act in one step, so their order is no mistake.
 
 use super::role::Role;
@@ -25,8 +25,8 @@ struct Placed {
 impl Placed {
     /// Whether both rules can act in one step. They cannot if they are in different alternatives of one rule.
     fn acts_with(&self, other: &Placed) -> bool {
-        let apart = self.parts.iter().zip(&other.parts).find(|(own, others)| own != others);
-        !matches!(apart, Some(((_, true), (_, true))))
+        let first_difference = self.parts.iter().zip(&other.parts).find(|(part, other)| part != other);
+        !matches!(first_difference, Some(((_, true), (_, true))))
     }
 }
 
@@ -34,35 +34,35 @@ impl Description {
     /// Adds this rule once for each of its roles, and the rules inside, in the order in which they act.
     /// `parts` has the parts that contain this rule, outermost first.
     fn place(&self, parts: &[(usize, bool)], all: &mut Vec<Placed>) {
-        // If a rule describes a part before its role, it acts on the steps of that part. So it is listed
+        // A rule that describes a part before its role acts on the steps of that part. So the rule is listed
         // after the part.
         let mut roles = self.roles.iter().peekable();
-        let mut before_part = |before: usize, all: &mut Vec<Placed>| {
-            while let Some((role, _)) = roles.next_if(|(_, named)| *named <= before) {
+        let mut list_roles_before = |part: usize, all: &mut Vec<Placed>| {
+            while let Some((role, _)) = roles.next_if(|(_, parts_before)| *parts_before <= part) {
                 all.push(Placed { kind: self.kind, role: *role, parts: parts.to_vec() });
             }
         };
         for (i, (place, part)) in self.parts.iter().enumerate() {
-            before_part(i, all);
+            list_roles_before(i, all);
             let is_alternative = matches!(place, ChildPlace::Alternative(_));
             part.place(&[parts, &[(i, is_alternative)]].concat(), all);
         }
-        before_part(self.parts.len(), all);
+        list_roles_before(self.parts.len(), all);
     }
 }
 
-/// A sentence for each rule in the wrong place.
-pub(crate) fn misplaced(rule: &Description) -> Vec<String> {
+/// A sentence for each rule in a wrong place.
+pub(crate) fn order_faults(rule: &Description) -> Vec<String> {
     let mut all = Vec::new();
     rule.place(&[], &mut all);
-    let fault = |(i, own): (usize, &Placed)| {
+    let fault = |(i, placed): (usize, &Placed)| {
         let before = |is_other: fn(Role) -> bool| {
-            all[..i].iter().find(|other| is_other(other.role) && other.acts_with(own))
+            all[..i].iter().find(|other| is_other(other.role) && other.acts_with(placed))
         };
-        let (kind, is_adaptive) = (own.kind, |role| role == Role::AdaptiveStep);
-        match own.role {
-            // Such a step may follow any rule. An average before it or an accumulation after it is reported
-            // for that other rule.
+        let (kind, is_adaptive) = (placed.kind, |role| role == Role::AdaptiveStep);
+        match placed.role {
+            // A `Step` may follow any rule. An average before a `Step`, or an accumulation after it, is
+            // reported as a fault of the average or the accumulation.
             Role::Step => None,
             Role::AdaptiveStep => before(is_adaptive).map(|other| {
                 let first = other.kind;
@@ -86,15 +86,16 @@ pub(crate) fn misplaced(rule: &Description) -> Vec<String> {
                      gradients: put {kind} before {first}"
                 )
             }),
-            Role::Average => {
-                all[i..].iter().find(|other| other.role.makes_steps() && other.acts_with(own)).map(|other| {
+            Role::Average => all[i..]
+                .iter()
+                .find(|other| other.role.makes_steps() && other.acts_with(placed))
+                .map(|other| {
                     let last = other.kind;
                     format!(
                         "{kind} comes before {last}, so the averaged weights lack the steps of {last}: put \
                          {kind} after {last}"
                     )
-                })
-            }
+                }),
         }
     };
     all.iter().enumerate().filter_map(fault).collect()

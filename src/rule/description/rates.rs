@@ -1,21 +1,21 @@
-//! The learning rate of a chain: the product of its members' rates, and the field that is set for it.
+//! The learning rate of a chain: the product of its members' rates, and the fields that set this product.
 //!
 //! The difficulty is alternatives, because only one of them acts. All alternatives of a rule together are one
-//! factor of the product, at the place of the first:
+//! factor of the product, at the place of the first alternative:
 //!
 //! ```text
 //! OptimiserChain(Momentum, Fallback(Muon, AdamW), Descent)      η₀ · (η₁ or η₂) · η₃
 //! ```
 //!
-//! - *Reading* takes the product along each alternative. If two products differ, there is no one rate.
-//! - *Setting* changes only the last factor (of each alternative), which becomes the rate divided by the
-//!   product of the others. It fails if that product is 0, not finite, or not one number.
+//! - *Reading* takes the product along each alternative. If two products differ, there is no single rate.
+//! - *Setting* changes only the last factor (of each alternative), which becomes the new rate divided by the
+//!   product of the other factors. Setting fails if that product is 0, not finite, or not a single number.
 //!
-//! The look-up of any other name stands here, too, because a name is first compared with that of the rate.
+//! The look-up of other names is in this file, too, because a name is first compared with `eta`.
 
 use smallvec::SmallVec;
 
-use super::{ChildPlace, Description, FieldValues, address, out_of_range};
+use super::{ChildPlace, Description, FieldValues, out_of_range, split_address};
 use crate::error::{Error, ErrorKind, Result};
 use crate::rule::field::FieldValue;
 
@@ -27,7 +27,7 @@ pub(crate) const RATE: &str = "eta";
 pub(crate) enum Rates {
     /// The index of a field in [`Adjust::fields`](crate::rule::Adjust::fields), and its value.
     Field(usize, f64),
-    /// The rates of a rule and of those inside, in the order in which they act.
+    /// The rates of a rule and of the rules inside, in the order in which the rules act.
     Product(Vec<Rates>),
     /// The rates of each alternative.
     Alternatives(Vec<Rates>),
@@ -36,41 +36,41 @@ pub(crate) enum Rates {
 /// The field to set for a learning rate: the last factor of the product.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RateField {
-    /// Its index in [`Adjust::fields`](crate::rule::Adjust::fields).
+    /// The index in [`Adjust::fields`](crate::rule::Adjust::fields).
     pub(crate) index: usize,
     pub(crate) value: f64,
-    /// The product of the other factors, if there are others.
+    /// The product of the other factors, if there are other factors.
     pub(crate) others: Option<f64>,
 }
 
 impl RateField {
     /// The product of all factors.
     pub(crate) fn rate(&self) -> f64 {
-        times(self.others, self.value)
+        multiply(self.others, self.value)
     }
 
-    /// The value that makes the product `rate`. `None` if the product of the others is 0 or not finite.
+    /// The value with which the product is `rate`. `None` if the product of the others is 0 or not finite.
     pub(crate) fn value_for(&self, rate: f64) -> Option<f64> {
         match self.others {
             None => Some(rate),
-            // Otherwise a rate that is read and set again could change the field: the quotient is rounded.
+            // A rate that is read and set again must not change the field, but the quotient would be rounded.
             Some(_) if rate == self.rate() => Some(self.value),
             Some(others) => (others != 0.0 && others.is_finite()).then_some(rate / others),
         }
     }
 }
 
-fn times(product: Option<f64>, factor: f64) -> f64 {
+fn multiply(product: Option<f64>, factor: f64) -> f64 {
     product.map_or(factor, |product| product * factor)
 }
 
-/// The error if alternatives have different rates where one number is needed.
+/// The error if alternatives have different rates where a single number is needed.
 struct RatesDiffer;
 
 impl Rates {
-    /// The rates that a name reaches. `None` if it is not the name of a learning rate, or reaches none.
-    pub(crate) fn named(rule: &Description, name: &str) -> Option<Self> {
-        let (address, field) = address(name);
+    /// The rates that a name reaches. `None` if the name is not that of a learning rate, or reaches no rate.
+    pub(crate) fn for_name(rule: &Description, name: &str) -> Option<Self> {
+        let (address, field) = split_address(name);
         if field != RATE {
             return None;
         }
@@ -78,7 +78,7 @@ impl Rates {
         rates.has_rate().then_some(rates)
     }
 
-    /// The rates in the rule at this address, which begins inside `rule`.
+    /// The rates of the rules at this address, which is relative to `rule`.
     fn factors(rule: &Description, address: &[usize]) -> Vec<Rates> {
         let mut factors = Vec::new();
         for field in rule.fields.iter().filter(|field| field.name == RATE && address.is_empty()) {
@@ -88,23 +88,24 @@ impl Rates {
         }
         let mut alternatives: Option<(usize, Vec<Rates>)> = None;
         for (place, part) in &rule.parts {
-            let rest = match (place.number(), address) {
+            let part_address = match (place.number(), address) {
                 (None, _) | (_, []) => address,
                 (Some(number), [first, rest @ ..]) if number == *first => rest,
                 _ => continue,
             };
-            let inside = Self::factors(part, rest);
+            let part_factors = Self::factors(part, part_address);
             match place {
                 ChildPlace::Alternative(_) => {
-                    // Also if it has no rate, because its product then differs from those of the others.
+                    // An alternative without a rate is added, too, because its product differs from the
+                    // others.
                     let (_, all) = alternatives.get_or_insert((factors.len(), Vec::new()));
-                    all.push(Rates::Product(inside));
+                    all.push(Rates::Product(part_factors));
                 }
-                _ => factors.extend(inside),
+                _ => factors.extend(part_factors),
             }
         }
-        if let Some((at, all)) = alternatives {
-            factors.insert(at, Rates::Alternatives(all));
+        if let Some((index, all)) = alternatives {
+            factors.insert(index, Rates::Alternatives(all));
         }
         factors
     }
@@ -113,7 +114,7 @@ impl Rates {
         self.count() > 0
     }
 
-    /// The product of all rates. `None` if there are no rates, or if those of alternatives differ.
+    /// The product of all rates. `None` if there are no rates, or if the rates of alternatives differ.
     pub(crate) fn value(&self) -> Option<f64> {
         self.product_after(None).ok().flatten()
     }
@@ -126,7 +127,7 @@ impl Rates {
         }
     }
 
-    /// The fields to set for a learning rate: the last factor, or that of each alternative.
+    /// The fields to set for a learning rate: the last factor, or the last factor of each alternative.
     ///
     /// # Errors
     /// If alternatives of `rule` before the last one have different rates.
@@ -146,7 +147,7 @@ impl Rates {
     /// The product of `before`, the product of the factors in front, and these rates.
     fn product_after(&self, before: Option<f64>) -> Result<Option<f64>, RatesDiffer> {
         match self {
-            Rates::Field(_, value) => Ok(Some(times(before, *value))),
+            Rates::Field(_, value) => Ok(Some(multiply(before, *value))),
             Rates::Product(all) => all.iter().try_fold(before, |before, factor| factor.product_after(before)),
             Rates::Alternatives(all) => {
                 let rates: SmallVec<[_; 2]> =
@@ -178,8 +179,8 @@ impl Rates {
                     all[last].last_fields(others, fields)
                 }
                 None if before.is_none() => Ok(()),
-                // An alternative without a rate of its own. Its last factor is in front of all alternatives,
-                // so setting that would change the others, too.
+                // An alternative has no rate of its own. Its last factor is in front of all alternatives, so
+                // setting that factor would change the other alternatives, too.
                 None => Err(RatesDiffer),
             },
             Rates::Alternatives(all) => all.iter().try_for_each(|rates| rates.last_fields(before, fields)),
@@ -187,7 +188,7 @@ impl Rates {
     }
 }
 
-/// The error if no value of this field makes the product `rate`.
+/// The error if the product is `rate` for no value of this field.
 pub(crate) fn unreachable_rate(rule: &Description, field: &RateField, rate: f64) -> Error {
     let last = rule.places().swap_remove(field.index);
     let others = field.others.unwrap_or(1.0);
@@ -196,13 +197,14 @@ pub(crate) fn unreachable_rate(rule: &Description, field: &RateField, rate: f64)
     conflicting_rates(rule, &conflict, "first adjust the other rates by their places")
 }
 
-/// The error for conflicting learning rates. It lists all of them with their places.
+/// The error for conflicting learning rates, with a list of all rates and their places.
 pub(crate) fn conflicting_rates(rule: &Description, conflict: &str, remedy: &'static str) -> Error {
     let fields = rule.places().into_iter().zip(rule.fields());
     let rates = fields.filter(|(_, field)| field.name == RATE);
-    let rates = rates.map(|(place, field)| format!("{place} = {}", field.value)).collect::<Vec<_>>();
-    let (rates, name) = (rates.join(", "), rule.name());
-    Error::new(ErrorKind::Argument, format!("{name} has several learning rates ({rates}), and {conflict}"))
+    let list =
+        rates.map(|(place, field)| format!("{place} = {}", field.value)).collect::<Vec<_>>().join(", ");
+    let name = rule.name();
+    Error::new(ErrorKind::Argument, format!("{name} has several learning rates ({list}), and {conflict}"))
         .with_remedy(remedy)
 }
 
@@ -214,7 +216,7 @@ pub(crate) fn is_same_rate(a: f64, b: f64) -> bool {
 impl Description {
     /// See [`Adjust::field`](crate::Adjust::field).
     pub(crate) fn field(&self, name: &str) -> Option<FieldValue> {
-        match Rates::named(self, name) {
+        match Rates::for_name(self, name) {
             Some(rates) => rates.value().map(FieldValue::Real),
             None => {
                 let (fields, part) = self.numbers_named(name);
@@ -224,12 +226,12 @@ impl Description {
         }
     }
 
-    /// The learning rate. `None` if the rule has no rate, or if those of alternatives differ.
+    /// The learning rate. `None` if the rule has no rate, or if the rates of alternatives differ.
     pub(crate) fn learning_rate(&self) -> Option<f64> {
         Rates::Product(Rates::factors(self, &[])).value()
     }
 
-    /// The fields that a name reaches, with the value for each. Empty if it reaches none.
+    /// The fields that a name reaches, with the value for each. Empty if the name reaches no field.
     ///
     /// # Errors
     /// As [`Adjust::set_field`](crate::Adjust::set_field).
@@ -239,19 +241,19 @@ impl Description {
         }
         match self.numbers_named(name) {
             (fields, Some(part)) if !fields.is_empty() => {
-                let expected = || out_of_range(&self.name(), name, value, FieldValue::Real(0.0).expected());
-                let number = f64::try_from(value).map_err(|_| expected())?;
+                let type_error = || out_of_range(&self.name(), name, value, FieldValue::Real(0.0).expected());
+                let number = f64::try_from(value).map_err(|_| type_error())?;
                 Ok(fields.iter().map(|field| (field.index, field.value.with_number(part, number))).collect())
             }
-            _ => self.values_of(name, value),
+            _ => self.whole_values(name, value),
         }
     }
 
     /// [`Description::values_for`] for the name of whole fields.
-    fn values_of(&self, name: &str, value: FieldValue) -> Result<FieldValues> {
-        let (members, name) = address(name);
+    fn whole_values(&self, name: &str, value: FieldValue) -> Result<FieldValues> {
+        let (members, name) = split_address(name);
         let mut values = FieldValues::new();
-        for rule in self.inside(&members) {
+        for rule in self.rules_inside(&members) {
             for field in rule.fields.iter().filter(|field| field.name == name) {
                 values.push((field.index, self.convert(rule, field, value)?));
             }
@@ -264,7 +266,7 @@ impl Description {
 ///
 /// `None` if the name reaches fewer than two rates, or if `value` is no number.
 fn rate_values(rule: &Description, name: &str, value: FieldValue) -> Result<Option<FieldValues>> {
-    let (Ok(rate), Some(rates)) = (f64::try_from(value), Rates::named(rule, name)) else {
+    let (Ok(rate), Some(rates)) = (f64::try_from(value), Rates::for_name(rule, name)) else {
         return Ok(None);
     };
     if rates.count() < 2 {

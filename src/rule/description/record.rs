@@ -1,4 +1,4 @@
-//! The description of an optimiser in files, names and errors: texts, settings, and values without types.
+//! The description of an optimiser in files, names and errors: texts, settings, and untyped values.
 
 use std::fmt::{self, Display};
 
@@ -12,25 +12,26 @@ use crate::rule::field::Data;
 #[serde(deny_unknown_fields)]
 pub(crate) struct OptimiserRecord {
     pub(crate) kind: String,
-    /// How it stores the parameter. `None` for a bare rule.
+    /// How the optimiser stores the parameter. `None` for a bare rule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) storage: Option<StorageRecord>,
-    /// Values that distinguish it and cannot be adjusted.
+    /// Values that distinguish the optimiser and cannot be adjusted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) settings: Vec<(String, Setting)>,
-    /// Its hyper-parameters.
+    /// The hyper-parameters.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) fields: Vec<(String, Data)>,
-    /// The rule that it is around, if it is around one.
+    /// The inner rule of a store or wrapper.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) inner: Option<Box<OptimiserRecord>>,
-    /// Its members or alternatives, in order.
+    /// The members of a chain or the alternatives, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) members: Vec<OptimiserRecord>,
 }
 
-/// The value of a setting, such as the dtype of masters. It cannot be [adjusted](crate::Adjust), because it
-/// decides the layout of a rule's state.
+/// The value of a setting, such as the dtype of masters.
+///
+/// A setting cannot be [adjusted](crate::Adjust), because it decides the layout of a rule's state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -78,25 +79,25 @@ impl fmt::Display for Setting {
             Setting::Count(count) => write!(f, "{count}"),
             Setting::Text(text) => f.write_str(text),
             Setting::Texts(texts) => write!(f, "{texts:?}"),
-            Setting::Table(rows) => f.write_str(&of_table(rows)),
+            Setting::Table(rows) => f.write_str(&print_table(rows)),
         }
     }
 }
 
 /// Prints the rows of a table: `m: BF16, v: Q8`.
-fn of_table(rows: &[(String, String)]) -> String {
+fn print_table(rows: &[(String, String)]) -> String {
     rows.iter().map(|(name, text)| format!("{name}: {text}")).collect::<Vec<_>>().join(", ")
 }
 
 impl Setting {
-    /// The text in the name of a rule, if there is one: `F32`, `24 bits`, `cautious`, `m: BF16, v: Q8`.
+    /// The setting in the name of a rule, if it is shown: `F32`, `24 bits`, `cautious`, `m: BF16, v: Q8`.
     pub(crate) fn words(&self, name: &str) -> Option<String> {
         match self {
             Setting::Flag(is_on) => is_on.then(|| name.to_string()),
             Setting::Count(count) => Some(format!("{count} {name}")),
             Setting::Text(text) => Some(text.clone()),
             Setting::Texts(_) => None,
-            Setting::Table(rows) => Some(of_table(rows)),
+            Setting::Table(rows) => Some(print_table(rows)),
         }
     }
 }
@@ -105,26 +106,26 @@ impl Setting {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StorageRecord {
     pub(crate) kind: StorageKind,
-    /// Whether the state is on the CPU, with a copy of the parameter, if the parameter is on another device.
+    /// Whether the state of a parameter on another device is on the CPU, with a copy of the parameter.
     pub(crate) offloaded: bool,
-    /// Whether parameters on the CPU are treated so, too. Not in files, which are the same for every device.
+    /// Whether a parameter on the CPU has such a copy, too. Not in files, which are equal for all devices.
     #[serde(skip)]
     pub(crate) everywhere: bool,
 }
 
-/// What a store keeps in addition to a low-precision parameter.
+/// The kind of a store, by the content of its state besides a low-precision parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum StorageKind {
-    /// Nothing: steps are rounded to its dtype.
+    /// Nothing: steps are rounded to the dtype of the parameter.
     Rounded,
     /// A precise copy.
     Master,
     /// Low bits of an f32.
     Split,
-    /// What the last rounding lost.
+    /// The digits that the last rounding lost.
     Compensated,
-    /// A counter for roundings at random.
+    /// A counter for random rounding.
     Stochastic,
 }
 
@@ -134,8 +135,9 @@ impl StorageRecord {
         StorageRecord { kind, offloaded: false, everywhere: false }
     }
 
-    /// Whether the state can be converted to another precision or device, because its tensors are either the
-    /// rule's or a whole copy of the parameter.
+    /// Whether the state can be converted to another precision or device.
+    ///
+    /// Each tensor then is either the rule's or a complete copy of the parameter.
     pub(crate) fn is_convertible(self) -> bool {
         matches!(self.kind, StorageKind::Rounded | StorageKind::Master)
     }
@@ -149,16 +151,16 @@ impl StorageRecord {
 /// The first place at which two optimisers have different rules or settings.
 #[derive(Debug, PartialEq)]
 pub(crate) struct RecordDifference {
-    /// The indices of the members that contain it, outermost first.
+    /// The indices of the members that contain the difference, outermost first.
     members: Vec<usize>,
-    /// What each of the two optimisers has there.
+    /// The two different rules or settings in words.
     sides: [String; 2],
 }
 
 impl RecordDifference {
     /// The part of an error that names the member and both sides.
-    pub(crate) fn in_file(&self) -> String {
-        // The error names both optimisers as a whole, which is enough if they differ outermost.
+    pub(crate) fn details(&self) -> String {
+        // The error names both optimisers completely, which is enough if the outermost rules differ.
         if self.members.is_empty() {
             return String::new();
         }
@@ -188,7 +190,7 @@ impl OptimiserRecord {
         }
     }
 
-    /// The first rule or setting in which the two differ. Hyper-parameters are not compared.
+    /// The first rule or setting in which two optimisers differ. Hyper-parameters are not compared.
     pub(crate) fn difference(&self, other: &Self) -> Option<RecordDifference> {
         self.compare(other, &mut Vec::new())
     }
@@ -196,12 +198,12 @@ impl OptimiserRecord {
     /// All kinds, settings and fields as short texts: `OptimiserChain`, `0: ClipNorm`, `0.omega = 1`.
     pub(crate) fn words(&self) -> Vec<String> {
         let mut words = Vec::new();
-        self.say("", &mut words);
+        self.add_words("", &mut words);
         words
     }
 
     /// The name, followed by all hyper-parameters.
-    pub(crate) fn with_fields(&self) -> String {
+    pub(crate) fn name_with_fields(&self) -> String {
         let fields = self
             .all()
             .into_iter()
@@ -210,7 +212,7 @@ impl OptimiserRecord {
         format!("{self} {{ {} }}", fields.collect::<Vec<_>>().join(", "))
     }
 
-    fn say(&self, place: &str, words: &mut Vec<String>) {
+    fn add_words(&self, place: &str, words: &mut Vec<String>) {
         let name = if place.is_empty() {
             self.kind.clone()
         } else {
@@ -219,8 +221,11 @@ impl OptimiserRecord {
         words.push(name);
         words.extend(self.settings.iter().map(|(name, setting)| format!("{place}{name} = {setting}")));
         words.extend(self.fields.iter().map(|(name, value)| format!("{place}{name} = {}", value.words())));
-        self.inner.iter().for_each(|inner| inner.say(place, words));
-        self.members.iter().enumerate().for_each(|(i, member)| member.say(&format!("{place}{i}."), words));
+        self.inner.iter().for_each(|inner| inner.add_words(place, words));
+        self.members
+            .iter()
+            .enumerate()
+            .for_each(|(i, member)| member.add_words(&format!("{place}{i}."), words));
     }
 
     fn compare(&self, other: &Self, members: &mut Vec<usize>) -> Option<RecordDifference> {
@@ -230,7 +235,8 @@ impl OptimiserRecord {
             return differ(members, sides.map(|side| side.kind.clone()));
         }
         let names = sides.iter().flat_map(|side| side.settings.iter().map(|(name, _)| name));
-        let setting = |side: &Self, name: &str| side.settings.iter().find(|(own, _)| own == name).cloned();
+        let setting =
+            |side: &Self, name: &str| side.settings.iter().find(|(other, _)| other == name).cloned();
         if let Some(name) = names.into_iter().find(|name| setting(self, name) != setting(other, name)) {
             let words = |side: &Self| setting(side, name).and_then(|(name, setting)| setting.words(&name));
             return differ(
@@ -246,27 +252,27 @@ impl OptimiserRecord {
                 sides.map(|side| format!("{} of {} members", side.kind, side.members.len())),
             );
         }
-        if let (Some(own), Some(other)) = (&self.inner, &other.inner)
-            && let Some(found) = own.compare(other, members)
+        if let (Some(inner), Some(other)) = (&self.inner, &other.inner)
+            && let Some(difference) = inner.compare(other, members)
         {
-            return Some(found);
+            return Some(difference);
         }
-        self.members.iter().zip(&other.members).enumerate().find_map(|(i, (own, other))| {
+        self.members.iter().zip(&other.members).enumerate().find_map(|(i, (member, other))| {
             members.push(i);
-            let found = own.compare(other, members);
+            let difference = member.compare(other, members);
             members.pop();
-            found
+            difference
         })
     }
 }
 
-/// The name in messages: the kind, with settings and held rules in brackets.
+/// Writes the name in messages: the kind, with settings and held rules in brackets.
 impl Display for OptimiserRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let settings = self.settings.iter().filter_map(|(name, setting)| setting.words(name));
         let parts = self.inner.as_deref().into_iter().chain(&self.members).map(OptimiserRecord::to_string);
-        let inside: Vec<String> = settings.chain(parts).collect();
+        let in_brackets: Vec<String> = settings.chain(parts).collect();
         f.write_str(&self.kind)?;
-        if inside.is_empty() { Ok(()) } else { write!(f, "({})", inside.join(", ")) }
+        if in_brackets.is_empty() { Ok(()) } else { write!(f, "({})", in_brackets.join(", ")) }
     }
 }

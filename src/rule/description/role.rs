@@ -2,7 +2,7 @@
 
 /// The role of a rule in a chain, if it decides where the rule has to stand.
 ///
-/// A rule [describes](crate::Describer::role) its own role. If it stands in the wrong place, there is a
+/// A rule [describes](crate::Describer::role) its own role. A rule in a wrong place causes a
 /// [`Warning::WrongOrder`](crate::Warning::WrongOrder). A rule without a role may stand anywhere.
 ///
 /// ```
@@ -11,9 +11,9 @@
 /// # use optimisers::{Flow, Gradient, Parameter, Result, Rule, State};
 ///
 /// hyper_parameters! {
-///     /// Divides a gradient by its largest element, where that is too large.
+///     /// Divides a gradient by its largest element, if that element is too large.
 ///     pub struct ClipLargest: Clip {
-///         /// How large it may be.
+///         /// The largest allowed element.
 ///         limit: f64 = 1.0 => range::positive,
 ///     }
 /// }
@@ -34,17 +34,20 @@ pub enum Role {
     /// Makes a step in proportion to the gradient, as [`Descent`](crate::Descent) and
     /// [`Momentum`](crate::Momentum) do.
     ///
-    /// Several such rules may follow one another, and they may follow an adaptive one.
+    /// Several such rules may follow one another, and may follow a rule of the role `AdaptiveStep`.
     Step,
-    /// Makes a step whose size does not follow that of the gradient, as [`Adam`](crate::Adam) does. A second
-    /// one in a chain is a mistake.
+    /// Makes a step whose size does not follow the size of the gradient, as [`Adam`](crate::Adam) does.
+    ///
+    /// A second such rule in a chain is a mistake.
     AdaptiveStep,
-    /// Limits the gradient, as [`ClipNorm`](crate::ClipNorm) does. It stands before an adaptive step.
+    /// Limits the gradient, as [`ClipNorm`](crate::ClipNorm) does. Stands before an adaptive step.
     Clip,
-    /// Collects the gradients of several calls, as [`AccumGrad`](crate::AccumGrad) does. It stands before all
-    /// rules that make steps.
+    /// Collects the gradients of several calls, as [`AccumGrad`](crate::AccumGrad) does.
+    ///
+    /// Stands before all rules that make steps.
     Accumulation,
-    /// Averages the weights that the steps before it lead to, as [`Ema`](crate::Ema) does. It stands after
-    /// all rules that make steps.
+    /// Averages the weights after the steps of the rules before it, as [`Ema`](crate::Ema) does.
+    ///
+    /// Stands after all rules that make steps.
     Average,
 }

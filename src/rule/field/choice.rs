@@ -18,7 +18,7 @@ impl Choice {
         self.names[self.index]
     }
 
-    /// The names of all values that it could be.
+    /// The names of all values of the enum.
     pub fn names(self) -> &'static [&'static str] {
         self.names
     }
@@ -34,7 +34,7 @@ impl Choice {
     /// assert!(choice.named("Ignore").is_none());
     /// ```
     pub fn named(self, name: &str) -> Option<Self> {
-        let index = self.names.iter().position(|known| *known == name)?;
+        let index = self.names.iter().position(|other| *other == name)?;
         Some(Choice { index, ..self })
     }
 
@@ -73,7 +73,7 @@ impl std::fmt::Debug for Choice {
 /// use optimisers::{Elementwise, Slot, choice, hyper_parameters, range, setup, update, value::Value};
 ///
 /// choice! {
-///     /// Which way to go.
+///     /// The direction of a step.
 ///     #[derive(Default)]
 ///     pub enum Direction {
 ///         /// Against the gradient.
@@ -89,7 +89,7 @@ impl std::fmt::Debug for Choice {
 ///     pub struct Walk {
 ///         /// η: how long a step is.
 ///         eta: f64 = 1.0 => range::non_negative,
-///         /// Which way it goes.
+///         /// The direction of the step.
 ///         direction: Direction = Direction::Down => range::any,
 ///     }
 /// }
@@ -167,10 +167,10 @@ choice! {
         /// [`update`](crate::update) returns an error that names the parameter; nothing changes.
         #[default]
         Error,
-        /// The factor is computed from the norm as from any other.
+        /// The factor is computed from this norm as from any other norm.
         ///
-        /// As with torch's `error_if_nonfinite=False` and Optimisers.jl's `throw = false`. The factor of an
-        /// infinite norm is 0: finite elements become 0, infinite ones NaN. A norm of NaN gives NaN.
+        /// torch's `error_if_nonfinite=False` and Optimisers.jl's `throw = false` do the same. The factor of
+        /// an infinite norm is 0: finite elements become 0, infinite ones NaN. A norm of NaN gives NaN.
         Pass,
         /// The whole call is skipped: nothing changes, and the outcome reports it.
         Skip,
@@ -188,7 +188,7 @@ choice! {
         Sum,
         /// Their mean, weighted by [`Update::weight`](crate::Update::weight).
         ///
-        /// With the number of tokens of each micro-batch as weight it is the mean over all tokens.
+        /// If the weight is the number of tokens of each micro-batch, this mean is the mean over all tokens.
         Weighted,
     }
 }

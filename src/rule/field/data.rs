@@ -1,8 +1,9 @@
-//! Values as texts and files have them. Hyper-parameters, configurations and schedules are read from this
-//! tree.
+//! Values in the form of texts and files: a tree, from which hyper-parameters, configurations and schedules
+//! are read.
 //!
-//! A text must take only a small multiple of its own memory, and not overflow the stack. So data is built
-//! while it is read, each list and table is shrunk to its length, and depth is bounded.
+//! Data must take only a small multiple of the memory of its text, and its depth must not overflow the stack.
+//! So data is built while the text is read, each list and table is shrunk to its length, and depth is
+//! bounded.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -16,14 +17,14 @@ use super::Sizes;
 use crate::error::{Error, ErrorKind};
 use crate::numbers::Fingerprint;
 
-/// Anything that a self-describing format of serde can hold.
+/// Any value that a self-describing format of serde can hold.
 #[derive(Clone, Debug)]
 pub(crate) enum Data {
     Nothing,
     Flag(bool),
     Count(u64),
-    /// A number that is no count. `inf`, `-inf` and `nan` are written as texts, because JSON has no numbers
-    /// for them. Such a text stays one when it is read, because only a field has the type of its value.
+    /// A number that is no count. `inf`, `-inf` and `nan` are written as texts, because JSON has no such
+    /// numbers. Such a text is read as `Text`, because only the field knows the type of its value.
     Real(f64),
     Text(Box<str>),
     List(Box<[Data]>),
@@ -39,8 +40,8 @@ impl Data {
         Data::Text(text.into())
     }
 
-    /// The data in a sentence: texts without quotes, lists in round brackets, and short numbers, with an
-    /// exponent below 1e-4 and from 1e16 on.
+    /// The data in a sentence: texts without quotes, lists in round brackets, and short numbers. Numbers
+    /// below 1e-4 and from 1e16 on have an exponent.
     pub(crate) fn words(&self) -> String {
         match self {
             Data::Real(value) if *value == 0.0 || (1e-4..1e16).contains(&value.abs()) => value.to_string(),
@@ -54,23 +55,23 @@ impl Data {
     }
 
     /// Adds a part of a hyper-parameter to a hash.
-    pub(super) fn printed(&self, print: Fingerprint) -> Fingerprint {
+    pub(super) fn add_to_hash(&self, hash: Fingerprint) -> Fingerprint {
         match self {
-            Data::Flag(flag) => print.number((*flag).into()),
-            Data::Count(count) => print.number(*count),
-            Data::Real(value) => print.real(*value),
-            Data::Text(text) => print.bytes(text.as_bytes()),
+            Data::Flag(flag) => hash.number((*flag).into()),
+            Data::Count(count) => hash.number(*count),
+            Data::Real(value) => hash.real(*value),
+            Data::Text(text) => hash.bytes(text.as_bytes()),
             Data::List(parts) => {
-                parts.iter().fold(print.number(parts.len() as u64), |print, part| part.printed(print))
+                parts.iter().fold(hash.number(parts.len() as u64), |hash, part| part.add_to_hash(hash))
             }
-            // No part of a hyper-parameter.
-            Data::Nothing | Data::Table(_) => print,
+            // These two are no parts of a hyper-parameter.
+            Data::Nothing | Data::Table(_) => hash,
         }
     }
 }
 
-/// The text of a number that JSON does not have.
-fn text_of(value: f64) -> Option<&'static str> {
+/// The text of a number that JSON does not have: infinity or NaN.
+fn non_finite_text(value: f64) -> Option<&'static str> {
     match value {
         f64::INFINITY => Some("inf"),
         f64::NEG_INFINITY => Some("-inf"),
@@ -81,7 +82,7 @@ fn text_of(value: f64) -> Option<&'static str> {
 /// A part of a hyper-parameter.
 pub(super) trait Part: Copy {
     fn data(self) -> Data;
-    /// The part that `data` is; `None` if it is of another type.
+    /// Reads `data` as such a part; `None` if `data` is of another type.
     fn read(data: &Data) -> Option<Self>;
 }
 
@@ -105,7 +106,7 @@ impl Part for u64 {
     }
 }
 
-/// A count is a real number, too.
+/// Reads a count as a real number, too.
 impl Part for f64 {
     fn data(self) -> Data {
         Data::Real(self)
@@ -117,7 +118,7 @@ impl Part for f64 {
             Data::Count(count) => Some(*count as f64),
             Data::Text(text) => {
                 let numbers = [f64::INFINITY, f64::NEG_INFINITY, f64::NAN];
-                numbers.into_iter().find(|value| text_of(*value) == Some(&**text))
+                numbers.into_iter().find(|value| non_finite_text(*value) == Some(&**text))
             }
             _ => None,
         }
@@ -141,7 +142,9 @@ impl Part for Sizes {
     }
 }
 
-/// Compares as JSON: in any order of keys, which some formats do not keep, and infinity equals its text.
+/// Compares data as JSON does: in any order of keys, and infinity is equal to its text.
+///
+/// The order does not matter, because some formats do not keep it.
 impl PartialEq for Data {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
@@ -151,7 +154,7 @@ impl PartialEq for Data {
             (Data::Text(a), Data::Text(b)) => a == b,
             (Data::Real(a), Data::Real(b)) => a == b || a.is_nan() && b.is_nan(),
             (Data::Real(value), Data::Text(text)) | (Data::Text(text), Data::Real(value)) => {
-                text_of(*value) == Some(&**text)
+                non_finite_text(*value) == Some(&**text)
             }
             (Data::List(a), Data::List(b)) => a == b,
             (Data::Table(a), Data::Table(b)) => {
@@ -167,7 +170,7 @@ impl PartialEq for Data {
     }
 }
 
-/// The data as JSON, cut to a length that fits a message.
+/// Writes the data as JSON, cut to a length that fits a message.
 impl fmt::Display for Data {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const LONGEST: usize = 80;
@@ -185,7 +188,7 @@ impl Serialize for Data {
             Data::Nothing => serializer.serialize_unit(),
             Data::Flag(flag) => serializer.serialize_bool(*flag),
             Data::Count(count) => serializer.serialize_u64(*count),
-            Data::Real(value) => match text_of(*value) {
+            Data::Real(value) => match non_finite_text(*value) {
                 None => serializer.serialize_f64(*value),
                 Some(text) => serializer.serialize_str(text),
             },
@@ -196,30 +199,30 @@ impl Serialize for Data {
     }
 }
 
-/// Reads the value of a hyper-parameter, which has no more than six parts.
+/// Reads the value of a hyper-parameter, which has at most six parts.
 ///
-/// Not derived, because a derived implementation buffers every part until its variant is clear, and each
-/// nested part once more.
+/// The implementation is not derived, because a derived one buffers every part until its variant is clear,
+/// and each nested part once more.
 impl<'de> Deserialize<'de> for Data {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         DataVisitor { depth: 0, deepest: 1, longest: Sizes::MOST }.deserialize(deserializer)
     }
 }
 
-/// The largest depth of data, more than any optimiser needs. Bounded, because reading, printing and dropping
-/// recurse.
+/// The largest depth of data, more than any optimiser needs. Depth is bounded because reading, printing and
+/// dropping recurse.
 #[cfg(feature = "config")]
 pub(crate) const DEEPEST: usize = 64;
 
 #[cfg(feature = "config")]
 impl Data {
-    /// Reads a whole text.
+    /// Reads a whole text, of any length and up to the depth [`DEEPEST`].
     pub(crate) fn whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         DataVisitor { depth: 0, deepest: DEEPEST, longest: usize::MAX }.deserialize(deserializer)
     }
 }
 
-/// Reads data at this depth, with bounds for the depth of all data and for the length of lists and tables.
+/// Reads data at this depth, with bounds for all depths and for the length of lists and tables.
 #[derive(Clone, Copy)]
 struct DataVisitor {
     depth: usize,
@@ -229,14 +232,14 @@ struct DataVisitor {
 
 impl DataVisitor {
     /// The visitor for the parts of a list or table.
-    fn inside<E: de::Error>(self) -> Result<Self, E> {
+    fn for_parts<E: de::Error>(self) -> Result<Self, E> {
         if self.depth == self.deepest {
             return Err(E::custom(format_args!("nested more than {} deep", self.deepest)));
         }
         Ok(DataVisitor { depth: self.depth + 1, ..self })
     }
 
-    /// Collects the parts of a list or table. The first that is too many ends the reading.
+    /// Collects the parts of a list or table. The first part beyond `longest` ends the reading with an error.
     fn collect<T, E: de::Error>(self, mut next: impl FnMut() -> Result<Option<T>, E>) -> Result<Box<[T]>, E> {
         let mut parts = Vec::new();
         while let Some(part) = next()? {
@@ -276,11 +279,11 @@ impl<'de> Visitor<'de> for DataVisitor {
     }
 
     fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Data, D::Error> {
-        self.inside()?.deserialize(deserializer)
+        self.for_parts()?.deserialize(deserializer)
     }
 
     fn visit_newtype_struct<D: Deserializer<'de>>(self, deserializer: D) -> Result<Data, D::Error> {
-        self.inside()?.deserialize(deserializer)
+        self.for_parts()?.deserialize(deserializer)
     }
 
     fn visit_bool<E>(self, flag: bool) -> Result<Data, E> {
@@ -304,19 +307,19 @@ impl<'de> Visitor<'de> for DataVisitor {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Data, A::Error> {
-        let inside = self.inside()?;
-        self.collect(|| list.next_element_seed(inside)).map(Data::List)
+        let visitor = self.for_parts()?;
+        self.collect(|| list.next_element_seed(visitor)).map(Data::List)
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Data, A::Error> {
-        let inside = self.inside()?;
-        self.collect(|| map.next_entry_seed(PhantomData, inside)).map(Data::Table)
+        let visitor = self.for_parts()?;
+        self.collect(|| map.next_entry_seed(PhantomData, visitor)).map(Data::Table)
     }
 
     /// A tag of YAML, as serde_yaml writes an enum: `!AdamW {eta: 1e-3}`.
     fn visit_enum<A: EnumAccess<'de>>(self, tagged: A) -> Result<Data, A::Error> {
         let (name, value) = tagged.variant::<String>()?;
-        Ok(Data::Table([(name.into(), value.newtype_variant_seed(self.inside()?)?)].into()))
+        Ok(Data::Table([(name.into(), value.newtype_variant_seed(self.for_parts()?)?)].into()))
     }
 }
 
@@ -335,12 +338,12 @@ impl TryFrom<Data> for Number {
     type Error = Error;
 
     fn try_from(data: Data) -> Result<Self, Error> {
-        let other = || {
+        let not_a_number = || {
             Error::new(ErrorKind::File, "got")
                 .with_got(&data)
                 .with_expected(r#"a number, "inf", "-inf" or "nan""#)
         };
-        f64::read(&data).map(Number).ok_or_else(other)
+        f64::read(&data).map(Number).ok_or_else(not_a_number)
     }
 }
 
@@ -371,15 +374,15 @@ mod tests {
         ];
         for value in values {
             let text = serde_json::to_string(&value.data()).expect("a text");
-            let read: Data = serde_json::from_str(&text).expect("data");
-            assert_eq!(value.read(&read), Some(value), "{text}");
+            let data: Data = serde_json::from_str(&text).expect("data");
+            assert_eq!(value.read(&data), Some(value), "{text}");
         }
     }
 
     #[test]
     fn a_whole_number_can_be_a_real_and_nothing_else_is_mistaken() {
-        let read = |text: &str, like: FieldValue| {
-            serde_json::from_str::<Data>(text).ok().and_then(|data| like.read(&data))
+        let read = |text: &str, example: FieldValue| {
+            serde_json::from_str::<Data>(text).ok().and_then(|data| example.read(&data))
         };
         assert_eq!(read("2", FieldValue::Real(0.0)), Some(FieldValue::Real(2.0)));
         assert_eq!(read("-2", FieldValue::Real(0.0)), Some(FieldValue::Real(-2.0)));

@@ -1,7 +1,7 @@
 //! The values that hyper-parameters can have: their types, conversions and ranges.
 //!
-//! [`field_values!`] is the table of all types. A row has the parts of a value, each a [`Part`]: a real number,
-//! a count, a switch or [`Sizes`]. Printing, files, configurations and hashes see only the parts, as
+//! [`field_values!`] is the table of all types. A row lists the parts of a value. Each [`Part`] is a real
+//! number, a count, a switch or [`Sizes`]. Printing, files, configurations and hashes see only the parts, as
 //! [`Data`].
 
 mod choice;
@@ -23,12 +23,13 @@ pub(crate) use data::{DEEPEST, DataEntry};
 pub(crate) use data::{Data, Number};
 pub use sizes::Sizes;
 
-/// Defines [`FieldValue`]: each type by its parts, and in words.
+/// Defines [`FieldValue`]: the parts of each type, and the type in words.
 macro_rules! field_values {
     ($($(#[$doc:meta])* $Kind:ident($($part:ident: $T:ty),+), $expected:literal;)+) => {
         /// The value of a hyper-parameter, whatever its type.
         ///
-        /// A value converts to and from the type of the field, an enum of [`choice!`](crate::choice) included.
+        /// A value converts to and from the type of the field, also if the type is an enum of
+        /// [`choice!`](crate::choice).
         ///
         /// ```
         /// use optimisers::{Adam, Adjust, FieldValue};
@@ -52,7 +53,7 @@ macro_rules! field_values {
         }
 
         $(
-            // The row of a type with one part has that type in brackets.
+            // A type with one part is in needless brackets.
             #[allow(unused_parens)]
             impl From<($($T),+)> for FieldValue {
                 fn from(($($part),+): ($($T),+)) -> Self {
@@ -69,10 +70,10 @@ macro_rules! field_values {
                         let [$($part),+] = parts else { return None };
                         Some(($(Part::read($part)?),+))
                     };
-                    // A choice is none of these, also if its name is the text of a number, such as `inf`.
+                    // A choice is of no such type, even if its name is the text of a number, such as `inf`.
                     let is_choice = matches!(value, FieldValue::Choice(_));
-                    let value_read = if is_choice { None } else { read(&value.parts()) };
-                    value_read.ok_or_else(|| value.type_error($expected))
+                    let converted = if is_choice { None } else { read(&value.parts()) };
+                    converted.ok_or_else(|| value.type_error($expected))
                 }
             }
         )+
@@ -86,7 +87,7 @@ macro_rules! field_values {
                 }
             }
 
-            /// The value of this type with these parts. `None` if a part is of another type.
+            /// A value of the type of `self` with these parts. `None` if a part is of another type.
             fn with_parts(self, parts: &[Data]) -> Option<Self> {
                 match (self, parts) {
                     $((FieldValue::$Kind(..), [$($part),+]) => {
@@ -117,7 +118,7 @@ field_values! {
     Pair(first: f64, second: f64), "a pair of reals";
     /// Three reals, such as AdEMAMix's beta.
     Triple(first: f64, second: f64, third: f64), "three reals";
-    /// A count. A field of real numbers takes it, too.
+    /// A count. A field of real numbers takes a count, too.
     Count(count: u64), "a count";
     /// How a whole is cut into parts, such as the rows of a fused matrix.
     Sizes(sizes: Sizes), "a list of up to six counts above 0";
@@ -131,15 +132,15 @@ impl FieldValue {
         Error::new(ErrorKind::Argument, "the hyper-parameter is").with_got(self).with_expected(expected)
     }
 
-    /// This value as one of the type of `like`; `None` if the types differ.
-    pub(crate) fn like(self, like: FieldValue) -> Option<FieldValue> {
-        match (like, self) {
-            // Names of another enum are refused, even if both enums have this one.
-            (FieldValue::Choice(like), FieldValue::Choice(own)) => {
-                (own.names() == like.names()).then_some(self)
+    /// Converts this value to the type of `example`; `None` if the types differ.
+    pub(crate) fn convert_to(self, example: FieldValue) -> Option<FieldValue> {
+        match (example, self) {
+            // A name of another enum is refused, even if both enums have this name.
+            (FieldValue::Choice(example), FieldValue::Choice(choice)) => {
+                (choice.names() == example.names()).then_some(self)
             }
             (FieldValue::Choice(_), _) | (_, FieldValue::Choice(_)) => None,
-            _ => like.with_parts(&self.parts()),
+            _ => example.with_parts(&self.parts()),
         }
     }
 
@@ -149,21 +150,21 @@ impl FieldValue {
         if parts.len() == 1 { parts.remove(0) } else { Data::List(parts.into_vec().into()) }
     }
 
-    /// The value of this type that `data` is; `None` if it is of another type.
+    /// Reads `data` as a value of the type of `self`; `None` if `data` is of another type.
     pub(crate) fn read(self, data: &Data) -> Option<FieldValue> {
         match data {
             Data::List(parts) if self.parts().len() > 1 => self.with_parts(parts),
-            only => self.with_parts(std::slice::from_ref(only)),
+            part => self.with_parts(std::slice::from_ref(part)),
         }
     }
 
     /// Adds the value to a hash.
-    pub(crate) fn printed(self, print: Fingerprint) -> Fingerprint {
-        self.parts().iter().fold(print, |print, part| part.printed(print))
+    pub(crate) fn add_to_hash(self, hash: Fingerprint) -> Fingerprint {
+        self.parts().iter().fold(hash, |hash, part| part.add_to_hash(hash))
     }
 
-    /// Whether this is made of real numbers. Such values, as learning rates are, never decide on the tensors
-    /// of a state.
+    /// Whether all parts are real numbers. A value such as a learning rate never decides on the tensors of a
+    /// state.
     pub(crate) fn is_real(self) -> bool {
         self.parts().iter().all(|part| matches!(part, Data::Real(_)))
     }
@@ -186,9 +187,9 @@ impl FieldValue {
 
     /// Whether two values are equal, with real numbers compared by `is_same`.
     pub(crate) fn is_equal(self, other: FieldValue, is_same: impl Fn(f64, f64) -> bool) -> bool {
-        let (own, others) = (self.parts(), other.parts());
-        own.len() == others.len()
-            && own.iter().zip(&others).all(|pair| match pair {
+        let (parts, other_parts) = (self.parts(), other.parts());
+        parts.len() == other_parts.len()
+            && parts.iter().zip(&other_parts).all(|pair| match pair {
                 (Data::Real(a), Data::Real(b)) => is_same(*a, *b),
                 (a, b) => a == b,
             })
@@ -205,7 +206,7 @@ impl fmt::Display for FieldValue {
     }
 }
 
-/// For a literal such as `3`, whose type is `i32`: a count, or a real number if it is negative.
+/// Converts a literal such as `3`, of the type `i32`, to a count, or to a real if it is negative.
 impl From<i32> for FieldValue {
     fn from(value: i32) -> Self {
         u64::try_from(value).map_or(FieldValue::Real(value.into()), FieldValue::Count)
@@ -214,8 +215,8 @@ impl From<i32> for FieldValue {
 
 /// Ranges of hyper-parameters, for [`hyper_parameters!`](crate::hyper_parameters).
 ///
-/// Each returns `None` for a value inside, else what was expected. A rule can name a function of its own with
-/// such a signature.
+/// Each function returns `None` for a value inside the range, else the range in words. A rule can name a
+/// function of its own with such a signature.
 pub mod range {
     /// Any value of the type.
     pub fn any<F>(_: F) -> Option<&'static str> {
@@ -229,7 +230,7 @@ pub mod range {
 
     /// A finite number of 0 or more.
     pub fn non_negative(value: f64) -> Option<&'static str> {
-        // What is allowed is negated, so that NaN, for which all comparisons are false, is refused.
+        // The allowed range is negated, because all comparisons of NaN are false, and NaN has to be refused.
         (!(value >= 0.0 && value.is_finite())).then_some("a finite number of 0 or more")
     }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Up to six sizes above 0: how a whole is cut into parts, in order. Empty if it is not cut.
+/// Up to six sizes above 0: the lengths of the parts of a whole, in order. Empty if the whole is not cut.
 ///
 /// ```
 /// use optimisers::Sizes;
@@ -18,7 +18,7 @@ pub struct Sizes([u32; Sizes::MOST]);
 impl Sizes {
     pub(crate) const MOST: usize = 6;
 
-    /// These sizes; `None` if there are more than six of them, or if one is 0 or above `u32::MAX`.
+    /// Makes a list of these sizes; `None` for more than six, or if a size is 0 or above `u32::MAX`.
     pub fn new(sizes: &[u64]) -> Option<Self> {
         let mut all = [0; Sizes::MOST];
         for (i, &size) in sizes.iter().enumerate() {
@@ -29,7 +29,7 @@ impl Sizes {
 
     /// The sizes in their order.
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
-        // 0 fills the places of sizes that are not there.
+        // 0 fills the unused places of the array.
         self.0.iter().take_while(|&&size| size > 0).map(|&size| size as usize)
     }
 }

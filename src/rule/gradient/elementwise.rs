@@ -4,20 +4,20 @@ use crate::error::Result;
 use crate::numbers::value::{Arithmetic, Array, Prologue, Value};
 use crate::rule::{Adjust, Describe, Flow, Gradient, Kind, Parameter, Parts, Rule, Slot, Slots, State};
 
-/// A rule that treats every element of a parameter alike: its arithmetic, written once.
+/// A rule that treats every element of a parameter alike, by arithmetic that is written once.
 ///
-/// Every `Elementwise` is a [`Rule`]. In a chain it costs no pass over memory of its own: the engine runs all
-/// steps of a chain on a block of elements that stays in the first-level cache. Some steps right before a
-/// rule even become a part of that rule's loop: the factor of a clipped norm or a [`Scale`](crate::Scale),
-/// then [`ClipGrad`](crate::ClipGrad), then [`WeightDecay`](crate::WeightDecay).
+/// Every `Elementwise` is a [`Rule`]. In a chain, such a rule costs no pass over memory of its own: the
+/// engine runs all steps of a chain on a block of elements that stays in the first-level cache. Some steps
+/// right before a rule even become a part of that rule's loop: the factor of a clipped norm or a
+/// [`Scale`](crate::Scale), then [`ClipGrad`](crate::ClipGrad), then [`WeightDecay`](crate::WeightDecay).
 ///
-/// # Writing one
+/// # How to write such a rule
 ///
 /// - [`hyper_parameters!`](crate::hyper_parameters) declares the struct.
-/// - [`scalars`](Elementwise::scalars) prepares what does not depend on the element, once per step and in
-///   f64.
-/// - [`step`](Elementwise::step) is the formula. It may branch on flags of the rule, not on values: for those
-///   there is [`Value::select`].
+/// - [`scalars`](Elementwise::scalars) prepares all numbers that do not depend on the element, once per step
+///   and in f64.
+/// - [`step`](Elementwise::step) is the formula. It may branch on flags of the rule, but not on values; use
+///   [`Value::select`] for values.
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -60,7 +60,7 @@ use crate::rule::{Adjust, Describe, Flow, Gradient, Kind, Parameter, Parts, Rule
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Elementwise: Describe + Adjust + Clone + std::fmt::Debug + Send + Sync + 'static {
-    /// What the formula needs besides the element: hyper-parameters, bias corrections.
+    /// The numbers of the formula besides the element: hyper-parameters, bias corrections.
     type Scalars: Copy + Send + Sync + 'static;
     /// The state: `[T; N]` for N numbers per element.
     type Slots<T>: Array<T>;
@@ -78,14 +78,14 @@ pub trait Elementwise: Describe + Adjust + Clone + std::fmt::Debug + Send + Sync
     /// The formula for one element: from the parameter x and the gradient dx to the new gradient.
     ///
     /// The formula also updates the slots. It must not panic, because it runs while parameters are written;
-    /// [`Rule`](crate::Rule#panics) describes what a panic leaves.
+    /// see [`Rule`](crate::Rule#panics) for the state of the model after a panic.
     fn step<V: Value>(scalars: Self::Scalars, x: V, dx: V, slots: &mut Self::Slots<V>) -> V;
 }
 
 /// A rule's arithmetic with the scalars of one step.
 struct ElementwiseStep<E: Elementwise>(E::Scalars);
 
-// Not derived, because that would require that `E` itself is `Copy`.
+// `Clone` and `Copy` are not derived, because a derive would require that `E` itself is `Copy`.
 impl<E: Elementwise> Clone for ElementwiseStep<E> {
     fn clone(&self) -> Self {
         *self
@@ -96,7 +96,8 @@ impl<E: Elementwise> Copy for ElementwiseStep<E> {}
 
 impl<E: Elementwise> Arithmetic for ElementwiseStep<E> {
     type Slots<T> = E::Slots<T>;
-    // A rule that can be a prologue gets no second loop, because it is rarely the last of a chain.
+    // A rule that can be a prologue gets no loop that takes another prologue, because such a rule is rarely
+    // the last of a chain.
     const TAKES_PROLOGUE: bool = E::AS_PROLOGUE.is_none();
 
     fn as_prologue(self) -> Option<Prologue> {
@@ -109,7 +110,7 @@ impl<E: Elementwise> Arithmetic for ElementwiseStep<E> {
     }
 }
 
-/// The arithmetic of step `t` of `rule`, for a rule that holds it.
+/// The arithmetic of step `t` of `rule`, for another rule that holds `rule`.
 pub(crate) fn arithmetic_at<E: Elementwise>(rule: &E, t: u64) -> impl Arithmetic + use<E> {
     ElementwiseStep::<E>(rule.scalars(t))
 }
@@ -132,7 +133,9 @@ impl<E: Elementwise> Rule for E {
 }
 
 impl<'a> Gradient<'a> {
-    /// Appends step `t` of an elementwise rule that is a part of another. `slots` are its own alone.
+    /// Appends step `t` of an elementwise rule that is a part of another rule.
+    ///
+    /// `slots` are the slots of the part alone.
     pub fn step_of<E: Elementwise>(self, rule: &E, t: u64, slots: Slots<'a>) -> Self {
         self.map(arithmetic_at(rule, t), slots)
     }

@@ -1,11 +1,12 @@
 //! The lazy gradient: its source tensors and the steps that rules have planned on their sum.
 //!
-//! Methods only append steps; the engine runs these after all rules have planned. Two things need care:
+//! Methods only append steps; the engine runs the steps after all rules have planned. Two things need care:
 //!
 //! - A missing gradient gets no steps, except sums over a group. Counters and numbers are set nevertheless,
-//!   because windows and groups go on without it.
-//! - The norm that a caller has requested is kept as the index of its step (`NormRequest::place`). Before a
-//!   step in front of that index is removed, `unmeasured` has to remove the norm.
+//!   because windows and groups go on without the gradient.
+//! - If a caller has requested the norm of the gradient, `NormRequest::step` is the index of the step that
+//!   takes the norm. Before a step in front of that index is removed, `without_norm` has to remove the norm's
+//!   step.
 
 pub(crate) mod elementwise;
 pub(crate) mod reductions;
@@ -14,7 +15,7 @@ mod whole;
 
 use std::sync::{Arc, OnceLock};
 
-use super::state::parts::other_number;
+use super::state::parts::count_error;
 use super::{Counters, Slots};
 use crate::engine::{
     Buffer, CounterWrites, Epilogue, Job, Norms, NumberWrites, Operand, Progress, Sources, Step, Steps,
@@ -27,11 +28,12 @@ use crate::numbers::value::{Arithmetic, DivideBy, ScaleBy};
 
 /// A gradient on its way through a chain of rules: its sources, the planned steps and their state.
 ///
-/// Nothing is computed while a rule looks at it. [`update`](crate::update) evaluates it in one pass over
+/// Nothing is computed while rules plan. [`update`](crate::update) evaluates the gradient in one pass over
 /// memory, once every rule of every leaf has planned without an error.
 ///
-/// A gradient can be *missing*: the parameter took no part in the loss. Steps planned on it do nothing and
-/// move no counter. [`AccumGrad`](crate::AccumGrad) turns it into what it has accumulated.
+/// A gradient can be *missing*: the parameter took no part in the loss. Steps planned on a missing gradient
+/// do nothing and move no counter. [`AccumGrad`](crate::AccumGrad) turns a missing gradient into the sum or
+/// mean that it has accumulated.
 #[must_use = "a gradient that is dropped moves no parameter: return it in a `Flow`"]
 pub struct Gradient<'a> {
     pub(super) missing: bool,
@@ -40,37 +42,39 @@ pub struct Gradient<'a> {
     counters: CounterWrites<'a>,
     numbers: NumberWrites<'a>,
     weight: u64,
-    /// How many calls windows at this place have counted before this one. After a window of `n` calls in the
-    /// chain, `n` calls count as one.
+    /// The number of calls that windows at this place of the chain have counted before this call. After a
+    /// window of `n` calls in the chain, `n` calls count as one.
     calls: u64,
     windows: Windows,
     /// Whether open windows end in this call, although they are not full.
     releases: bool,
-    /// Whether windows at this place count this call.
+    /// Whether windows at this place of the chain count this call.
     counts: bool,
-    /// Whether the call is skipped if the gradient is not finite.
+    /// Whether a gradient that is not finite skips the call.
     finite_only: bool,
-    /// The norms that the caller of `update` has requested, if any.
-    wanted: Option<NormRequest>,
+    /// The request of the caller of `update` for norms, if there is one.
+    norm_request: Option<NormRequest>,
     path: &'a str,
 }
 
-/// Where a chain goes after a rule.
+/// How a chain goes on after a rule.
 #[must_use]
 #[derive(Debug)]
 pub enum Flow<'a> {
-    /// On, with this gradient.
+    /// The next rule works on this gradient. After the last rule, it is the step of the parameter.
     Step(Gradient<'a>),
-    /// No further in this call: planned steps still write their state, and the parameter stays.
+    /// The chain ends in this call: planned steps still write their state, and the parameter stays.
     ///
-    /// Put an [`AccumGrad`](crate::AccumGrad) before a rule that holds gradients, never after it. Held calls
-    /// do not reach an `AccumGrad` after the rule. If such a call leaves no window open, all windows count
-    /// their calls from 0 again, and may never be full.
+    /// Put an [`AccumGrad`](crate::AccumGrad) before a rule that holds gradients, never after such a rule. A
+    /// call with a held gradient does not reach an `AccumGrad` after the rule. If such a call leaves no
+    /// window open, all windows count their calls from 0 again, and may never be full.
     Hold(Gradient<'a>),
 }
 
 impl<'a> Flow<'a> {
-    /// Applies `step` unless the gradient is held. A wrapper uses this to change the step of its inner rule.
+    /// Applies `step` unless the gradient is held.
+    ///
+    /// A wrapper changes the step of its inner rule by `and_then`.
     ///
     /// [`Describe`](crate::Describe) has an example.
     ///
@@ -83,7 +87,7 @@ impl<'a> Flow<'a> {
         }
     }
 
-    /// The job of all planned steps on `x`. If the leaf makes a step, `epilogue` stores the parameter.
+    /// The job of all planned steps on `x`. If the parameter makes a step, `epilogue` stores the parameter.
     pub(crate) fn into_job(
         self,
         x: Operand<'a>,
@@ -92,9 +96,9 @@ impl<'a> Flow<'a> {
         let (gradient, progress) = match self {
             Flow::Step(gradient) if gradient.missing => (gradient, Progress::WithoutGradient),
             Flow::Hold(gradient) if gradient.missing => (gradient, Progress::Waiting),
-            Flow::Step(gradient) => (gradient.measured_at_the_end(), Progress::Applied),
-            // Not measured, because a window is measured as a whole when it ends.
-            Flow::Hold(gradient) => (gradient.unmeasured(), Progress::Accumulated),
+            Flow::Step(gradient) => (gradient.measure_step(), Progress::Applied),
+            // Without a norm, because the norm of a window is taken when the window ends.
+            Flow::Hold(gradient) => (gradient.without_norm(), Progress::Accumulated),
         };
         Job {
             steps: gradient.steps,
@@ -118,7 +122,7 @@ impl std::fmt::Debug for Gradient<'_> {
 }
 
 impl<'a> Gradient<'a> {
-    /// The sum of these tensors, or a missing gradient if there are no tensors.
+    /// The sum of `sources`, or a missing gradient if there are no sources.
     pub(crate) fn new(sources: Sources<'a>, weight: u64, path: &'a str) -> Self {
         Gradient {
             missing: sources.is_empty(),
@@ -132,37 +136,37 @@ impl<'a> Gradient<'a> {
             releases: false,
             counts: true,
             finite_only: false,
-            wanted: None,
+            norm_request: None,
             path,
         }
     }
 
-    /// Sets how many calls windows have counted before this one. A call that `releases` windows brings no
-    /// gradient, so they do not count it.
-    pub(crate) fn after(self, calls: u64, releases: bool) -> Self {
+    /// Sets the number of calls that windows have counted before this call. Windows do not count a call that
+    /// `releases` windows, because it brings no gradient.
+    pub(crate) fn after_calls(self, calls: u64, releases: bool) -> Self {
         Gradient { calls, releases, counts: !releases, ..self }
     }
 
-    /// Whether a window of `n` calls ends with this one, and the calls that the leaf has counted in it.
+    /// Counts this call in a window of `n` calls, of which the leaf has counted `earlier` before.
     ///
-    /// `before` are those without this call. They do not decide on the end: the count of the tree does, so
-    /// that all windows of `n` calls end together, whenever their leaf joined.
-    pub(crate) fn ends_window(mut self, n: u64, before: u64) -> (Self, bool, u64) {
-        let calls = counts::after(before, self.counts.into());
+    /// Returns whether the window ends with this call, and the count of the leaf. The count of the tree
+    /// decides on the end, so that all windows of `n` calls end together, no matter when their leaf joined.
+    pub(crate) fn count_in_window(mut self, n: u64, earlier: u64) -> (Self, bool, u64) {
+        let leaf_calls = counts::add(earlier, self.counts.into());
         if self.releases {
-            // A window after this one counts the step of this one, and an empty one makes no step.
-            self.counts = calls > 0;
-            return (self, true, calls);
+            // A window later in the chain counts the step of this window. An empty window makes no step.
+            self.counts = leaf_calls > 0;
+            return (self, true, leaf_calls);
         }
-        let counted = self.calls + 1;
-        let ends = counted.is_multiple_of(n);
+        let tree_calls = self.calls + 1;
+        let ends = tree_calls.is_multiple_of(n);
         if ends {
-            // Rules after this one count windows instead of calls. The current window is their current call.
-            self.calls = counted / n - 1;
+            // Rules after this window count windows instead of calls: this window is their current call.
+            self.calls = tree_calls / n - 1;
         } else {
             self.windows.open = true;
         }
-        (self, ends, calls)
+        (self, ends, leaf_calls)
     }
 
     /// The parameter's path in the model.
@@ -170,13 +174,13 @@ impl<'a> Gradient<'a> {
         self.path
     }
 
-    /// How much this call counts in a weighted mean, see [`Update::weight`](crate::Update::weight).
+    /// The weight of this call in a weighted mean, see [`Update::weight`](crate::Update::weight).
     pub fn weight(&self) -> u64 {
         self.weight
     }
 
-    /// Sets the weight: that of a mean is the sum of the weights in it.
-    pub(crate) fn weighing(self, weight: u64) -> Self {
+    /// Sets the weight. The weight of a mean is the sum of the weights of its gradients.
+    pub(crate) fn with_weight(self, weight: u64) -> Self {
         Gradient { weight, ..self }
     }
 
@@ -185,47 +189,48 @@ impl<'a> Gradient<'a> {
         self.missing
     }
 
-    /// Makes a missing gradient one of zeros, so that later steps apply to it.
+    /// Turns a missing gradient into a gradient of zeros, to which later steps apply.
     pub(crate) fn or_zeros(mut self) -> Self {
         self.missing = false;
         self
     }
 
-    /// Drops all steps and sources, unless a step has to run. For a gradient that does not count: one of
-    /// weight 0 may be NaN.
-    pub(crate) fn unread(mut self) -> Self {
-        // A step with state has to write it, and the norm of a group is also that of other leaves.
-        let is_for_nothing = |step: &Step<'_>| match step {
+    /// Drops all steps and sources, unless a step has to run.
+    ///
+    /// For a gradient of weight 0, which does not count and may be NaN.
+    pub(crate) fn discard(mut self) -> Self {
+        // A step with state has to write its state, and other leaves need the norm of a group.
+        let is_unneeded = |step: &Step<'_>| match step {
             Step::Check => true,
             Step::Map { slots, .. } => slots.is_empty(),
             Step::Tensor(step) => step.slots.is_empty(),
             Step::Reduce(reduction) => reduction.group.is_none(),
             Step::Output(_) | Step::Identity => true,
         };
-        if self.steps.iter().all(is_for_nothing) {
-            // First, because the index of the norm's step means nothing after `clear`.
-            self = self.unmeasured();
+        if self.steps.iter().all(is_unneeded) {
+            // The norm comes first, because the index of its step is meaningless after `clear`.
+            self = self.without_norm();
             self.steps.clear();
             self.sources.clear();
         }
         self
     }
 
-    /// Appends arithmetic that adds what earlier calls collected. With `finite_only`, checks the sum.
+    /// Appends arithmetic that adds the gradients of earlier calls. With `finite_only`, checks the sum.
     pub(crate) fn release(mut self, kernel: impl Arithmetic, slots: Slots<'a>) -> Self {
         self.windows.released = true;
-        // Dropped, because the check of the sum covers all that goes into it: one read instead of two.
+        // The check is dropped, because a check of the sum covers all its terms with one read instead of two.
         if matches!(self.steps.last(), Some(Step::Check)) {
             self.steps.pop();
         }
         let finite_only = self.finite_only;
-        let released = self.map(kernel, slots);
-        if finite_only { released.finite_only() } else { released }
+        let sum = self.map(kernel, slots);
+        if finite_only { sum.finite_only() } else { sum }
     }
 
     /// Sets a counter when the step is committed, whether the gradient is missing or not.
     pub fn set_counter(mut self, counter: &'a mut u64, next: u64) -> Self {
-        // Unchanged counters are left out, because `LeafPlan::note` takes a counter here for a change.
+        // An unchanged counter is left out, because `LeafPlan::note` takes each counter here for a change.
         if *counter != next {
             self.counters.push((counter, next));
         }
@@ -238,29 +243,30 @@ impl<'a> Gradient<'a> {
         self
     }
 
-    /// Counts this step with the first counter of a rule, and returns its number: 1 for the first step.
+    /// Counts this step with the first counter of a rule, and returns the step's number, from 1 on.
     ///
-    /// The commit writes the count. A missing gradient is not counted, but has a number to plan with.
+    /// The commit writes the count. A step of a missing gradient is not counted, but has a number to plan
+    /// with.
     ///
     /// # Errors
     /// If there is no counter: the rule's [`init`](crate::Rule::init) made none, or the state is another
     /// rule's.
     pub fn next_step(self, Counters(counters): Counters<'a>) -> Result<(Self, u64)> {
         let Some((_, t)) = counters.first_mut() else {
-            return Err(other_number("counters", 1, 0));
+            return Err(count_error("counters", 1, 0));
         };
-        Ok(self.counted_by(t))
+        Ok(self.count_step(t))
     }
 
     /// [`Gradient::next_step`] with the counter `t`.
-    fn counted_by(self, t: &'a mut u64) -> (Self, u64) {
-        let next = counts::after(*t, 1);
+    fn count_step(self, t: &'a mut u64) -> (Self, u64) {
+        let next = counts::add(*t, 1);
         (if self.missing { self } else { self.set_counter(t, next) }, next)
     }
 
     /// Appends elementwise arithmetic with its state.
     ///
-    /// [`update`](crate::update) refuses the call if the arithmetic is for another number of state tensors.
+    /// [`update`](crate::update) refuses arithmetic for another number of state tensors than `slots` has.
     /// [`Parts`](crate::Parts) has an example.
     pub fn map(mut self, arithmetic: impl Arithmetic, Slots(slots): Slots<'a>) -> Self {
         if !self.missing {
@@ -279,7 +285,7 @@ impl<'a> Gradient<'a> {
         self.map(DivideBy(divisor), Slots::none())
     }
 
-    /// Skips the whole call if the gradient is not finite at this place.
+    /// Lets a gradient that is not finite at this place of the chain skip the whole call.
     pub(crate) fn finite_only(mut self) -> Self {
         self.finite_only = true;
         if !self.missing {
@@ -289,7 +295,8 @@ impl<'a> Gradient<'a> {
     }
 }
 
-/// The norms of a leaf, which the reduce stage sets. Shared, because two closures of its job set them.
+/// The norms of a leaf, which the reduce stage sets. Shared, because two closures of the leaf's job set
+/// norms.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LeafNorms(Arc<NormCells>);
 
@@ -303,13 +310,13 @@ struct NormCells {
 #[derive(Debug)]
 struct NormRequest {
     norms: LeafNorms,
-    /// The index of the step that takes the norm of the gradient, once it is planned.
-    place: Option<usize>,
+    /// The index of the planned step that takes the norm of the gradient, if there is one.
+    step: Option<usize>,
 }
 
 impl LeafNorms {
     pub(crate) fn set_gradient(&self, norm: f64) {
-        // Planned once, so set once.
+        // The value is set only once, because the norm is planned only once.
         let _ = self.0.gradient.set(norm);
     }
 
@@ -317,8 +324,8 @@ impl LeafNorms {
         let _ = self.0.step.set(norms);
     }
 
-    /// The norm of the gradient and those of its step; `None` for a leaf without a step.
-    pub(crate) fn found(&self) -> Option<(f64, Norms)> {
+    /// The norm of the gradient and the norms of its step; `None` for a leaf without a step.
+    pub(crate) fn get(&self) -> Option<(f64, Norms)> {
         Some((*self.0.gradient.get()?, *self.0.step.get()?))
     }
 }

@@ -1,11 +1,11 @@
 //! Numbers of the whole parameter, or of the whole model, that a step depends on: norms and sums.
 //!
-//! A rule plans before these numbers are known. It therefore appends a [`Step::Reduce`] with a function from
-//! the numbers to the arithmetic. The reduce stage takes the numbers before anything is written, calls the
-//! function and replaces the step (`engine/reduce/resolve.rs`).
+//! A rule plans before these numbers are known. The rule therefore appends a [`Step::Reduce`] with a function
+//! from the numbers to the arithmetic. The reduce stage computes the numbers before anything is written,
+//! calls the function and replaces the step (`engine/reduce/resolve.rs`).
 //!
-//! Norms that the caller of `update` has requested are reductions, too, so the engine needs no code for them.
-//! They change no bit of a step, because their factor is 1, which is no step.
+//! Norms that the caller of `update` has requested are reductions, too, so the engine needs no code for
+//! requests. Requested norms change no bit of a step, because their factor is 1, which is no step.
 
 use std::any::TypeId;
 use std::ops::Range;
@@ -20,7 +20,7 @@ use crate::error::Result;
 use crate::numbers::value::Arithmetic;
 use crate::rule::{Gradient, NonFinite, Numbers, Rule, Slots};
 
-/// A norm of a gradient: its exponent, its elements, and what happens if it is not finite.
+/// A norm of a gradient: its exponent, its elements, and the treatment of a norm that is not finite.
 ///
 /// See [`Gradient::scale_by_norm`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -51,7 +51,7 @@ impl Norm {
         Norm { non_finite, ..self }
     }
 
-    /// Takes the same norm of the parameter (or its master), too. This is never the norm of a group.
+    /// Takes the p-norm of the parameter (or its master), too. The parameter's norm is never that of a group.
     pub fn with_parameter(self) -> Self {
         Norm { with_parameter: true, ..self }
     }
@@ -64,7 +64,7 @@ impl Norm {
     }
 }
 
-/// Sums over one parameter, or over [all of a group](Sums::of_group), and what the step after them works on.
+/// Sums over one parameter or [all of a group](Sums::of_group), and the slots of the step after them.
 ///
 /// See [`Gradient::map_with_sums`].
 pub struct Sums<'a> {
@@ -82,32 +82,32 @@ impl std::fmt::Debug for Sums<'_> {
 }
 
 impl<'a> Sums<'a> {
-    /// No sum yet. The step after the sums works on all of these slots, and sets all of these numbers.
+    /// No sum yet. The step after the sums works on all `slots`, and sets all `numbers`.
     pub fn new(slots: Slots<'a>, numbers: Numbers<'a>) -> Self {
         let step = 0..slots.len();
         Sums { terms: SmallVec::new(), slots, step, numbers, group: None }
     }
 
-    /// Adds the sum of what arithmetic makes of each element, in f64.
+    /// Adds the sum, in f64, of the result of `arithmetic` for each element.
     ///
-    /// It reads the gradient, the parameter and the slots with these indices, and writes none of them.
+    /// `arithmetic` reads the gradient, the parameter and the slots with these indices, and writes nothing.
     pub fn sum(self, arithmetic: impl Arithmetic, slots: Range<usize>) -> Self {
-        self.term(arithmetic, slots, Reducer::sum())
+        self.with_term(arithmetic, slots, Reducer::sum())
     }
 
-    /// As [`Sums::sum`], of absolute values.
+    /// [`Sums::sum`] of absolute values.
     pub fn sum_of_absolutes(self, arithmetic: impl Arithmetic, slots: Range<usize>) -> Self {
-        self.term(arithmetic, slots, Reducer::abs_sum())
+        self.with_term(arithmetic, slots, Reducer::abs_sum())
     }
 
-    /// The step after the sums works on the slots with these indices only.
+    /// Lets the step after the sums work on the slots with these indices only.
     pub fn step_on(self, slots: Range<usize>) -> Self {
         Sums { step: slots, ..self }
     }
 
     /// Adds up over all parameters whose rules have this type and take sums of this group.
     ///
-    /// Hyper-parameters of these rules may differ; what they add up has to be the same. The
+    /// Hyper-parameters of these rules may differ, but all rules have to add up the same quantities. The
     /// [`kind`](crate::Rule::kind) of such a rule is [`WholeModel`](crate::Kind::WholeModel).
     pub fn of_group<R: Rule>(self, _rule: &R, group: u64) -> Self {
         Sums { group: Some(Group::Sums { rule: TypeId::of::<R>(), group }), ..self }
@@ -115,12 +115,12 @@ impl<'a> Sums<'a> {
 
     /// Adds the 2-norms of the parameter (or its master) and of the gradient.
     pub(crate) fn norms(mut self) -> Self {
-        let of = [TermOf::Parameter, TermOf::Gradient];
-        self.terms.extend(of.map(|of| Term { of, reducer: Reducer::norm(2.0) }));
+        let operands = [TermOf::Parameter, TermOf::Gradient];
+        self.terms.extend(operands.map(|of| Term { of, reducer: Reducer::norm(2.0) }));
         self
     }
 
-    fn term(mut self, arithmetic: impl Arithmetic, slots: Range<usize>, reducer: Reducer) -> Self {
+    fn with_term(mut self, arithmetic: impl Arithmetic, slots: Range<usize>, reducer: Reducer) -> Self {
         self.terms.push(Term { of: TermOf::Probe { kernel: erased(arithmetic), slots }, reducer });
         self
     }
@@ -129,7 +129,7 @@ impl<'a> Sums<'a> {
 impl<'a> Gradient<'a> {
     /// Multiplies the gradient by a factor that follows from its norm.
     ///
-    /// The norm is that of the gradient as earlier rules leave it, in f64, and is taken before anything is
+    /// The norm of the gradient after the steps of earlier rules is computed in f64, before anything is
     /// written. It costs one more read of the gradient and of the state of earlier rules. A factor of exactly
     /// 1 is no step. A 2-norm below 1.5e-154, whose square is subnormal, is 0. An infinite factor becomes 0,
     /// so that 1 / norm leaves a gradient of zeros as it is. A factor that is infinite only in the dtype of
@@ -171,7 +171,7 @@ impl<'a> Gradient<'a> {
         let Norm { p, group, non_finite, with_parameter, limit } = norm;
         // Two kinds of groups, because group 0 of `SkipOutliers` is not group 0 of `ClipGlobalNorm`.
         let group = group.map(if limit.is_some() { Group::Limit } else { Group::Norm });
-        // The windows have to be given up if the outlier is a sum that they have collected.
+        // If an outlier is a sum that windows have collected, the windows have to be given up.
         let limit = limit.map(|limit| NormLimit { is_collected: self.windows.released, ..limit });
         let non_finite = match non_finite {
             NonFinite::Error => OnNonFinite::Refuse,
@@ -181,27 +181,20 @@ impl<'a> Gradient<'a> {
         let mut terms = smallvec![Term { of: TermOf::Gradient, reducer: Reducer::norm(p) }];
         terms.extend(with_parameter.then(|| Term { of: TermOf::Parameter, reducer: Reducer::norm(p) }));
         let then = Then::Scale { non_finite, factor: Box::new(factor) };
-        let reduction = Reduction {
-            group,
-            terms,
-            contributes: true,
-            slots: &mut [],
-            stands_for_check: false,
-            limit,
-            then,
-        };
+        let reduction =
+            Reduction { group, terms, contributes: true, slots: &mut [], replaces_check: false, limit, then };
         self.steps.push(Step::Reduce(Box::new(reduction)));
         self
     }
 
     /// Appends arithmetic that depends on sums over elements, taken before anything is written.
     ///
-    /// The sums are those of the parameter, or of [all of a group](Sums::of_group). `follow` gets them in the
-    /// order in which they were added. It returns the arithmetic of the step and the next numbers of the
-    /// state, for each parameter by itself.
+    /// The sums are taken over the parameter, or over [all of a group](Sums::of_group). `follow` gets the
+    /// sums in the order in which they were added. It returns the arithmetic of the step and the next numbers
+    /// of the state, and runs once for each parameter.
     ///
-    /// A missing gradient adds nothing and makes no step. If other parameters of its group have gradients,
-    /// its state gets the next numbers, too.
+    /// A missing gradient adds nothing and makes no step. If other parameters of the group have gradients,
+    /// the state of the missing gradient gets the next numbers, too.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -209,7 +202,7 @@ impl<'a> Gradient<'a> {
     /// use optimisers::{hyper_parameters, range, setup, update, value::Value};
     ///
     /// hyper_parameters! {
-    ///     /// Polyak's step: as long as the loss, as if it were linear, says, and at most η.
+    ///     /// Polyak's step for a linear loss: the step that makes the loss 0, at most η.
     ///     pub struct Polyak {
     ///         /// η: the longest step.
     ///         eta: f64 = 1.0 => range::non_negative,
@@ -294,7 +287,7 @@ impl<'a> Gradient<'a> {
         follow: impl FnOnce(&[f64]) -> Result<Resolved> + Send + Sync + 'static,
     ) -> Self {
         let Sums { terms, slots: Slots(slots), step, numbers: Numbers(numbers), group } = sums;
-        // In a group the step is appended nevertheless, because the state has to get the group's numbers.
+        // In a group the step is appended in any case, because the state has to get the group's numbers.
         if self.missing && group.is_none() {
             return self;
         }
@@ -304,7 +297,7 @@ impl<'a> Gradient<'a> {
             terms,
             contributes: !self.missing,
             slots,
-            stands_for_check: false,
+            replaces_check: false,
             limit: None,
             then,
         };
@@ -314,49 +307,51 @@ impl<'a> Gradient<'a> {
 }
 
 impl Gradient<'_> {
-    /// Requests the norm of the gradient here, and those of step and parameter at the end of the chain.
-    pub(crate) fn measured(mut self, norms: &LeafNorms) -> Self {
-        self.wanted = Some(NormRequest { norms: norms.clone(), place: None });
-        self.measured_here()
+    /// Requests the norm of the gradient here, and the norms of step and parameter at the end of the chain.
+    pub(crate) fn request_norms(mut self, norms: &LeafNorms) -> Self {
+        self.norm_request = Some(NormRequest { norms: norms.clone(), step: None });
+        self.measure_gradient()
     }
 
     /// Takes the norm of the gradient after `release`, which ends a window, instead of before the chain.
-    pub(crate) fn measured_behind(self, release: impl FnOnce(Self) -> Self) -> Self {
-        release(self.unmeasured()).measured_here()
+    pub(crate) fn measure_after(self, release: impl FnOnce(Self) -> Self) -> Self {
+        release(self.without_norm()).measure_gradient()
     }
 
-    /// Takes the norms of the finished step and of the parameter, if they are requested.
-    pub(super) fn measured_at_the_end(self) -> Self {
-        let Some(NormRequest { norms, .. }) = &self.wanted else { return self };
+    /// Takes the norms of the finished step and of the parameter, if norms are requested.
+    pub(super) fn measure_step(self) -> Self {
+        let Some(NormRequest { norms, .. }) = &self.norm_request else { return self };
         let norms = norms.clone();
-        self.scale_by_norm(Norm::new(2.0).with_parameter(), move |found| {
-            norms.set_step(found);
+        self.scale_by_norm(Norm::new(2.0).with_parameter(), move |step_norms| {
+            norms.set_step(step_norms);
             1.0
         })
     }
 
     /// Removes the step that takes the norm of the gradient.
-    pub(super) fn unmeasured(mut self) -> Self {
-        if let Some(place) = self.wanted.as_mut().and_then(|wanted| wanted.place.take()) {
-            self.steps.remove(place);
+    pub(super) fn without_norm(mut self) -> Self {
+        if let Some(step) = self.norm_request.as_mut().and_then(|request| request.step.take()) {
+            self.steps.remove(step);
         }
         self
     }
 
-    fn measured_here(mut self) -> Self {
-        let Some(NormRequest { norms, .. }) = self.wanted.as_ref().filter(|_| !self.missing) else {
+    /// Takes the norm of the gradient here, if norms are requested.
+    fn measure_gradient(mut self) -> Self {
+        let Some(NormRequest { norms, .. }) = self.norm_request.as_ref().filter(|_| !self.missing) else {
             return self;
         };
         let norms = norms.clone();
-        // Before a trailing `Check`, so that `merge_check` can still fold that into a later norm.
+        // The norm goes before a trailing `Check`, so that `merge_check` can fold the check into a later
+        // norm.
         let check = matches!(self.steps.last(), Some(Step::Check)).then(|| self.steps.pop()).flatten();
-        let place = self.steps.len();
-        self = self.scale_by_norm(Norm::new(2.0), move |found| {
-            norms.set_gradient(found.gradient);
+        let step = self.steps.len();
+        self = self.scale_by_norm(Norm::new(2.0), move |gradient_norms| {
+            norms.set_gradient(gradient_norms.gradient);
             1.0
         });
         self.steps.extend(check);
-        self.wanted = self.wanted.map(|wanted| NormRequest { place: Some(place), ..wanted });
+        self.norm_request = self.norm_request.map(|request| NormRequest { step: Some(step), ..request });
         self
     }
 }

@@ -13,17 +13,17 @@ impl<'a> Gradient<'a> {
     ///
     /// The function receives the step's number (1 for the first), the parameter (its master, if it has one),
     /// the gradient and the state's tensors, all in the compute dtype. It returns the new gradient. It may
-    /// replace the tensors, keeping their shapes; they are rounded to their own dtypes. It runs before
-    /// anything is written, and only if there is a gradient and the parameter has elements. The state's first
-    /// counter counts these steps; without a counter the number is always 1.
+    /// replace the state's tensors by tensors of equal shapes, which are rounded to the dtypes of the state.
+    /// It runs before anything is written, and only if there is a gradient and the parameter has elements.
+    /// The state's first counter counts these steps; without a counter the number is always 1.
     ///
-    /// Its results are kept until everything has been computed: in F32 4 bytes per element of the model. If
-    /// the function refuses nothing, [`Gradient::with_tensors_late`] needs less.
+    /// The results of the function are kept until everything has been computed: in F32 4 bytes per element of
+    /// the model. If the function refuses nothing, [`Gradient::with_tensors_late`] needs less memory.
     pub fn with_tensors<F>(self, state: &'a mut State, function: F) -> Self
     where
         F: FnOnce(u64, &Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,
     {
-        self.function(state, true, function)
+        self.append_counted(state, true, function)
     }
 
     /// [`Gradient::with_tensors`] for a function that fails only if a device fails.
@@ -36,33 +36,34 @@ impl<'a> Gradient<'a> {
     where
         F: FnOnce(u64, &Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,
     {
-        self.function(state, false, function)
+        self.append_counted(state, false, function)
     }
 
-    fn function<F>(self, state: &'a mut State, may_refuse: bool, function: F) -> Self
+    /// Appends a function of the whole tensor, and counts the step with the state's first counter.
+    fn append_counted<F>(self, state: &'a mut State, may_refuse: bool, function: F) -> Self
     where
         F: FnOnce(u64, &Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,
     {
         let State { tensors, counters, .. } = state;
         let (gradient, step) = match counters.first_mut() {
-            Some((_, t)) => self.counted_by(t),
+            Some((_, t)) => self.count_step(t),
             None => (self, 1),
         };
-        gradient.through(tensors, may_refuse, move |x, dx, slots| function(step, x, dx, slots))
+        gradient.append_function(tensors, may_refuse, move |x, dx, slots| function(step, x, dx, slots))
     }
 
     /// [`Gradient::with_tensors`] on these state tensors, without the number of the step.
     ///
-    /// For a wrapper, which cannot lend its whole state because the inner rule has a part of it.
+    /// For a wrapper, which cannot lend its whole state, because the inner rule has borrowed a part.
     pub fn map_tensors<F>(self, Slots(slots): Slots<'a>, function: F) -> Self
     where
         F: FnOnce(&Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,
     {
-        self.through(slots, true, function)
+        self.append_function(slots, true, function)
     }
 
     /// Appends a function of the whole tensor, and counts no step.
-    pub(crate) fn through<F>(mut self, slots: StepSlots<'a>, may_refuse: bool, function: F) -> Self
+    pub(crate) fn append_function<F>(mut self, slots: StepSlots<'a>, may_refuse: bool, function: F) -> Self
     where
         F: FnOnce(&Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,
     {

@@ -1,8 +1,9 @@
-//! Whether a low-precision parameter is still its master rounded.
+//! Checks whether a low-precision parameter is still its master rounded.
 //!
 //! A step computes on the master and overwrites the parameter, so a value that the program has set meanwhile
-//! would be lost. An update therefore compares the two before anything is written. Comparing all elements
-//! would cost a pass over memory in each step, and on a device a wait. An [`Extent`] compares:
+//! would be lost. An update therefore compares parameter and master before anything is written. A comparison
+//! of all elements would cost a pass over memory in each step, and on a device a wait. So only some elements
+//! are compared, by [`Extent`]:
 //!
 //! ```text
 //!                both on the CPU    only the parameter on a device    master on a device
@@ -11,10 +12,10 @@
 //! Whole          all                all                               all
 //! ```
 //!
-//! A sample is the same runs of elements in every step: one for each 1024 elements, but at least 4, and from
-//! 16 on one for each 2^19. A tensor of up to 1024 elements is compared whole. For each run the engine converts
-//! the master, and bits are compared. Only if bits differ, numbers are compared one by one: NaN is then equal
-//! to NaN, and 0 to -0.
+//! A sample consists of the same runs of 64 elements in every step. A tensor of up to 1024 elements is
+//! compared whole. Longer tensors have 4 to 16 runs, one for each 1024 elements, and from about 2^23 elements
+//! on one run for each 2^19. For each run the engine converts the master, and bits are compared. Only if bits
+//! differ, numbers are compared one by one: NaN is then equal to NaN, and 0 to -0.
 
 use std::ops::Range;
 
@@ -23,14 +24,14 @@ use half::{bf16, f16};
 
 use crate::engine::{Buffer, prefetch, to_bf16, to_f16};
 use crate::error::{Error, ErrorKind, Result};
-use crate::model::lent::{Lend, MemoryRef, owned, read};
+use crate::model::lent::{Lend, MemoryRef, read, vector_of};
 use crate::numbers::{is_wider, round_to_odd};
 use crate::tensors::{Device, Tensor};
 
-/// How many elements are compared; see the table at the top of this module.
+/// Which elements are compared; see the table at the top of this file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
-    /// For all later steps.
+    /// For all steps after the first.
     Sample,
     /// For the first step after the state was made, restored or moved.
     First,
@@ -38,35 +39,35 @@ pub(crate) enum Extent {
     Whole,
 }
 
-/// The fewest runs in a sample of a long tensor, and of a short one. A run is a wait for memory, which a small
-/// leaf notices: 16 of them took a fifth of a step of 2000 leaves of 4096 elements.
+/// The fewest runs in a sample of a long tensor, and of a short tensor. Short tensors have fewer runs,
+/// because each run waits for memory: 16 runs took a fifth of a step of 2000 leaves of 4096 elements.
 const RUNS: usize = 16;
 const FEWEST_RUNS: usize = 4;
-/// The elements of a run.
+/// The number of elements in a run.
 const RUN: usize = 64;
 
-/// How many elements [`not_finite`] reads in a tensor that is longer than a run.
-const LOOKS: usize = 8;
+/// How many elements [`first_non_finite`] reads in a tensor that is longer than a run.
+const PROBES: usize = 8;
 
-/// The most elements from the start of one run to that of the next.
+/// The most elements from the start of one run to the start of the next.
 ///
-/// Half of `BATCH` in `engine/offload.rs`, so that each window that `Offload` uploads has elements of a run:
-/// a window that has not arrived must be noticed.
+/// Half of `BATCH` in `engine/offload.rs`, so that each window that `Offload` uploads has elements of a run,
+/// because a window that has not arrived must be noticed.
 const DISTANCE: usize = 1 << 19;
 
-/// Evenly spread runs of elements, and one at the end.
+/// Evenly spread runs of elements, and one run at the end.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     length: usize,
-    /// How many runs there are before the one at the end.
+    /// The number of runs before the run at the end.
     runs: usize,
-    /// The distance between the starts of two such runs, at least [`RUN`].
+    /// The distance between the starts of two neighbouring runs before the end, at least [`RUN`].
     stride: usize,
 }
 
 impl Sample {
     /// The sample of a tensor of `length` elements. `None` for a short tensor, which is compared whole.
-    fn of(length: usize) -> Option<Self> {
+    fn for_length(length: usize) -> Option<Self> {
         let fewest = (length / (RUNS * RUN)).clamp(FEWEST_RUNS, RUNS) - 1;
         let runs = length.div_ceil(DISTANCE).max(fewest);
         (length > RUNS * RUN).then_some(Sample { length, runs, stride: length / runs })
@@ -77,13 +78,16 @@ impl Sample {
         starts.map(|start| start..start + RUN)
     }
 
-    /// Copies the elements of the sample, one after another, to the CPU. `name` is for errors.
-    fn taken(self, name: &'static str, of: &dyn Lend) -> Result<Tensor> {
-        let Some(tensor) = of.tensor() else {
+    /// Copies the elements of the sample in `x`, one after another, to the CPU. `name` is for errors.
+    fn copy_to_cpu(self, name: &'static str, x: &dyn Lend) -> Result<Tensor> {
+        let Some(tensor) = x.tensor() else {
             let mut runs = Vec::new();
-            read(name, of, &mut |view| {
-                runs =
-                    self.runs().filter_map(|run| view.in_order()?.part(run)).map(|run| owned(run)).collect();
+            read(name, x, &mut |view| {
+                runs = self
+                    .runs()
+                    .filter_map(|run| view.in_order()?.part(run))
+                    .map(|run| vector_of(run))
+                    .collect();
                 Ok(())
             })?;
             return Ok(Tensor::cat(&runs, 0)?);
@@ -99,7 +103,7 @@ impl Sample {
     }
 
     /// The index in the tensor of the element at `index` in the sample.
-    fn place(self, index: usize) -> usize {
+    fn index_in_tensor(self, index: usize) -> usize {
         if index / RUN < self.runs {
             index / RUN * self.stride + index % RUN
         } else {
@@ -116,26 +120,28 @@ pub(crate) struct Difference {
     pub(crate) master: f64,
 }
 
-/// The first element of `parameter` that is not that of `master`, rounded to nearest even.
+/// The first element of `parameter` that is not the element of `master`, rounded to nearest even.
 ///
-/// If both have one dtype, they have to be equal.
+/// If `parameter` and `master` have one dtype, their elements have to be equal.
 pub(crate) fn difference(
     master: &dyn Lend,
     parameter: &dyn Lend,
     extent: Extent,
 ) -> Result<Option<Difference>> {
     let whole = std::iter::once(0..master.elem_count());
-    let sample = Sample::of(master.elem_count()).filter(|_| extent != Extent::Whole);
+    let sample = Sample::for_length(master.elem_count()).filter(|_| extent != Extent::Whole);
     match (master.device().is_cpu(), parameter.device().is_cpu(), sample) {
-        (true, true, Some(sample)) if extent == Extent::Sample => on_cpu(master, parameter, sample.runs()),
-        (true, true, _) => on_cpu(master, parameter, whole),
+        (true, true, Some(sample)) if extent == Extent::Sample => {
+            compare_on_cpu(master, parameter, sample.runs())
+        }
+        (true, true, _) => compare_on_cpu(master, parameter, whole),
         (false, _, _) if extent == Extent::Sample => Ok(None),
         (_, _, Some(sample)) => compare_across_devices(master, parameter, sample),
         (_, _, None) => {
-            let here = |of: &dyn Lend| -> Result<Tensor> {
-                Ok(of.tensor_or_copy()?.detach().to_device(&Device::Cpu)?)
+            let to_cpu = |x: &dyn Lend| -> Result<Tensor> {
+                Ok(x.tensor_or_copy()?.detach().to_device(&Device::Cpu)?)
             };
-            on_cpu(&here(master)?, &here(parameter)?, whole)
+            compare_on_cpu(&to_cpu(master)?, &to_cpu(parameter)?, whole)
         }
     }
 }
@@ -157,7 +163,7 @@ pub(crate) fn check_rounded(master: &dyn Lend, parameter: &dyn Lend, extent: Ext
 
 /// The first element of a copy in the state that is not `parameter`, rounded to the dtype of the copy.
 ///
-/// In the result, `master` is the copy, even if it is the narrower of the two.
+/// In the result, `master` is the element of the copy, even if the copy is narrower than the parameter.
 pub(crate) fn copy_difference(
     copy: &Buffer,
     parameter: &Tensor,
@@ -167,39 +173,42 @@ pub(crate) fn copy_difference(
     if copy.code().is_some() {
         return Ok(None);
     }
-    // Broadcast, because `State::with_slot` has made the copy so. If the shapes do not fit, this is the state
-    // of another parameter, which the plan refuses.
+    // Broadcast, because `State::with_slot` has broadcast the parameter to make the copy. If the shapes do
+    // not fit, the state is of another parameter, which the plan refuses.
     let Ok(parameter) = parameter.detach().broadcast_as(copy.shape()) else { return Ok(None) };
     let parameter = parameter.contiguous()?;
-    let turned = |found: Difference| Difference { parameter: found.master, master: found.parameter, ..found };
-    let (is_here, is_wider) = (copy.variable().is_none(), is_wider(copy.dtype(), parameter.dtype()));
+    let swap_sides =
+        |Difference { index, parameter, master }| Difference { index, parameter: master, master: parameter };
+    let (is_on_cpu, is_wider) = (copy.variable().is_none(), is_wider(copy.dtype(), parameter.dtype()));
     let (parameter, extent) =
-        if is_here { (parameter.to_device(&Device::Cpu)?, Extent::Whole) } else { (parameter, extent) };
-    // The wider of the two comes first, because `difference` rounds its first tensor.
+        if is_on_cpu { (parameter.to_device(&Device::Cpu)?, Extent::Whole) } else { (parameter, extent) };
+    // The wider tensor comes first, because `difference` rounds its first tensor.
     if is_wider {
         difference(copy, &parameter, extent)
     } else {
-        Ok(difference(&parameter, copy, extent)?.map(turned))
+        Ok(difference(&parameter, copy, extent)?.map(swap_sides))
     }
 }
 
-/// The index of an element that is infinite or NaN, among a few evenly spread ones or all of a short tensor.
-/// `None` on a device, because the caller would have to wait, and for a tensor with gaps.
-pub(crate) fn not_finite(x: &dyn Lend) -> Option<usize> {
-    let mut found = None;
+/// The index of the first infinite or NaN element among a few evenly spread ones.
+///
+/// A short tensor is read completely. `None` on a device, because the caller would have to wait, and for a
+/// tensor with gaps.
+pub(crate) fn first_non_finite(x: &dyn Lend) -> Option<usize> {
+    let mut first = None;
     if !x.device().is_cpu() {
         return None;
     }
-    let looked = read("parameter", x, &mut |view| {
+    let result = read("parameter", x, &mut |view| {
         let Some(values) = view.in_order() else { return Ok(()) };
         let length = view.elements();
-        let looked = if length <= RUN { length } else { LOOKS };
-        found = (0..looked)
-            .map(|look| look * (length - 1) / (looked - 1).max(1))
+        let probes = if length <= RUN { length } else { PROBES };
+        first = (0..probes)
+            .map(|probe| probe * (length - 1) / (probes - 1).max(1))
             .find(|index| !values.get(*index).is_finite());
         Ok(())
     });
-    looked.ok().and(found)
+    result.ok().and(first)
 }
 
 /// A checksum of the elements of a sample. `None` on a device, and for a tensor with gaps.
@@ -208,16 +217,16 @@ pub(crate) fn sample_checksum(x: &dyn Lend) -> Option<u32> {
     if !x.device().is_cpu() {
         return None;
     }
-    let read = read("parameter", x, &mut |view| {
+    let result = read("parameter", x, &mut |view| {
         let Some(memory) = view.in_order() else { return Ok(()) };
-        let (mut hasher, sample) = (crc32fast::Hasher::new(), Sample::of(length));
-        let whole = sample.is_none().then_some(0..length);
-        let runs = sample.into_iter().flat_map(Sample::runs).chain(whole);
+        let (mut hasher, sample) = (crc32fast::Hasher::new(), Sample::for_length(length));
+        let all_elements = sample.is_none().then_some(0..length);
+        let runs = sample.into_iter().flat_map(Sample::runs).chain(all_elements);
         runs.filter_map(|run| memory.part(run)).for_each(|run| hasher.update(run.bytes()));
         sum = Some(hasher.finalize());
         Ok(())
     });
-    read.ok().and(sum)
+    result.ok().and(sum)
 }
 
 /// [`difference`] in a sample, for tensors that are not both on the CPU.
@@ -226,36 +235,39 @@ fn compare_across_devices(
     parameter: &dyn Lend,
     sample: Sample,
 ) -> Result<Option<Difference>> {
-    let (master, parameter) = (sample.taken("master", master)?, sample.taken("parameter", parameter)?);
-    let found = on_cpu(&master, &parameter, std::iter::once(0..master.elem_count()))?;
-    Ok(found.map(|found| Difference { index: sample.place(found.index), ..found }))
+    let master = sample.copy_to_cpu("master", master)?;
+    let parameter = sample.copy_to_cpu("parameter", parameter)?;
+    let first = compare_on_cpu(&master, &parameter, std::iter::once(0..master.elem_count()))?;
+    Ok(first.map(|difference| Difference { index: sample.index_in_tensor(difference.index), ..difference }))
 }
 
 /// [`difference`] in these runs, for tensors that are both on the CPU.
-fn on_cpu(
+fn compare_on_cpu(
     master: &dyn Lend,
     parameter: &dyn Lend,
     runs: impl Iterator<Item = Range<usize>> + Clone,
 ) -> Result<Option<Difference>> {
-    // An option, because `read` takes a function that could run twice, and one run uses the iterator up.
-    let (mut found, mut runs) = (None, Some(runs));
+    // `runs` is an option, because `read` takes a function that could run twice, and one call uses the
+    // iterator up.
+    let (mut first, mut runs) = (None, Some(runs));
     read("master", master, &mut |high| {
         read("parameter", parameter, &mut |low| {
-            // All runs at once, because each is on lines and often on a page of its own.
+            // All runs are prefetched at once, because each is on cache lines and often on a page of its own.
             for run in runs.clone().into_iter().flatten() {
                 let beginning = run.start..run.end.min(run.start + RUN);
-                for of in [low, high].into_iter().filter_map(|of| of.in_order()?.part(beginning.clone())) {
-                    prefetch(of.bytes());
+                let views = [low, high].into_iter();
+                for memory in views.filter_map(|view| view.in_order()?.part(beginning.clone())) {
+                    prefetch(memory.bytes());
                 }
             }
             let (Some(low), Some(high), Some(runs)) = (low.in_order(), high.in_order(), runs.take()) else {
                 return Ok(());
             };
-            found = compared(low, high, runs);
+            first = first_difference(low, high, runs);
             Ok(())
         })
     })?;
-    Ok(found)
+    Ok(first)
 }
 
 impl MemoryRef<'_> {
@@ -269,9 +281,9 @@ impl MemoryRef<'_> {
     }
 
     /// Rounds a number to nearest even, to the dtype of this slice.
-    fn rounded(self, number: f64) -> f64 {
+    fn round(self, number: f64) -> f64 {
         match self {
-            // By way of `round_to_odd`, because f64 to f32 to 16 bits would otherwise round twice.
+            // Through `round_to_odd`, because a conversion from f64 by f32 to 16 bits would round twice.
             MemoryRef::F16(_) => f16::from_f32(round_to_odd(number)).into(),
             MemoryRef::BF16(_) => bf16::from_f32(round_to_odd(number)).into(),
             MemoryRef::F32(_) => (number as f32).into(),
@@ -281,36 +293,36 @@ impl MemoryRef<'_> {
 }
 
 /// The first element in these runs where `low` is not `high` rounded.
-fn compared(
+fn first_difference(
     low: MemoryRef<'_>,
     high: MemoryRef<'_>,
     runs: impl Iterator<Item = Range<usize>>,
 ) -> Option<Difference> {
-    let suspects = runs.flat_map(parts).filter(|part| !is_surely_rounded(low, high, part.clone()));
+    let suspects = runs.flat_map(blocks).filter(|block| !is_certainly_rounded(low, high, block.clone()));
     let mut pairs = suspects.flatten().map(|index| (index, low.get(index), high.get(index)));
     pairs
-        .find(|(_, parameter, master)| differ(low.rounded(*master), *parameter))
+        .find(|(_, parameter, master)| differ(low.round(*master), *parameter))
         .map(|(index, parameter, master)| Difference { index, parameter, master })
 }
 
-/// Whether `low` is surely `high` rounded in this part. If `false`, the numbers have to be compared.
-fn is_surely_rounded(low: MemoryRef<'_>, high: MemoryRef<'_>, part: Range<usize>) -> bool {
+/// Whether `low` is certainly `high` rounded in this block. If `false`, the numbers have to be compared.
+fn is_certainly_rounded(low: MemoryRef<'_>, high: MemoryRef<'_>, block: Range<usize>) -> bool {
     use MemoryRef::{BF16, F16, F32, F64};
-    // By the engine's conversions, because a loop over single numbers waits for nearly every cache miss by
-    // itself: a third of a step of 2000 leaves of 4096 elements.
+    // With the engine's conversions of slices, because a loop over single numbers waits for nearly every
+    // cache miss alone, which took a third of a step of 2000 leaves of 4096 elements.
     match (low, high) {
-        (BF16(low), F32(high)) => is_rounded(&low[part.clone()], &high[part], to_bf16),
-        (F16(low), F32(high)) => is_rounded(&low[part.clone()], &high[part], to_f16),
-        (BF16(low), BF16(high)) => low[part.clone()].reinterpret_cast() == high[part].reinterpret_cast(),
-        (F16(low), F16(high)) => low[part.clone()].reinterpret_cast() == high[part].reinterpret_cast(),
-        (F32(low), F32(high)) => low[part.clone()] == high[part],
-        (F64(low), F64(high)) => low[part.clone()] == high[part],
+        (BF16(low), F32(high)) => is_rounded(&low[block.clone()], &high[block], to_bf16),
+        (F16(low), F32(high)) => is_rounded(&low[block.clone()], &high[block], to_f16),
+        (BF16(low), BF16(high)) => low[block.clone()].reinterpret_cast() == high[block].reinterpret_cast(),
+        (F16(low), F16(high)) => low[block.clone()].reinterpret_cast() == high[block].reinterpret_cast(),
+        (F32(low), F32(high)) => low[block.clone()] == high[block],
+        (F64(low), F64(high)) => low[block.clone()] == high[block],
         _ => false,
     }
 }
 
-/// Cuts a run into parts of at most [`RUN`] elements, for which [`is_rounded`] has room.
-fn parts(run: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+/// Cuts a run into blocks of at most [`RUN`] elements, for which [`is_rounded`] has room.
+fn blocks(run: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let end = run.end;
     run.step_by(RUN).map(move |start| start..end.min(start + RUN))
 }
@@ -341,14 +353,17 @@ mod tests {
         Tensor::from_vec(values, length, &Device::Cpu).and_then(|x| x.to_dtype(dtype)).expect("a tensor")
     }
 
-    /// Runs the comparison for devices on two tensors of the CPU: it finds the same elements.
+    /// The comparison for devices finds the same elements if it runs on two tensors of the CPU.
     #[test]
     fn a_sample_of_another_device_has_the_places_of_the_whole() {
-        assert!([0, 1, 1024].into_iter().all(|length| Sample::of(length).is_none()));
+        assert!([0, 1, 1024].into_iter().all(|length| Sample::for_length(length).is_none()));
         for length in [1025, 5000, 70_007] {
-            let sample = Sample::of(length).expect("a sample");
+            let sample = Sample::for_length(length).expect("a sample");
             let places: Vec<usize> = sample.runs().flatten().collect();
-            assert_eq!((0..places.len()).map(|index| sample.place(index)).collect::<Vec<_>>(), places);
+            assert_eq!(
+                (0..places.len()).map(|index| sample.index_in_tensor(index)).collect::<Vec<_>>(),
+                places
+            );
             let values: Vec<f32> = (0..length).map(|i| (i % 4096) as f32).collect();
             let master = tensor(values.clone(), DType::F32);
             for dtype in [DType::F32, DType::F16] {
@@ -379,12 +394,12 @@ mod tests {
         }
     }
 
-    /// A window that did not arrive on the device is noticed, even if all around it is right.
+    /// A window that did not arrive on the device is noticed, even if its neighbours are right.
     #[test]
     fn a_window_that_was_not_brought_up_is_in_every_sample() {
         let window = 1 << 20;
         for length in [window, window + 1, 20 * window + 17, 33 * window - 5] {
-            let runs: Vec<Range<usize>> = Sample::of(length).expect("a sample").runs().collect();
+            let runs: Vec<Range<usize>> = Sample::for_length(length).expect("a sample").runs().collect();
             assert!(runs.iter().all(|run| run.len() == RUN && run.end <= length));
             for start in (0..length).step_by(window / 4) {
                 let end = length.min(start + window);
@@ -403,11 +418,12 @@ mod tests {
         let master = tensor(vec![1.0; length], DType::F32);
         let mut values = vec![1.0; length];
         values[17 * window..18 * window].fill(2.0);
-        let found = difference(&master, &tensor(values, DType::BF16), Extent::Sample).expect("a comparison");
-        assert!(found.is_some_and(|found| (17 * window..18 * window).contains(&found.index)), "{found:?}");
+        let first = difference(&master, &tensor(values, DType::BF16), Extent::Sample).expect("a comparison");
+        let is_in_window = |difference: Difference| (17 * window..18 * window).contains(&difference.index);
+        assert!(first.is_some_and(is_in_window), "{first:?}");
     }
 
-    /// A copy is compared in the dtype in which it is stored, whichever of the two is wider.
+    /// A copy is compared in the dtype in which it is stored, whether copy or parameter is wider.
     #[test]
     fn copies_of_any_dtype_are_compared() {
         let dtypes = [DType::F16, DType::BF16, DType::F32, DType::F64];
@@ -423,9 +439,9 @@ mod tests {
                     "{of_copy:?} of {of_parameter:?}"
                 );
                 let changed = tensor([1.0, 0.1, 2.0, 3e-8, f32::NAN].to_vec(), of_parameter);
-                let found =
+                let first =
                     copy_difference(&copy, &changed, extent).expect("a comparison").expect("a difference");
-                assert_eq!((found.index, found.parameter), (2, 2.0), "{of_copy:?} of {of_parameter:?}");
+                assert_eq!((first.index, first.parameter), (2, 2.0), "{of_copy:?} of {of_parameter:?}");
             }
         }
     }

@@ -1,14 +1,15 @@
-//! What [`setup`](crate::setup) takes: a rule, how the parameter is stored, and where the state is.
+//! The optimiser of a leaf: a rule, how the parameter is stored, and where the state is.
 //!
-//! Rules and stores do not depend on the place: `Offload` puts a state around that of the store.
+//! Rules and stores do not depend on the place of the state. `Offload` puts an outer state around the state
+//! of the store:
 //!
-//! - If the store has a master, the outer state has `staging`: room for the master rounded, which is uploaded
-//!   after a step.
+//! - If the store has a master, the outer state has `staging`: memory for the rounded master, which is
+//!   uploaded after a step.
 //! - Otherwise the outer state has a `master`: a copy of the parameter on the CPU, which the store works on.
-//!   `staging` is the same variable.
+//!   `staging` is the variable of this `master`.
 //!
-//! Only `staging` shows that a parameter is offloaded, because one optimiser can also have parameters on the
-//! CPU, which are not.
+//! Only `staging` shows that a parameter is offloaded, because an optimiser that offloads can also have
+//! parameters on the CPU, which are not offloaded.
 
 pub(crate) mod consistency;
 pub(crate) mod store;
@@ -19,8 +20,8 @@ use std::sync::OnceLock;
 
 use super::description::ChildPlace;
 use super::description::record::StorageRecord;
-use super::state::not_made_by;
-use super::traits::{Checked, Purpose};
+use super::state::another_rule_error;
+use super::traits::{CheckResult, Purpose};
 use super::{
     Adjust, Child, Described, Describer, Description, Evaluation, FieldValue, Gradient, Parameter, Rule,
     State, Store,
@@ -32,9 +33,9 @@ use crate::tensors::{Device, Tensor, Var};
 
 /// A rule together with how the parameter is stored: the optimiser of a leaf.
 ///
-/// [`setup`](crate::setup) makes one from a [rule](Rule), or from a store such as
+/// [`setup`](crate::setup) makes an `Optimiser` from a [rule](Rule), or from a store such as
 /// [`MixedPrecision`](crate::MixedPrecision). Use this type to put different optimisers in one list, or to
-/// choose them by path:
+/// choose an optimiser by path:
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Var};
@@ -55,7 +56,7 @@ pub struct Optimiser {
     rule: Box<dyn Rule>,
     store: Store,
     place: StatePlace,
-    /// Made when it is first read, because it costs a clone of the rule.
+    /// Empty until the first read, because a description costs a clone of the rule.
     description: OnceLock<Description>,
 }
 
@@ -64,9 +65,9 @@ pub struct Optimiser {
 enum StatePlace {
     /// On the device of the parameter.
     WithParameter,
-    /// On the CPU, with a copy of the parameter if that is on another device.
+    /// On the CPU, with a copy of a parameter on another device.
     OnCpu,
-    /// On the CPU, always with a copy of the parameter.
+    /// On the CPU, with a copy of every parameter.
     OnCpuEverywhere,
     /// `Offload` around `Offload`, which is refused.
     Nested,
@@ -74,10 +75,10 @@ enum StatePlace {
 
 const OFFLOAD: &str = "Offload";
 
-/// A type that an [`Optimiser`] can be made from: a rule, a chain of rules, or a store around one.
+/// A type that converts to an [`Optimiser`]: a rule, a chain of rules, or a store around either.
 ///
-/// Every rule and every store implements this trait. Implement [`Rule`] for an optimiser of your own: a new
-/// way to store parameters would need support in the engines.
+/// Every rule and every store implements `IntoOptimiser`. For an optimiser of your own, implement [`Rule`]; a
+/// new way to store parameters would need support in the engines.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an optimiser",
     label = "expected a rule, as in `setup(Adam::new(1e-3), &model)`, or a chain: \
@@ -85,14 +86,14 @@ const OFFLOAD: &str = "Offload";
     note = "in `CandleOptimizer::for_model(&model, rule)` the model comes first"
 )]
 pub trait IntoOptimiser: Adjust + fmt::Debug + Send + Sync + 'static {
-    /// Makes the optimiser.
+    /// Converts the rule or store to an optimiser.
     fn into_optimiser(self) -> Optimiser;
 }
 
 #[diagnostic::do_not_recommend]
 impl<R: Rule> IntoOptimiser for R {
     fn into_optimiser(self) -> Optimiser {
-        Optimiser::stored(Store::Rounded, self)
+        Optimiser::with_store(Store::Rounded, self)
     }
 }
 
@@ -123,12 +124,12 @@ impl Optimiser {
     }
 
     /// An optimiser that runs `rule` and stores parameters by `store`.
-    pub(crate) fn stored(store: Store, rule: impl Rule) -> Self {
-        Self::of_boxed(store, Box::new(rule))
+    pub(crate) fn with_store(store: Store, rule: impl Rule) -> Self {
+        Self::from_boxed_rule(store, Box::new(rule))
     }
 
-    /// [`Optimiser::stored`] for a rule in a box, without a second box around it.
-    pub(crate) fn of_boxed(store: Store, rule: Box<dyn Rule>) -> Self {
+    /// [`Optimiser::with_store`] for a rule in a box, without a second box.
+    pub(crate) fn from_boxed_rule(store: Store, rule: Box<dyn Rule>) -> Self {
         Optimiser { rule, store, place: StatePlace::WithParameter, description: OnceLock::new() }
     }
 
@@ -145,13 +146,13 @@ impl Optimiser {
         Optimiser { place, description: OnceLock::new(), ..self }
     }
 
-    /// A clone to describe, because descriptions run by `&mut`.
-    pub(crate) fn unread(&self) -> Self {
+    /// A clone to describe, because a description runs by `&mut`.
+    pub(crate) fn clone_to_describe(&self) -> Self {
         Optimiser { rule: self.rule.clone(), description: OnceLock::new(), ..*self }
     }
 
     fn run<'v>(&mut self, purpose: Purpose<'v>) -> Describer<'v> {
-        // Dropped, because the run may change fields or choose a rule.
+        // The description is dropped, because the run may change fields or choose a rule.
         self.description.take();
         Describer::run(purpose, 0, &mut |describer| self.describe(describer))
     }
@@ -162,10 +163,10 @@ impl Optimiser {
         }
         describer.kind(OFFLOAD);
         let everywhere = self.place == StatePlace::OnCpuEverywhere;
-        describer.stores(StorageRecord { kind: self.store.kind(), offloaded: true, everywhere });
+        describer.storage(StorageRecord { kind: self.store.kind(), offloaded: true, everywhere });
         let is_nested = self.place == StatePlace::Nested;
-        describer.require(|| if is_nested { Err(nested()) } else { Ok(()) });
-        describer.part(ChildPlace::Stored, &mut |inner| self.store.describe(&mut *self.rule, inner));
+        describer.require(|| if is_nested { Err(nested_error()) } else { Ok(()) });
+        describer.add_part(ChildPlace::Stored, &mut |inner| self.store.describe(&mut *self.rule, inner));
     }
 
     /// See [`Adjust::name`].
@@ -194,13 +195,13 @@ impl Optimiser {
     }
 
     /// [`Adjust::check`], with the index of the field if one is out of range.
-    pub(crate) fn check_fields(&self) -> Checked {
-        self.unread().run(Purpose::Check).checked
+    pub(crate) fn check_fields(&self) -> CheckResult {
+        self.clone_to_describe().run(Purpose::Check).check_result
     }
 
-    /// The description, which is kept until a field is written.
+    /// The description, which is cached until a field is written.
     pub(crate) fn description(&self) -> &Description {
-        self.description.get_or_init(|| self.unread().run(Purpose::Read).description)
+        self.description.get_or_init(|| self.clone_to_describe().run(Purpose::Read).description)
     }
 
     pub(crate) fn store(&self) -> Store {
@@ -235,30 +236,31 @@ impl Optimiser {
     /// If a hyper-parameter is out of range, or the device has no memory left.
     pub(crate) fn make_state(&self, x: &dyn Lend) -> Result<State> {
         self.check()?;
-        let checked = |state: State| {
-            of_rule(&state).check_layout(&*self.rule)?;
+        let make_checked = |x: &dyn Lend| -> Result<State> {
+            let state = self.store.state(&*self.rule, x)?;
+            rule_state(&state).check_layout(&*self.rule)?;
             Ok(state)
         };
         if !self.offloads(x) {
-            return checked(self.store.state(&*self.rule, x)?);
+            return make_checked(x);
         }
         let copy = owned_on(&Device::Cpu, &x.tensor_or_copy()?)?;
-        around(&copy, checked(self.store.state(&*self.rule, &copy)?)?)
+        offloaded_state(&copy, make_checked(&copy)?)
     }
 
-    /// A copy of the state for the parameter `x`, which has moved to another device.
+    /// A copy of `state` for the parameter `x`, which has moved to another device.
     pub(crate) fn state_for(&self, state: &State, x: &dyn Lend) -> Result<State> {
         match (&state.staging, self.offloads(x)) {
             (Some(_), true) => state.copy(),
-            (Some(_), false) => of_store(state, x)?.0.copy(),
-            (None, true) => around(&owned_on(&Device::Cpu, &x.tensor_or_copy()?)?, state.copy()?),
+            (Some(_), false) => store_view(state, x)?.0.copy(),
+            (None, true) => offloaded_state(&owned_on(&Device::Cpu, &x.tensor_or_copy()?)?, state.copy()?),
             (None, false) => state.to_device(x.device()),
         }
     }
 
-    /// The most precise value of the parameter `x`. It may share storage with state or parameter.
+    /// The most precise value of the parameter `x`, which may share storage with state or parameter.
     pub(crate) fn precise(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
-        let (state, x) = of_store(state, x)?;
+        let (state, x) = store_view(state, x)?;
         self.store.precise(state, x)
     }
 
@@ -267,32 +269,32 @@ impl Optimiser {
         Ok(self.precise(state, x)?.detach().copy()?)
     }
 
-    /// The x of the rule: the master of `x`, if it has one. It may share storage with state or parameter.
-    pub(crate) fn seen_by_rule(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
-        let (state, x) = of_store(state, x)?;
-        self.store.seen_by_rule(state, x)
+    /// The x of the rule: the master of `x`, if there is one. May share storage with state or parameter.
+    pub(crate) fn x_of_rule(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
+        let (state, x) = store_view(state, x)?;
+        self.store.x_of_rule(state, x)
     }
 
-    /// Sets the most precise value, and the parameter to this value rounded.
+    /// Sets the most precise value, and sets the parameter to this value rounded.
     pub(crate) fn set_precise(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<()> {
         if state.staging.is_none() {
             return self.store.set_precise(state, x, values);
         }
-        let (copy, values) = (copy_of(state).cloned(), values.to_device(&Device::Cpu)?);
-        let [inner] = &mut state.children[..] else { return Err(not_made_by(OFFLOAD)) };
+        let (copy, values) = (cpu_copy(state).cloned(), values.to_device(&Device::Cpu)?);
+        let [inner] = &mut state.children[..] else { return Err(another_rule_error(OFFLOAD)) };
         // Without a copy the store has a master, and writes the rounded values to `x` directly.
         let Some(copy) = copy else { return self.store.set_precise(&mut inner.state, x, &values) };
         self.store.set_precise(&mut inner.state, &copy, &values)?;
         set_lent(x, &copy)
     }
 
-    /// Sets the state alone, so that the precise value is the nearest to `values` of those that round to `x`.
-    /// Returns whether the state keeps anything.
+    /// Sets only the state: of all precise values that round to `x`, the nearest to `values`. Returns whether
+    /// the state makes the parameter more precise.
     pub(crate) fn keep_precise(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<bool> {
         if state.staging.is_none() {
             return self.store.keep_precise(state, x, values);
         }
-        let [inner] = &mut state.children[..] else { return Err(not_made_by(OFFLOAD)) };
+        let [inner] = &mut state.children[..] else { return Err(another_rule_error(OFFLOAD)) };
         self.store.keep_precise(&mut inner.state, x, &values.to_device(&Device::Cpu)?)
     }
 
@@ -308,12 +310,12 @@ impl Optimiser {
         }
         let State { master, staging, children, .. } = state;
         let (Some(staging), [inner]) = (&*staging, &mut children[..]) else {
-            return Err(not_made_by(OFFLOAD));
+            return Err(another_rule_error(OFFLOAD));
         };
         let copy = master.as_ref().and_then(Buffer::variable);
         let on_cpu = copy.map_or(x, |copy| copy as &dyn Lend);
         let mut job = self.store.job(&*self.rule, &mut inner.state, on_cpu, dx)?;
-        // The job writes on the CPU only. What the master is rounded to is uploaded from `staging`.
+        // The job writes on the CPU only. The rounded master is uploaded from `staging`.
         if let Epilogue::Master(rounded) = &mut job.epilogue {
             *rounded = staging;
         }
@@ -323,16 +325,16 @@ impl Optimiser {
 
     /// See [`Rule::end_window`].
     pub(crate) fn end_window(&self, state: &mut State) -> Result<()> {
-        self.rule.end_window(of_rule_mut(state))
+        self.rule.end_window(rule_state_mut(state))
     }
 
     /// See [`Rule::evaluation`].
     pub(crate) fn evaluation<'s>(&self, state: &'s State) -> Result<Option<Evaluation<'s>>> {
-        self.rule.evaluation(of_rule(state))
+        self.rule.evaluation(rule_state(state))
     }
 }
 
-/// Leaves out the store and the place if they are the usual ones.
+/// Leaves out the store and the place of the state if both are the defaults.
 impl fmt::Debug for Optimiser {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Optimiser { rule, store, place, .. } = self;
@@ -346,48 +348,49 @@ impl fmt::Debug for Optimiser {
     }
 }
 
-fn nested() -> Error {
+fn nested_error() -> Error {
     Error::new(ErrorKind::Unsupported, "an Offload is inside of another")
         .with_remedy("use one, which keeps the whole state on the CPU already")
 }
 
-/// The state and the parameter that the store works on: for an offloaded parameter, those on the CPU.
-fn of_store<'s>(state: &'s State, x: &'s dyn Lend) -> Result<(&'s State, &'s dyn Lend)> {
+/// The state and the parameter that the store works on, which are on the CPU if `x` is offloaded.
+fn store_view<'s>(state: &'s State, x: &'s dyn Lend) -> Result<(&'s State, &'s dyn Lend)> {
     match (&state.staging, &state.children[..]) {
         (None, _) => Ok((state, x)),
-        (Some(_), [inner]) => Ok((&inner.state, copy_of(state).map_or(x, |copy| copy as &dyn Lend))),
-        _ => Err(not_made_by(OFFLOAD)),
+        (Some(_), [inner]) => Ok((&inner.state, cpu_copy(state).map_or(x, |copy| copy as &dyn Lend))),
+        _ => Err(another_rule_error(OFFLOAD)),
     }
 }
 
-/// The copy of an offloaded parameter. `None` if the store has a master, because no other copy is needed.
-fn copy_of(state: &State) -> Option<&Var> {
+/// The copy of an offloaded parameter on the CPU. `None` if the store has a master, which is such a copy.
+fn cpu_copy(state: &State) -> Option<&Var> {
     state.master.as_ref().and_then(Buffer::variable)
 }
 
-/// The state of an offloaded parameter, around `inner`, which the store has made for `copy`. If `inner` has
-/// no master, `copy` becomes the master.
-fn around(copy: &Tensor, inner: State) -> Result<State> {
+/// The state of an offloaded parameter, around `inner`, which the store has made for `copy`.
+///
+/// If `inner` has no master, `copy` becomes the master.
+fn offloaded_state(copy: &Tensor, inner: State) -> Result<State> {
     if inner.master.is_none() {
-        // Shared, because one thread uploads the copy while another computes the next window.
+        // A shared buffer, because one thread uploads the copy while another computes the next window.
         let master = Buffer::shared(copy)?;
         let staging = master.variable().cloned();
-        return Ok(State { staging, master: Some(master), ..State::empty().stored_with(inner) });
+        return Ok(State { staging, master: Some(master), ..State::empty().with_rule_state(inner) });
     }
     let staging = Some(Var::zeros(copy.shape(), copy.dtype(), copy.device())?);
-    Ok(State { staging, ..State::empty().stored_with(inner) })
+    Ok(State { staging, ..State::empty().with_rule_state(inner) })
 }
 
-/// The state of the rule, inside those of stores.
-fn of_rule(state: &State) -> &State {
+/// The state of the rule, inside the states of stores.
+fn rule_state(state: &State) -> &State {
     match &state.children[..] {
-        [Child { place: ChildPlace::Stored, state }] => of_rule(state),
+        [Child { place: ChildPlace::Stored, state }] => rule_state(state),
         _ => state,
     }
 }
 
-fn of_rule_mut(mut state: &mut State) -> &mut State {
-    // A loop, because the borrow checker refuses the `match` of `of_rule` for `&mut`.
+fn rule_state_mut(mut state: &mut State) -> &mut State {
+    // A loop, because the borrow checker refuses the `match` of `rule_state` for `&mut`.
     while let [Child { place: ChildPlace::Stored, .. }] = &state.children[..] {
         state = &mut state.children[0].state;
     }

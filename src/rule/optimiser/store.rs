@@ -1,7 +1,7 @@
-//! The ways in which an optimiser stores a parameter: what its state keeps, and how a step is rounded.
+//! The ways to store a parameter: the contents of the store's state, and the rounding of a step.
 //!
 //! ```text
-//! store          kept in the state             precise value          x of the rule
+//! store          in the store's state          precise value          x of the rule
 //! Rounded        nothing                       the parameter          the parameter
 //! Master         `master`                      the master             the master
 //! Split          `rest`: low bits              both joined            both joined
@@ -9,7 +9,8 @@
 //! Stochastic     `rounded`: a counter          the parameter          the parameter
 //! ```
 //!
-//! [`Store::of`] decides by dtype: a parameter as precise as its store would make it is `Rounded`.
+//! [`Store::for_dtype`] replaces a store by `Rounded` for parameters that are precise enough without it, such
+//! as F32 parameters with an F32 master.
 
 use std::fmt;
 
@@ -22,26 +23,26 @@ use crate::model::lent::Lend;
 use crate::numbers::low_bits::LowBits;
 use crate::numbers::{DType, Records, counts, is_wider, random_key};
 use crate::rule::description::record::{StorageKind, StorageRecord};
-use crate::rule::state::not_made_by;
+use crate::rule::state::another_rule_error;
 use crate::rule::{Describer, Gradient, Parameter, Rule, State, range};
-use crate::tensors::{Tensor, allocated, difference, dtype_of, in_dtype, sum};
+use crate::tensors::{Tensor, allocate, difference, dtype_of, in_dtype, sum};
 
 /// How an optimiser stores parameters.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Store {
-    /// In their own dtype, to which each step is rounded.
+    /// In the parameter's own dtype, to which each step is rounded.
     Rounded,
     /// With a master in this dtype.
     Master(DType),
-    /// With the low bits that a bf16 lacks of a master.
+    /// With the low bits of an f32 master that a bf16 lacks.
     Split(LowBits),
-    /// With what the last rounding lost.
+    /// With a tensor of the digits that the last rounding lost.
     Compensated,
     /// With random rounding, whose bits follow from the seed and a counter of steps.
     Stochastic { seed: u64 },
 }
 
-/// What the constructor of the public type takes besides the rule.
+/// The argument of the public type's constructor besides the rule.
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -62,7 +63,7 @@ impl Store {
             return rule.describe(describer);
         }
         describer.kind(self.name());
-        describer.stores(StorageRecord::with_parameter(self.kind()));
+        describer.storage(StorageRecord::with_parameter(self.kind()));
         match self {
             Store::Master(dtype) => {
                 describer.setting("dtype", *dtype);
@@ -70,9 +71,9 @@ impl Store {
             }
             Store::Split(LowBits::Byte) => describer.setting("bits", 24),
             Store::Stochastic { seed } => {
-                // `field` takes a default. A seed has none, so its own value is passed instead.
-                let own = *seed;
-                describer.field("seed", seed, own, range::any);
+                // A seed has no default, so `field` gets the seed's value as the default.
+                let default = *seed;
+                describer.field("seed", seed, default, range::any);
             }
             Store::Rounded | Store::Split(LowBits::All) | Store::Compensated => {}
         }
@@ -90,16 +91,16 @@ impl Store {
         }
     }
 
-    /// Whether the state makes the parameter more precise.
-    pub(crate) fn keeps_precise(self) -> bool {
+    /// Whether the store's state makes the parameter more precise.
+    pub(crate) fn adds_precision(self) -> bool {
         match self {
             Store::Rounded | Store::Stochastic { .. } => false,
             Store::Master(_) | Store::Split(_) | Store::Compensated => true,
         }
     }
 
-    /// Whether a part of a parameter can be stored without the rest. Random bits depend on the place of an
-    /// element in the whole.
+    /// Whether a part of a parameter can be stored without the rest. Not with random rounding, whose bits
+    /// depend on the place of an element in the whole parameter.
     pub(super) fn is_divisible(self) -> bool {
         match self {
             Store::Rounded | Store::Master(_) | Store::Split(_) | Store::Compensated => true,
@@ -107,7 +108,7 @@ impl Store {
         }
     }
 
-    /// The kind in files.
+    /// The kind of this store in files.
     pub(super) fn kind(self) -> StorageKind {
         match self {
             Store::Rounded => StorageKind::Rounded,
@@ -118,11 +119,11 @@ impl Store {
         }
     }
 
-    /// How parameters of this dtype are stored: by this store if it makes a difference, else `Rounded`.
+    /// The store for parameters of this dtype: this store if it makes a difference, else `Rounded`.
     ///
     /// # Errors
     /// For `Split` of F16, which is not the upper part of an F32.
-    fn of(self, dtype: DType) -> Result<Self> {
+    fn for_dtype(self, dtype: DType) -> Result<Self> {
         let is_special = match self {
             Store::Rounded => false,
             Store::Master(wide) => is_wider(wide, dtype),
@@ -136,46 +137,50 @@ impl Store {
         Ok(if is_special { self } else { Store::Rounded })
     }
 
-    /// Makes the state for the parameter `x`, around that of the rule.
+    /// Makes the state for the parameter `x`, around the state of the rule.
     pub(super) fn state(self, rule: &dyn Rule, x: &dyn Lend) -> Result<State> {
-        let of_rule = |x: &dyn Lend| rule.init(Parameter::new(x));
-        match self.of(x.dtype())? {
-            Store::Rounded => of_rule(x),
+        let init_rule = |x: &dyn Lend| rule.init(Parameter::new(x));
+        match self.for_dtype(x.dtype())? {
+            Store::Rounded => init_rule(x),
             Store::Master(dtype) => {
                 let x = x.tensor_or_copy()?;
-                let master = allocated(x.elem_count(), dtype, x.device(), || rounded(&x, dtype))?;
-                State::with_master(&master, of_rule(&master)?)
+                let master = allocate(x.elem_count(), dtype, x.device(), || rounded(&x, dtype))?;
+                State::with_master(&master, init_rule(&master)?)
             }
             Store::Split(low_bits) => {
-                // All 0, so that each f32 is equal to its bf16.
+                // All low bits are 0, so that each f32 is equal to its bf16.
                 let records = (low_bits == LowBits::All).then_some(Records::LowBits);
                 let rest = Buffer::of_zeros(x.shape().into(), DType::U8, records, x.device())?;
-                Ok(State::empty().with_buffer("rest", rest).stored_with(of_rule(x)?))
+                Ok(State::empty().with_buffer("rest", rest).with_rule_state(init_rule(x)?))
             }
             Store::Compensated => {
-                let lost = Buffer::of_zeros(x.shape().into(), x.dtype(), None, x.device())?;
-                Ok(State::empty().with_lost("compensation", lost).stored_with(of_rule(x)?))
+                let compensation = Buffer::of_zeros(x.shape().into(), x.dtype(), None, x.device())?;
+                Ok(State::empty()
+                    .with_rounding_loss("compensation", compensation)
+                    .with_rule_state(init_rule(x)?))
             }
-            Store::Stochastic { .. } => Ok(State::empty().with_counter("rounded").stored_with(of_rule(x)?)),
+            Store::Stochastic { .. } => {
+                Ok(State::empty().with_counter("rounded").with_rule_state(init_rule(x)?))
+            }
         }
     }
 
-    /// The precise value. It may share memory with the parameter or the state.
+    /// The precise value, which may share memory with the parameter or the state.
     pub(super) fn precise(self, state: &State, x: &dyn Lend) -> Result<Tensor> {
-        match self.of(x.dtype())? {
+        match self.for_dtype(x.dtype())? {
             Store::Rounded | Store::Stochastic { .. } => x.tensor_or_copy(),
-            Store::Master(_) => Ok(self.kept(state)?.tensor()?),
-            Store::Split(_) => Ok(joined(&x.tensor_or_copy()?, self.kept(state)?)?),
+            Store::Master(_) => Ok(self.store_tensor(state)?.tensor()?),
+            Store::Split(_) => Ok(joined(&x.tensor_or_copy()?, self.store_tensor(state)?)?),
             Store::Compensated => {
-                let [x, lost] = [x.tensor_or_copy()?, self.kept(state)?.tensor()?]
+                let [x, compensation] = [x.tensor_or_copy()?, self.store_tensor(state)?.tensor()?]
                     .map(|tensor| in_dtype(&tensor, DType::F32));
-                Ok(sum(&x?, &lost?)?)
+                Ok(sum(&x?, &compensation?)?)
             }
         }
     }
 
-    /// The x of the rule.
-    pub(super) fn seen_by_rule(self, state: &State, x: &dyn Lend) -> Result<Tensor> {
+    /// The x of the rule; see the table at the top of this file.
+    pub(super) fn x_of_rule(self, state: &State, x: &dyn Lend) -> Result<Tensor> {
         match self {
             Store::Compensated => x.tensor_or_copy(),
             Store::Rounded | Store::Master(_) | Store::Split(_) | Store::Stochastic { .. } => {
@@ -186,43 +191,43 @@ impl Store {
 
     /// Sets parameter and state to a precise value.
     pub(super) fn set_precise(self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<()> {
-        // State is written after `x`, because the owner of `x` may refuse to lend it: then both stay.
-        match self.of(x.dtype())? {
+        // `x` is written first: if the owner of `x` refuses to lend it, `x` and the state stay as they are.
+        match self.for_dtype(x.dtype())? {
             Store::Rounded | Store::Stochastic { .. } => set_lent(x, values),
             Store::Master(_) => {
-                let master = self.kept_mut(state)?;
+                let master = self.store_tensor_mut(state)?;
                 let values = rounded(values, master.dtype())?;
                 set_lent_and(x, &values, &mut || Ok(master.set(&values)?))
             }
             Store::Split(_) => {
-                let rest = self.kept_mut(state)?;
+                let rest = self.store_tensor_mut(state)?;
                 let (high, low) = split(rest, values)?;
                 set_lent_and(x, &high, &mut || Ok(rest.set(&low)?))
             }
             Store::Compensated => {
-                let compensation = self.kept_mut(state)?;
-                let (next, lost) = compensated(&x.tensor_or_copy()?, compensation, values)?;
-                set_lent_and(x, &next, &mut || Ok(compensation.set(&lost)?))
+                let compensation = self.store_tensor_mut(state)?;
+                let (next, next_compensation) = compensated(&x.tensor_or_copy()?, compensation, values)?;
+                set_lent_and(x, &next, &mut || Ok(compensation.set(&next_compensation)?))
             }
         }
     }
 
-    /// Sets the state alone, so that the precise value is the nearest to `values` of those that round to `x`.
-    /// Returns whether the state keeps anything.
+    /// Sets only the state: of all precise values that round to `x`, the nearest to `values`. Returns whether
+    /// the state makes the parameter more precise.
     pub(super) fn keep_precise(self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<bool> {
-        let store = self.of(x.dtype())?;
+        let store = self.for_dtype(x.dtype())?;
         match store {
             Store::Rounded | Store::Stochastic { .. } => {}
             Store::Master(dtype) => {
-                self.kept_mut(state)?.set(&rounded_to(&x.tensor_or_copy()?, values, dtype)?)?
+                self.store_tensor_mut(state)?.set(&rounded_to(&x.tensor_or_copy()?, values, dtype)?)?
             }
-            Store::Split(_) => keep_low_bits(self.kept_mut(state)?, &x.tensor_or_copy()?, values)?,
+            Store::Split(_) => keep_low_bits(self.store_tensor_mut(state)?, &x.tensor_or_copy()?, values)?,
             Store::Compensated => {
-                let lost = difference(values, &in_dtype(&x.tensor_or_copy()?, dtype_of(values))?)?;
-                self.kept_mut(state)?.set(&lost)?;
+                let compensation = difference(values, &in_dtype(&x.tensor_or_copy()?, dtype_of(values))?)?;
+                self.store_tensor_mut(state)?.set(&compensation)?;
             }
         }
-        Ok(store.keeps_precise())
+        Ok(store.adds_precision())
     }
 
     /// The job of a step of `rule` for the parameter `x`.
@@ -233,70 +238,72 @@ impl Store {
         x: &'a dyn Lend,
         dx: Gradient<'a>,
     ) -> Result<Job<'a>> {
-        let (store, path, seen) = (self.of(x.dtype())?, dx.path(), Parameter::new(x));
-        let (of_rule, kept, roundings) = store.parts(state)?;
-        let lacks = || store.other_state();
+        let (store, path, parameter) = (self.for_dtype(x.dtype())?, dx.path(), Parameter::new(x));
+        let (rule_state, tensor, counter) = store.parts(state)?;
+        let wrong_state = || store.another_store_error();
         Ok(match store {
-            Store::Rounded => rule.apply(of_rule, seen, dx)?.into_job(Operand::Lent(x), Epilogue::Subtract),
+            Store::Rounded => {
+                rule.apply(rule_state, parameter, dx)?.into_job(Operand::Lent(x), Epilogue::Subtract)
+            }
             Store::Master(_) => {
-                let master = kept.ok_or_else(lacks)?;
-                let seen = seen.as_master(master.dtype(), master.device().is_cpu());
-                rule.apply(of_rule, seen, dx)?.into_job(Operand::master(master), Epilogue::Master(x))
+                let master = tensor.ok_or_else(wrong_state)?;
+                let rule_x = parameter.as_master(master.dtype(), master.device().is_cpu());
+                rule.apply(rule_state, rule_x, dx)?.into_job(Operand::master(master), Epilogue::Master(x))
             }
             Store::Split(_) => {
-                let flow = rule.apply(of_rule, seen, dx)?;
-                let low_bits = Some(kept.ok_or_else(lacks)?);
+                let flow = rule.apply(rule_state, parameter, dx)?;
+                let low_bits = Some(tensor.ok_or_else(wrong_state)?);
                 Job { low_bits, ..flow.into_job(Operand::Lent(x), Epilogue::Subtract) }
             }
             Store::Compensated => {
-                let flow = rule.apply(of_rule, seen, dx)?;
-                flow.into_job(Operand::Lent(x), Epilogue::Kahan(kept.ok_or_else(lacks)?))
+                let flow = rule.apply(rule_state, parameter, dx)?;
+                flow.into_job(Operand::Lent(x), Epilogue::Kahan(tensor.ok_or_else(wrong_state)?))
             }
             Store::Stochastic { seed } => {
-                let flow = rule.apply(of_rule, seen, dx)?;
-                let step = roundings.ok_or_else(lacks)?;
-                let key = random_key(seed, *step, path);
+                let flow = rule.apply(rule_state, parameter, dx)?;
+                let count = counter.ok_or_else(wrong_state)?;
+                let key = random_key(seed, *count, path);
                 let mut job = flow.into_job(Operand::Lent(x), Epilogue::Stochastic(key));
                 // Only a step is rounded, so a call without a step does not move the counter.
                 if job.progress == Progress::Applied {
-                    let next = counts::after(*step, 1);
-                    job.counters.push((step, next));
+                    let next = counts::add(*count, 1);
+                    job.counters.push((count, next));
                 }
                 job
             }
         })
     }
 
-    /// The state of the rule, and the tensor and the counter that this store keeps.
+    /// The state of the rule, and the tensor and the counter of this store.
     fn parts(self, state: &mut State) -> Result<(&mut State, Option<&mut Buffer>, Option<&mut u64>)> {
         if self == Store::Rounded {
             return Ok((state, None, None));
         }
         let State { master, tensors, counters, children, .. } = state;
-        let [inner] = &mut children[..] else { return Err(self.other_state()) };
-        let kept = if let Store::Master(_) = self { master.as_mut() } else { only(tensors) };
-        Ok((&mut inner.state, kept, only(counters)))
+        let [inner] = &mut children[..] else { return Err(self.another_store_error()) };
+        let tensor = if let Store::Master(_) = self { master.as_mut() } else { only_value(tensors) };
+        Ok((&mut inner.state, tensor, only_value(counters)))
     }
 
-    /// The tensor that this store keeps.
-    fn kept(self, state: &State) -> Result<&Buffer> {
-        let own = if let [(_, own)] = &state.tensors[..] { Some(own) } else { None };
-        let kept = if let Store::Master(_) = self { state.master.as_ref() } else { own };
-        kept.ok_or_else(|| self.other_state())
+    /// The tensor of this store.
+    fn store_tensor(self, state: &State) -> Result<&Buffer> {
+        let only_tensor = if let [(_, tensor)] = &state.tensors[..] { Some(tensor) } else { None };
+        let tensor = if let Store::Master(_) = self { state.master.as_ref() } else { only_tensor };
+        tensor.ok_or_else(|| self.another_store_error())
     }
 
-    fn kept_mut(self, state: &mut State) -> Result<&mut Buffer> {
-        self.parts(state)?.1.ok_or_else(|| self.other_state())
+    fn store_tensor_mut(self, state: &mut State) -> Result<&mut Buffer> {
+        self.parts(state)?.1.ok_or_else(|| self.another_store_error())
     }
 
-    fn other_state(self) -> Error {
-        not_made_by(self.name())
+    fn another_store_error(self) -> Error {
+        another_rule_error(self.name())
     }
 }
 
-/// The value of the only entry.
-fn only<'s, T>(named: &'s mut [(&'static str, T)]) -> Option<&'s mut T> {
-    if let [(_, value)] = named { Some(value) } else { None }
+/// The value of the only entry. `None` if there are more entries, or none.
+fn only_value<'s, T>(entries: &'s mut [(&'static str, T)]) -> Option<&'s mut T> {
+    if let [(_, value)] = entries { Some(value) } else { None }
 }
 
 /// Refuses masters in a dtype other than F32 and F64.

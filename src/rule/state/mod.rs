@@ -1,10 +1,12 @@
 //! The state of a rule for one parameter: named tensors, counters and numbers, nothing else.
 //!
 //! A state is a tree: the states of held rules are its `children`, in the order in which the rule describes
-//! them. The full name of an entry has the indices on its way in front, as in `0.t`. Every list of entries
-//! has the order of `State::walk`, because checkpoints pair names with memory by position.
+//! the held rules. The full name of an entry begins with the indices of the children that contain the entry,
+//! as in `0.t`. Every list of entries has the order of `State::walk`, because checkpoints pair names with
+//! memory by position.
 //!
-//! A wrapper or the size of the parameter may convert tensors to another format (`store_as`, `widen_small`).
+//! A wrapper or the size of the parameter may convert tensors to another format (`convert_tensors`,
+//! `widen_small`).
 
 pub(crate) mod copies;
 pub(crate) mod held;
@@ -19,7 +21,7 @@ use std::fmt;
 use super::description::ChildPlace;
 use super::{Adjust, Parameter};
 use crate::engine::{Buffer, filled, rounded};
-use crate::error::{Error, ErrorKind, Result, joined};
+use crate::error::{Error, ErrorKind, Result, comma_separated};
 use crate::numbers::codes::BLOCK;
 use crate::numbers::{Code, DType, Records, Shape, compute_dtype, elem_count};
 use crate::tensors::{Device, Tensor, Var};
@@ -27,25 +29,27 @@ use slot::{EntryTraits, Initial, Renewal, Sign, Slot, SlotFormat};
 
 /// The state of one rule for one parameter: named tensors, counters and numbers.
 ///
-/// It includes the states of the rules that the rule holds. A rule's [`init`](crate::Rule::init) makes it;
-/// the engines update the tensors in place.
+/// The state includes the states of held rules. A rule's [`init`](crate::Rule::init) makes the state, and the
+/// engines update its tensors in place.
 #[must_use]
 #[derive(Default)]
 pub struct State {
     /// The copy of the parameter that steps are taken on: a master, or under `Offload` the copy on the CPU.
     pub(crate) master: Option<Buffer>,
-    /// Under `Offload`, what goes to the device after a step: the variable of `master`, or scratch for the
-    /// rounded master of a held state. Scratch is overwritten in each step, hence never saved.
+    /// Under `Offload`, the values that go to the device after a step.
+    ///
+    /// This is the variable of `master`, or scratch for the rounded master of a child. Scratch is overwritten
+    /// in each step, hence never saved.
     pub(crate) staging: Option<Var>,
     pub(crate) tensors: Vec<(&'static str, Buffer)>,
     pub(crate) counters: Vec<(&'static str, u64)>,
     /// Real numbers that are not per element.
     pub(crate) numbers: Vec<(&'static str, f64)>,
-    /// Properties of own entries besides their values. Entries without a property have no element here.
+    /// Properties of own entries besides their values. An entry without properties has no element here.
     pub(crate) traits: Vec<(&'static str, EntryTraits)>,
-    /// Whether tensors of another state are taken over only all together. They are one sum, and a part of it
-    /// would give a wrong mean.
-    pub(crate) is_one: bool,
+    /// Whether the tensors are parts of one sum. They are then taken over from another state all together or
+    /// not at all, because a part of the sum would give a wrong mean.
+    pub(crate) is_one_sum: bool,
     pub(crate) children: Vec<Child>,
 }
 
@@ -56,7 +60,7 @@ pub(crate) struct Child {
     pub(crate) state: State,
 }
 
-/// All that can be written in a state and in those of held rules.
+/// All values that can be written in a state and in the states of held rules.
 #[derive(Debug, Default)]
 pub(crate) struct StateParts<'s> {
     pub(crate) tensors: Vec<&'s mut Buffer>,
@@ -64,17 +68,18 @@ pub(crate) struct StateParts<'s> {
     pub(crate) numbers: Vec<&'s mut f64>,
 }
 
-/// The entries by their full names: tensors with format and shape, not with their numbers; then counters and
-/// numbers of the whole parameter.
+/// Lists the entries by their full names: tensors, then counters and numbers.
+///
+/// A tensor has its format and shape, but no elements.
 impl fmt::Debug for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let tensor = |(name, tensor): (String, &Buffer)| {
-            format!("{name} {} {:?}", SlotFormat::of(tensor), tensor.shape())
+            format!("{name} {} {:?}", SlotFormat::from_buffer(tensor), tensor.shape())
         };
         let entries = self.tensors().into_iter().map(tensor);
         let counters = self.counters().into_iter().map(|(name, count)| format!("{name} {count}"));
         let numbers = self.numbers().into_iter().map(|(name, number)| format!("{name} {number:?}"));
-        f.write_str(&joined(&entries.chain(counters).chain(numbers).collect::<Vec<_>>()))
+        f.write_str(&comma_separated(&entries.chain(counters).chain(numbers).collect::<Vec<_>>()))
     }
 }
 
@@ -92,12 +97,12 @@ impl State {
         let state = slots
             .iter()
             .try_fold(State::empty().with_counter("t"), |state, slot| state.with_slot(*slot, x, x.shape()))?;
-        // If all tensors are copies, new weights leave nothing of the earlier steps, so `t` starts anew too.
+        // If all tensors are copies, new weights leave nothing of the earlier steps, so `t` becomes 0, too.
         let only_copies = !slots.is_empty() && slots.iter().all(|slot| slot.initial == Initial::Parameter);
         Ok(if only_copies { state.zeroed_by_new_weights("t") } else { state })
     }
 
-    /// Adds a tensor of this `shape`, which may be another than that of `x`.
+    /// Adds a tensor of this `shape`, which may differ from the shape of `x`.
     ///
     /// # Errors
     /// As [`State::for_slots`].
@@ -105,9 +110,9 @@ impl State {
         let shape = crate::tensors::Shape::from(shape.into().dims());
         let dtype =
             if let Some(SlotFormat::Dtype(dtype)) = slot.format { dtype } else { compute_dtype(x.dtype()) };
-        let copied = if slot.is_average { Renewal::Average } else { Renewal::Copy };
-        let renewal = (slot.initial == Initial::Parameter).then_some(copied);
-        // Set first, because `traits_of` and `code_of` read them.
+        let copy_renewal = if slot.is_average { Renewal::Average } else { Renewal::Copy };
+        let renewal = (slot.initial == Initial::Parameter).then_some(copy_renewal);
+        // The traits are set first, because `traits_of` and `code_of` read them.
         if slot.sign.is_some() || renewal.is_some() {
             *self.traits_mut(slot.name) = EntryTraits { sign: slot.sign, renewal, ..EntryTraits::default() };
         }
@@ -116,7 +121,7 @@ impl State {
         let new =
             |values: &Tensor| code.map_or_else(|| Buffer::new(values), |code| Buffer::coded(values, code));
         let buffer = match slot.initial {
-            // Takes no memory before its first write, so that `StoreAs` can exchange the format for free.
+            // Zeros take no memory before the first write, so that `StoreAs` can change the format for free.
             Initial::Value(0.0) => Buffer::of_zeros(shape, dtype, code.map(Records::Codes), x.device())?,
             Initial::Value(initial) => new(&filled(initial, shape, dtype, x.device())?)?,
             Initial::Parameter => new(&rounded(&x.values()?, dtype)?.broadcast_as(shape)?)?,
@@ -125,7 +130,7 @@ impl State {
         Ok(self)
     }
 
-    /// Adds a tensor that exists already.
+    /// Adds a tensor with the buffer of its elements.
     pub(crate) fn with_buffer(mut self, name: &'static str, buffer: Buffer) -> Self {
         self.tensors.push((name, buffer));
         self
@@ -139,9 +144,10 @@ impl State {
 
     /// Adds a number that is not per element, such as the sum of a rule's weights. Checkpoints save it.
     ///
-    /// `range` is a function of [`range`](crate::range), or one like it. A finite number outside of it is
-    /// refused in a file and by [`set_entries`](crate::StateTree::set_entries). A checkpoint is not saved
-    /// either if a step has set such a number, so the range has to contain all that steps can set.
+    /// `range` is a function of [`range`](crate::range), or a similar function. A finite number outside of
+    /// the range is refused in a file and by [`set_entries`](crate::StateTree::set_entries). If a step has
+    /// set such a number, no checkpoint is saved either, so the range has to contain all numbers that steps
+    /// can set.
     pub fn with_number(
         mut self,
         name: &'static str,
@@ -155,24 +161,24 @@ impl State {
 
     /// The state of a store that has a master, around the state of its rule.
     pub(crate) fn with_master(master: &Tensor, inner: State) -> Result<Self> {
-        Ok(State { master: Some(Buffer::new(master)?), ..State::default() }.stored_with(inner))
+        Ok(State { master: Some(Buffer::new(master)?), ..State::default() }.with_rule_state(inner))
     }
 
-    /// The tensor whose rounding the parameter has to be, if there is one, also inside of `Offload`.
-    pub(crate) fn followed(&self) -> Option<&Buffer> {
+    /// The master, whose rounded value the parameter has to have. Also finds a master inside `Offload`.
+    pub(crate) fn outer_master(&self) -> Option<&Buffer> {
         match (&self.master, &self.children[..]) {
-            (None, [Child { place: ChildPlace::Stored, state }]) => state.followed(),
+            (None, [Child { place: ChildPlace::Stored, state }]) => state.outer_master(),
             (master, _) => master.as_ref(),
         }
     }
 
-    /// Whether this is the tensor whose rounding the parameter has to be.
-    pub(crate) fn is_followed(&self, tensor: &Buffer) -> bool {
-        self.followed().is_some_and(|master| std::ptr::eq(master, tensor))
+    /// Whether `tensor` is the [`State::outer_master`].
+    pub(crate) fn is_outer_master(&self, tensor: &Buffer) -> bool {
+        self.outer_master().is_some_and(|master| std::ptr::eq(master, tensor))
     }
 
-    /// Makes this the state of a store, around the state of its rule.
-    pub(crate) fn stored_with(mut self, rule: State) -> Self {
+    /// Makes this state the state of a store, around the state of its rule.
+    pub(crate) fn with_rule_state(mut self, rule: State) -> Self {
         self.children.push(Child { place: ChildPlace::Stored, state: rule });
         self
     }
@@ -180,27 +186,27 @@ impl State {
     pub(super) fn traits_of(&self, name: &str) -> EntryTraits {
         self.traits
             .iter()
-            .find(|(own, _)| *own == name)
+            .find(|(entry, _)| *entry == name)
             .map_or_else(EntryTraits::default, |(_, traits)| *traits)
     }
 
     pub(super) fn traits_mut(&mut self, name: &'static str) -> &mut EntryTraits {
-        let place = self.traits.iter().position(|(own, _)| *own == name).unwrap_or_else(|| {
+        let place = self.traits.iter().position(|(entry, _)| *entry == name).unwrap_or_else(|| {
             self.traits.push((name, EntryTraits::default()));
             self.traits.len() - 1
         });
         &mut self.traits[place].1
     }
 
-    /// Visits this state, then those of held rules in order, each with the prefix of its names.
+    /// Visits this state, then the states of held rules in order, each with the prefix of its full names.
     pub(super) fn walk<'s>(&'s self, prefix: &str, visit: &mut dyn FnMut(&str, &'s State)) {
         visit(prefix, self);
         for child in &self.children {
-            child.state.walk(&child.prefixed(prefix), visit);
+            child.state.walk(&child.prefix(prefix), visit);
         }
     }
 
-    /// Every tensor under its full name, the rule's own first.
+    /// Every tensor under its full name. The rule's own tensors come first.
     pub(crate) fn tensors(&self) -> Vec<(String, &Buffer)> {
         let mut tensors = Vec::new();
         self.walk("", &mut |prefix, state| {
@@ -229,21 +235,21 @@ impl State {
         numbers
     }
 
-    /// What is expected of the number with this full name, if `value` is finite and out of its range.
+    /// The range, in words, of the number with this full name, if `value` is finite and out of this range.
     ///
-    /// Infinity and NaN are not asked, because a program may [accept
+    /// Infinity and NaN are no fault here, because a program may [accept
     /// them](crate::CheckpointFile::accepting_non_finite).
     pub(crate) fn number_fault(&self, name: &str, value: f64) -> Option<&'static str> {
         let mut expected = None;
         self.walk("", &mut |prefix, state| {
-            let own =
-                name.strip_prefix(prefix).filter(|own| state.numbers.iter().any(|(name, _)| name == own));
-            expected = expected.or_else(|| state.traits_of(own?).range?(value));
+            let own_name =
+                name.strip_prefix(prefix).filter(|name| state.numbers.iter().any(|(entry, _)| entry == name));
+            expected = expected.or_else(|| state.traits_of(own_name?).range?(value));
         });
         expected.filter(|_| value.is_finite())
     }
 
-    /// Everything, in the order of [`State::tensors`], [`State::counters`] and [`State::numbers`].
+    /// All values, in the order of [`State::tensors`], [`State::counters`] and [`State::numbers`].
     pub(crate) fn parts_mut(&mut self) -> StateParts<'_> {
         let mut parts = StateParts::default();
         self.collect_mut(&mut parts);
@@ -251,7 +257,7 @@ impl State {
     }
 
     fn collect_mut<'s>(&'s mut self, parts: &mut StateParts<'s>) {
-        // The order of `walk`: see the head of this file.
+        // This has to be the order of `walk`: see the head of this file.
         parts.tensors.extend(self.master.as_mut());
         parts.tensors.extend(self.tensors.iter_mut().map(|(_, buffer)| buffer));
         parts.counters.extend(self.counters.iter_mut().map(|(_, count)| count));
@@ -263,22 +269,22 @@ impl State {
 
     /// A copy with storage of its own, on the same devices.
     pub(crate) fn copy(&self) -> Result<Self> {
-        self.map_tensors(&|buffer| buffer.on(buffer.device()))
+        self.map_tensors(&|buffer| buffer.copy_on(buffer.device()))
     }
 
-    /// A copy on a device.
+    /// A copy with all tensors on `device`.
     pub(crate) fn to_device(&self, device: &Device) -> Result<Self> {
-        self.map_tensors(&|buffer| buffer.on(device))
+        self.map_tensors(&|buffer| buffer.copy_on(device))
     }
 
     fn map_tensors(&self, buffer: &dyn Fn(&Buffer) -> Result<Buffer>) -> Result<Self> {
-        let copied =
+        let map_child =
             |child: &Child| Ok(Child { place: child.place, state: child.state.map_tensors(buffer)? });
         let master = self.master.as_ref().map(buffer).transpose()?;
         let staging = match (&self.staging, &master) {
-            // `staging` is the variable of the master, so the copies have to share one variable, too.
+            // `staging` is the variable of the master, so both copies have to be one variable, too.
             (Some(_), Some(master)) => master.variable().cloned(),
-            (Some(room), None) => Some(Var::zeros(room.shape(), room.dtype(), room.device())?),
+            (Some(scratch), None) => Some(Var::zeros(scratch.shape(), scratch.dtype(), scratch.device())?),
             (None, _) => None,
         };
         Ok(State {
@@ -291,57 +297,59 @@ impl State {
             counters: self.counters.clone(),
             numbers: self.numbers.clone(),
             traits: self.traits.clone(),
-            is_one: self.is_one,
-            children: self.children.iter().map(copied).collect::<Result<_>>()?,
+            is_one_sum: self.is_one_sum,
+            children: self.children.iter().map(map_child).collect::<Result<_>>()?,
             master,
         })
     }
 }
 
 impl Child {
-    pub(super) fn prefixed(&self, outer: &str) -> String {
+    /// The prefix of the child's full names, inside the prefix `outer` of its parent.
+    pub(super) fn prefix(&self, outer: &str) -> String {
         self.place.number().map_or_else(|| outer.to_string(), |i| format!("{outer}{i}."))
     }
 }
 
-/// The error for a state whose layout is not that of `rule`. A rule returns this error and not the bare
-/// gradient, because the bare gradient would be a step of another size.
+/// The error for a state whose layout is not that of `rule`. A rule must not return the bare gradient
+/// instead, because the bare gradient would be a step of another size.
 pub(crate) fn state_of_another_rule<T>(rule: &(impl Adjust + ?Sized)) -> Result<T> {
-    Err(not_made_by(&rule.name()))
+    Err(another_rule_error(&rule.name()))
 }
 
-pub(in crate::rule) fn not_made_by(rule: &str) -> Error {
+pub(in crate::rule) fn another_rule_error(rule: &str) -> Error {
     Error::new(ErrorKind::Contract, format!("the state was not made by {rule}"))
         .with_remedy("keep the state that the `init` of each rule made, also of each held rule")
 }
 
-/// The fewest elements that a tensor in 8 bits has. A multiple of the block.
+/// The fewest elements of a tensor that is stored in 8 bits: a multiple of [`BLOCK`].
 const LEAST_CODED: usize = 32 * BLOCK;
 
 impl State {
+    /// The 8-bit code for the tensor with this name.
     pub(crate) fn code_of(&self, slot: &str) -> Code {
         if self.traits_of(slot).sign.is_some() { Code::NonNegative } else { Code::Signed }
     }
 
-    /// Converts tensors to `format`, also of held rules, and returns how many were converted.
+    /// Converts tensors to `format`, also of held rules, and returns the number of converted tensors.
     ///
-    /// With a `name` these are the tensors of this name, which must all fit the format. Without one these are
-    /// all tensors that fit.
-    pub(crate) fn store_as(&mut self, name: Option<&str>, format: SlotFormat) -> Result<usize> {
+    /// With a `name`, all tensors with this name are converted, and the format must fit each of them. Without
+    /// a name, all tensors that the format fits are converted.
+    pub(crate) fn convert_tensors(&mut self, name: Option<&str>, format: SlotFormat) -> Result<usize> {
         let mut converted = 0;
         for index in 0..self.tensors.len() {
-            let own = self.tensors[index].0;
-            let (traits, code) = (self.traits_of(own), self.code_of(own));
+            let tensor_name = self.tensors[index].0;
+            let (traits, code) = (self.traits_of(tensor_name), self.code_of(tensor_name));
             match name {
-                Some(name) if name == own => traits.check_format(own, format)?,
-                None if traits.check_format(own, format).is_ok() => {}
+                Some(name) if name == tensor_name => traits.check_format(tensor_name, format)?,
+                None if traits.check_format(tensor_name, format).is_ok() => {}
                 _ => continue,
             }
             converted += 1;
             let buffer = &mut self.tensors[index].1;
-            let stored = match format {
-                // Made anew, because a conversion would make a copy in F32, which for 8 bits takes several
-                // times the memory of the state.
+            let new_buffer = match format {
+                // Zeros are made anew, because a conversion would make a copy in F32, which for 8 bits takes
+                // several times the memory of the state.
                 _ if buffer.is_zero() => {
                     let (dtype, records) = match format {
                         SlotFormat::Dtype(dtype) => (dtype, None),
@@ -352,21 +360,24 @@ impl State {
                 SlotFormat::Dtype(dtype) => Buffer::new(&rounded(&buffer.tensor()?, dtype)?)?,
                 SlotFormat::Q8 => Buffer::coded(&buffer.tensor()?, code)?,
             };
-            // A new buffer lacks this mark, by which checks of gradients find squares that would overflow.
-            *buffer = stored.of_squares(buffer.is_of_squares());
+            // A new buffer has to be marked again as one of squares. By this mark, checks of gradients find
+            // squares that would overflow.
+            *buffer = new_buffer.of_squares(buffer.is_of_squares());
         }
-        self.children
-            .iter_mut()
-            .try_fold(converted, |converted, child| Ok(converted + child.state.store_as(name, format)?))
+        self.children.iter_mut().try_fold(converted, |converted, child| {
+            Ok(converted + child.state.convert_tensors(name, format)?)
+        })
     }
 
     /// Converts tensors that are too small for 8 bits back to F32. The state is for `part` elements of a
     /// parameter with `whole` elements.
     pub(crate) fn widen_small(&mut self, part: usize, whole: usize) -> Result<()> {
         for (_, buffer) in self.tensors.iter_mut().filter(|(_, buffer)| buffer.code().is_some()) {
-            // A tensor as long as the part counts as long as the whole, so that all ranks decide alike.
+            // A tensor with the length of the part counts with the length of the whole parameter, so that all
+            // ranks decide alike.
             let elements = elem_count(buffer.shape());
-            if (if elements == part { whole } else { elements }) < LEAST_CODED {
+            let whole_elements = if elements == part { whole } else { elements };
+            if whole_elements < LEAST_CODED {
                 *buffer = Buffer::new(&buffer.tensor()?)?.of_squares(buffer.is_of_squares());
             }
         }

@@ -1,13 +1,14 @@
-//! What a rule works on in one step: the parts of its own state.
+//! The parts of a rule's own state, which the rule works on in one step.
 
 use super::Child;
 use crate::engine::StepSlots;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rule::State;
 
-/// The parts of a rule's own state, lent for one step, and the states of held rules.
+/// The parts of a rule's own state, borrowed for one step, and the states of held rules.
 ///
-/// A rule puts them into the plan of a [`Gradient`](crate::Gradient). The commit of the step writes them.
+/// A rule puts parts into the plan of a [`Gradient`](crate::Gradient). The commit of the step writes these
+/// parts.
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -16,7 +17,7 @@ use crate::rule::State;
 /// };
 ///
 /// hyper_parameters! {
-///     /// Adds the last gradient to this one, and walks η of it.
+///     /// Adds the last gradient to the current gradient, and multiplies the sum by η.
 ///     pub struct Pairwise {
 ///         /// η: the learning rate.
 ///         eta: f64 = 0.1 => range::non_negative,
@@ -62,7 +63,7 @@ use crate::rule::State;
 pub struct Parts<'a> {
     /// The tensors.
     pub slots: Slots<'a>,
-    /// The counters. In a state [for slots](State::for_slots) the first is `t`, the number of applied steps.
+    /// The counters. In a state [for slots](State::for_slots) the first counter is `t`, of applied steps.
     pub counters: Counters<'a>,
     /// The numbers that are not per element.
     pub numbers: Numbers<'a>,
@@ -82,7 +83,7 @@ pub struct Counters<'a>(pub(crate) &'a mut [(&'static str, u64)]);
 #[derive(Debug, Default)]
 pub struct Numbers<'a>(pub(crate) &'a mut [(&'static str, f64)]);
 
-/// States of the rules that a rule holds, in the order in which it [describes](crate::Describe) them.
+/// The states of held rules, in the order in which the rule [describes](crate::Describe) them.
 #[derive(Debug)]
 pub struct HeldStates<'a>(&'a mut [Child]);
 
@@ -90,7 +91,7 @@ impl<'a> HeldStates<'a> {
     /// The state of the one rule that this rule is around.
     ///
     /// # Errors
-    /// If the rule [holds](crate::Describer::holds) none, or several.
+    /// If the rule [holds](crate::Describer::holds) no rule, or several rules.
     pub fn inner(self) -> Result<&'a mut State> {
         self.members().map(|[state]| state)
     }
@@ -98,13 +99,13 @@ impl<'a> HeldStates<'a> {
     /// The states of all held rules.
     ///
     /// # Errors
-    /// If there are not N.
+    /// If there are not N held rules.
     pub fn members<const N: usize>(self) -> Result<[&'a mut State; N]> {
-        Ok(all::<_, N>(self.0, HELD)?.each_mut().map(|child| &mut child.state))
+        Ok(as_array::<_, N>(self.0, HELD)?.each_mut().map(|child| &mut child.state))
     }
 }
 
-/// What errors call the states of held rules.
+/// The name of the states of held rules in errors.
 const HELD: &str = "states of held rules";
 
 impl State {
@@ -113,7 +114,7 @@ impl State {
     /// # Errors
     /// If no own counter has this name.
     pub fn counter(&self, name: &str) -> Result<u64> {
-        named(&self.counters, name, "counter")
+        value_of(&self.counters, name, "counter")
     }
 
     /// The value of an own number.
@@ -121,18 +122,18 @@ impl State {
     /// # Errors
     /// If no own number has this name.
     pub fn number(&self, name: &str) -> Result<f64> {
-        named(&self.numbers, name, "number")
+        value_of(&self.numbers, name, "number")
     }
 
-    /// The states of held rules, for reading. [`Parts::held`] has them for writing.
+    /// The states of held rules, for reading. [`Parts::held`] has the states for writing.
     ///
     /// # Errors
-    /// If there are not N.
+    /// If there are not N held rules.
     pub fn held<const N: usize>(&self) -> Result<[&State; N]> {
-        let got = self.children.len();
+        let count = self.children.len();
         let children: Option<&[Child; N]> = self.children.as_slice().try_into().ok();
-        let few = || other_number(HELD, N, got);
-        Ok(children.ok_or_else(few)?.each_ref().map(|child| &child.state))
+        let wrong_count = || count_error(HELD, N, count);
+        Ok(children.ok_or_else(wrong_count)?.each_ref().map(|child| &child.state))
     }
 
     /// The parts that a step of the rule works on.
@@ -163,7 +164,9 @@ impl<'a> Slots<'a> {
         self.0.is_empty()
     }
 
-    /// The first `mid` tensors and the others, for arithmetic in several steps; `None` if there are fewer.
+    /// The first `mid` tensors and the other tensors, for arithmetic in several steps.
+    ///
+    /// `None` if there are fewer than `mid` tensors.
     pub fn split_at(self, mid: usize) -> Option<(Self, Self)> {
         let (first, others) = self.0.split_at_mut_checked(mid)?;
         Some((Slots(first), Slots(others)))
@@ -174,9 +177,9 @@ impl<'a> Counters<'a> {
     /// All counters, to be set by [`Gradient::set_counter`](crate::Gradient::set_counter).
     ///
     /// # Errors
-    /// If there are not N.
+    /// If there are not N counters.
     pub fn array<const N: usize>(self) -> Result<[&'a mut u64; N]> {
-        Ok(all::<_, N>(self.0, "counters")?.each_mut().map(|(_, count)| count))
+        Ok(as_array::<_, N>(self.0, "counters")?.each_mut().map(|(_, count)| count))
     }
 }
 
@@ -184,26 +187,27 @@ impl<'a> Numbers<'a> {
     /// All numbers, to be set by [`Gradient::set_number`](crate::Gradient::set_number).
     ///
     /// # Errors
-    /// If there are not N.
+    /// If there are not N numbers.
     pub fn array<const N: usize>(self) -> Result<[&'a mut f64; N]> {
-        Ok(all::<_, N>(self.0, "numbers")?.each_mut().map(|(_, number)| number))
+        Ok(as_array::<_, N>(self.0, "numbers")?.each_mut().map(|(_, number)| number))
     }
 }
 
-fn named<T: Copy>(entries: &[(&'static str, T)], name: &str, entry: &'static str) -> Result<T> {
-    let found = entries.iter().find(|(own, _)| *own == name);
+/// The value of the entry with this name. `entry` is the kind of entry, for errors.
+fn value_of<T: Copy>(entries: &[(&'static str, T)], name: &str, entry: &'static str) -> Result<T> {
+    let value = entries.iter().find(|(other, _)| *other == name).map(|(_, value)| *value);
     let absent = || {
-        let available: Vec<String> = entries.iter().map(|(own, _)| own.to_string()).collect();
+        let available: Vec<String> = entries.iter().map(|(name, _)| name.to_string()).collect();
         Error::unknown(format_args!("{entry} in the state with the name"), name, &available)
             .with_remedy(format!("add the {entry} in `Rule::init` with `State::with_{entry}`"))
     };
-    Ok(found.ok_or_else(absent)?.1)
+    value.ok_or_else(absent)
 }
 
-/// The error for a state whose number of parts is not the number that its rule works on.
-pub(crate) fn other_number(part: &str, expected: usize, got: usize) -> Error {
+/// The error for a state with more or fewer parts of a kind than its rule works on.
+pub(crate) fn count_error(part: &str, expected: usize, count: usize) -> Error {
     Error::new(ErrorKind::Contract, format!("the number of {part} in the state of a rule is"))
-        .with_got(got)
+        .with_got(count)
         .with_expected(expected)
         .with_remedy(
             "in `Rule::init`, add everything that `apply` uses: counters with `State::for_slots` or \
@@ -211,7 +215,7 @@ pub(crate) fn other_number(part: &str, expected: usize, got: usize) -> Error {
         )
 }
 
-fn all<'a, T, const N: usize>(parts: &'a mut [T], part: &'static str) -> Result<&'a mut [T; N]> {
-    let got = parts.len();
-    parts.try_into().map_err(|_| other_number(part, N, got))
+fn as_array<'a, T, const N: usize>(parts: &'a mut [T], part: &'static str) -> Result<&'a mut [T; N]> {
+    let count = parts.len();
+    parts.try_into().map_err(|_| count_error(part, N, count))
 }

@@ -1,9 +1,9 @@
-//! What stays of a state when its parameter gets other rows.
+//! The state of a parameter that gets other rows: entries follow the rows, stay, or start anew.
 //!
-//! Rows are indices in dimension 0. A state tensor with the parameter's rows follows them, and one with 1 in
-//! their place stays as it is. If a tensor has any other shape, or is marked by
-//! [`State::restarted_by_new_rows`], its rule starts anew with all own entries, because they belong together.
-//! A master follows in any case.
+//! Rows are indices in dimension 0. A state tensor with the parameter's rows follows them, and a tensor with
+//! a single row for all rows stays as it is. If a tensor has any other shape, or is marked by
+//! [`State::restarted_by_new_rows`], all own entries of its rule start anew, because they belong together. A
+//! master follows in any case.
 
 use super::transfer::Transfer;
 use crate::error::Result;
@@ -11,10 +11,10 @@ use crate::numbers::elem_count;
 use crate::rule::State;
 use crate::tensors::{Device, Tensor, rows_of};
 
-/// The new rows of a parameter, and where each comes from.
+/// The new rows of a parameter, each with the old row that it comes from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowSources<'r> {
-    /// For each row the index that it had before, or `None` for a new one.
+    /// For each new row the index of its old row, or `None` for an added row.
     pub(crate) rows: &'r [Option<usize>],
     /// The old shape of the parameter.
     pub(crate) before: &'r [usize],
@@ -25,11 +25,11 @@ pub(crate) struct RowSources<'r> {
 /// What becomes of a state tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    /// It has the parameter's rows, which are gathered.
+    /// The tensor has the parameter's rows, which are gathered.
     Follows,
-    /// It has no rows, or none of them moves.
+    /// The tensor has no rows, or no row moves.
     Stays,
-    /// It depends on rows in some other way, so its rule starts anew.
+    /// The tensor depends on rows in another way, so its rule starts anew.
     Anew,
 }
 
@@ -40,16 +40,17 @@ impl RowSources<'_> {
     }
 
     fn fate(&self, old: &[usize], new: &[usize]) -> Fate {
-        // Each dimension of the tensor is the parameter's, or 1.
+        // Whether each dimension of the tensor is the parameter's, or 1.
         let lies_along = |tensor: &[usize], x: &[usize]| {
-            tensor.len() <= x.len() && tensor.iter().zip(x).all(|(own, of)| *own == 1 || own == of)
+            tensor.len() <= x.len()
+                && tensor.iter().zip(x).all(|(length, of_x)| *length == 1 || length == of_x)
         };
         match (old, new) {
-            // Where nothing moves, or there is nothing to move, a tensor of any shape stays.
+            // If no row moves, or the tensor has no elements, a tensor of any shape stays.
             (before, after) if before == after && (self.is_identity() || elem_count(old) == 0) => Fate::Stays,
             _ if !lies_along(old, self.before) || !lies_along(new, self.after) => Fate::Anew,
-            ([own_before, rest @ ..], [own, new_rest @ ..])
-                if *own_before == self.before[0] && *own == self.after[0] && rest == new_rest =>
+            ([old_rows, old_rest @ ..], [new_rows, new_rest @ ..])
+                if *old_rows == self.before[0] && *new_rows == self.after[0] && old_rest == new_rest =>
             {
                 Fate::Follows
             }
@@ -58,13 +59,13 @@ impl RowSources<'_> {
         }
     }
 
-    /// The rows of `old` in their new places; new rows have the values that `start` has there.
-    fn gathered(
+    /// The rows of `old` in their new places. `start` makes the tensor that has the values of added rows.
+    fn gather(
         &self,
         old: &Tensor,
         start: impl FnOnce() -> crate::tensors::Result<Tensor>,
     ) -> crate::tensors::Result<Tensor> {
-        // A new row gets row 0 until `start` overwrites it below. There is a row 0: see `any_stays`.
+        // An added row is row 0 until `start` overwrites it below. There is a row 0: see `any_stays`.
         let rows = self.rows.iter().map(|row| row.unwrap_or(0)).collect();
         let gathered = rows_of(&old.to_device(&Device::Cpu)?, rows)?;
         if self.rows.iter().all(Option::is_some) {
@@ -89,9 +90,9 @@ impl RowSources<'_> {
 impl State {
     /// Lets the rule start anew when the parameter gets [other rows](crate::StateTree::resize_rows).
     ///
-    /// For an entry `name` that looks as if it had the parameter's rows and does not, such as the square
-    /// statistics of a preconditioner. A tensor needs no such mark if a dimension of it is neither 1 nor that
-    /// of the parameter at the same place.
+    /// For an entry `name` whose shape looks like the parameter's rows but has another meaning, such as the
+    /// square statistics of a preconditioner. A tensor needs no such mark if one of its dimensions is neither
+    /// 1 nor the parameter's dimension at this place.
     ///
     /// ```
     /// use candle_core::{Device, Tensor};
@@ -106,11 +107,11 @@ impl State {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn restarted_by_new_rows(mut self, name: &'static str) -> Self {
-        self.traits_mut(name).has_other_rows = true;
+        self.traits_mut(name).restarts_with_rows = true;
         self
     }
 
-    /// Takes over what stays of `old`, the state for the old rows, into this fresh state for the new rows.
+    /// Takes over entries of `old`, the state for the old rows, into this fresh state for the new rows.
     pub(crate) fn take_rows(&mut self, old: &State, sources: RowSources<'_>) -> Result<Transfer> {
         let mut transfer = Transfer::default();
         self.take_rows_from("", old, sources, &mut transfer)?;
@@ -125,43 +126,42 @@ impl State {
         transfer: &mut Transfer,
     ) -> Result<()> {
         let goes_on = self.goes_on(old, sources);
-        let mut kept: Vec<&str> = Vec::new();
+        let mut taken_over: Vec<&str> = Vec::new();
         if let (Some(new), Some(old)) = (&mut self.master, &old.master)
             && sources.any_stays(new.shape())
         {
-            let values = sources.gathered(&old.tensor()?, || new.tensor())?;
-            new.set(&values)?;
-            kept.push("master");
+            let rows = sources.gather(&old.tensor()?, || new.tensor())?;
+            new.set(&rows)?;
+            taken_over.push("master");
         }
         if goes_on {
-            kept.extend(self.take_entries(
-                old,
-                |_, new, old| match sources.fate(old.shape(), new.shape()) {
+            taken_over.extend(self.take_entries(old, |_, new, old| {
+                match sources.fate(old.shape(), new.shape()) {
                     Fate::Stays => old.tensor().map(Some),
                     Fate::Follows if sources.any_stays(new.shape()) => {
-                        sources.gathered(&old.tensor()?, || new.tensor()).map(Some)
+                        sources.gather(&old.tensor()?, || new.tensor()).map(Some)
                     }
                     Fate::Follows | Fate::Anew => Ok(None),
-                },
-            )?);
+                }
+            })?);
         }
         for name in self.own_names() {
-            let list = if kept.contains(&name) { &mut transfer.kept } else { &mut transfer.fresh };
+            let list = if taken_over.contains(&name) { &mut transfer.kept } else { &mut transfer.fresh };
             list.push(format!("{prefix}{name}"));
         }
         for (new, old) in self.children.iter_mut().zip(&old.children) {
-            let prefix = new.prefixed(prefix);
+            let prefix = new.prefix(prefix);
             new.state.take_rows_from(&prefix, &old.state, sources, transfer)?;
         }
         Ok(())
     }
 
-    /// Whether own entries go on. If one tensor starts anew, all do, because they belong together.
+    /// Whether own entries go on. If one tensor starts anew, all entries do, because they belong together.
     fn goes_on(&self, old: &State, sources: RowSources<'_>) -> bool {
-        let has_other_rows = self.traits.iter().any(|(_, traits)| traits.has_other_rows);
+        let restarts_with_rows = self.traits.iter().any(|(_, traits)| traits.restarts_with_rows);
         let mut tensors = self.tensors.iter().zip(&old.tensors);
         self.own_names().eq(old.own_names())
-            && (!has_other_rows || sources.is_identity())
+            && (!restarts_with_rows || sources.is_identity())
             && tensors.all(|((_, new), (_, old))| sources.fate(old.shape(), new.shape()) != Fate::Anew)
     }
 }

@@ -1,13 +1,13 @@
-//! A state tensor: its initial value, its format, and what new weights of the parameter do to it.
+//! A state tensor: its initial value, its format, and how new weights of the parameter change the tensor.
 
 use crate::engine::Buffer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::{DType, Records, is_supported};
 
-/// How a state tensor is stored.
+/// The format in which a state tensor is stored.
 ///
-/// Arithmetic is in f32 or f64 in any case: a tensor is widened before a step and rounded after it, in the
-/// same pass.
+/// Arithmetic is in f32 or f64 in any case: a tensor is widened before a step and rounded after the step, in
+/// one pass over memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SlotFormat {
@@ -17,22 +17,23 @@ pub enum SlotFormat {
     ///
     /// Each block of 128 elements of the whole parameter has one f32 as its scale. A code is a small float:
     /// sign, 4 bits of exponent, 3 bits of fraction. The largest number of a block is exact. Numbers down to
-    /// 2⁻¹⁵ of it have an error of at most a sixteenth of their value.
+    /// 2⁻¹⁵ of the largest have an error of at most a sixteenth of their value.
     ///
     /// The codes of a [non-negative](crate::Slot::non_negative) slot have no sign and 5 bits of exponent,
     /// down to 2⁻³¹. Only 0 becomes 0. A number is rounded up or down at random, by at most an eighth, so
     /// that a mean that moves by a thousandth in a step does move. A hash of the number decides, so every run
     /// rounds alike.
     ///
-    /// Tensors with fewer than 4096 elements, such as biases, stay in F32, because 8 bits save little there.
-    /// The size of the whole tensor decides, however it is divided among ranks. Infinity and NaN have codes
-    /// of their own and change no other number of their block. In a checkpoint a block is a row of 132 bytes:
-    /// its scale as a little-endian f32, then the codes.
+    /// Tensors with fewer than 4096 elements, such as biases, stay in F32, because 8 bits would save little.
+    /// The size of the whole tensor decides, even if the tensor is divided among ranks. Infinity and NaN have
+    /// codes of their own and change no other number of their block. In a checkpoint a block is a row of 132
+    /// bytes: its scale as a little-endian f32, then the codes.
     Q8,
 }
 
 impl SlotFormat {
-    pub(crate) fn of(tensor: &Buffer) -> Self {
+    /// The format of this tensor.
+    pub(crate) fn from_buffer(tensor: &Buffer) -> Self {
         match tensor.records() {
             Some(Records::Codes(_)) => SlotFormat::Q8,
             Some(Records::LowBits) => DType::I16.into(),
@@ -58,9 +59,9 @@ impl std::fmt::Display for SlotFormat {
 
 /// A state tensor that a rule needs: its name, initial value and format.
 ///
-/// Tensors of one name have to be one quantity in all rules, because a rule that
-/// [replaces](crate::Selection::replace) another takes them over by name. `m` and `v` are the decayed means
-/// of the gradient and of its square.
+/// Tensors with one name have to be one quantity in all rules, because a rule that
+/// [replaces](crate::Selection::replace) another rule takes tensors over by name. `m` and `v` are the decayed
+/// means of the gradient and of its square.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Slot {
@@ -75,22 +76,22 @@ pub struct Slot {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct EntryTraits {
     pub(crate) sign: Option<Sign>,
-    /// What new weights of the parameter do to the entry.
+    /// How new weights of the parameter change the entry.
     pub(crate) renewal: Option<Renewal>,
     /// Whether the rule starts anew when the rows of the parameter change: see `rows.rs`.
-    pub(crate) has_other_rows: bool,
-    /// Whether this is a number of the whole model: see `shared.rs`.
+    pub(crate) restarts_with_rows: bool,
+    /// Whether the entry is a number of the whole model: see `shared.rs`.
     pub(crate) is_shared: bool,
-    /// Whether this counts steps of the model in which the parameter did not move.
-    pub(crate) counts_missed: bool,
-    /// Whether this is what roundings of the parameter have lost, which would move other weights.
-    pub(crate) is_lost: bool,
-    /// The range of a number, as those of hyper-parameters: see [`range`](crate::range).
+    /// Whether the entry counts steps of the model in which the parameter did not move.
+    pub(crate) counts_missed_steps: bool,
+    /// Whether the entry has the digits that roundings of the parameter lost. These would move other weights.
+    pub(crate) is_rounding_loss: bool,
+    /// The range of a number, as of a hyper-parameter: see [`range`](crate::range).
     pub(crate) range: Option<fn(f64) -> Option<&'static str>>,
 }
 
 impl EntryTraits {
-    /// Whether this is a copy of the parameter, or an average of its values.
+    /// Whether the entry is a copy of the parameter, or an average of its values.
     pub(crate) fn is_copy(self) -> bool {
         matches!(self.renewal, Some(Renewal::Copy | Renewal::Average))
     }
@@ -124,13 +125,16 @@ impl EntryTraits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sign {
     NonNegative,
-    /// The numbers are squares of gradients: small, and steps are divided by their root.
+    /// Squares of gradients, which are small, and by whose root steps are divided.
     SecondMoment,
 }
 
+/// The initial elements of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Initial {
+    /// This number for all elements.
     Value(f64),
+    /// A copy of the parameter.
     Parameter,
 }
 
@@ -151,12 +155,13 @@ impl Slot {
     ///
     /// If [`StateTree::set_masters`](crate::StateTree::set_masters) or
     /// [`refresh_masters`](crate::StateTree::refresh_masters) gives the parameter new weights, the tensor
-    /// becomes a copy of these. A rule that has only such tensors then counts its steps from 0 again.
+    /// becomes a copy of the new weights. A rule that has only such tensors then counts its steps from 0
+    /// again.
     ///
     /// An [`update`](crate::update) refuses weights that were changed without such a call. Before the first
-    /// step it compares the parameter with the tensor. Later, on the CPU, it compares a sample of the
-    /// parameter with what the last step has left. After a copy of the state, a restore or a
-    /// [`rebind`](crate::StateTree::rebind) this comparison begins again with the next step.
+    /// step, `update` compares the parameter with the tensor. Later, on the CPU, it compares a sample of the
+    /// parameter with the sample after the last step. After a copy of the state, a restore or a
+    /// [`rebind`](crate::StateTree::rebind), the comparison begins again with the next step.
     pub fn parameter(name: &'static str) -> Self {
         Slot { initial: Initial::Parameter, ..Slot::zeros(name) }
     }
@@ -168,16 +173,16 @@ impl Slot {
     /// [`UniformAverage`](crate::UniformAverage) make up for such steps.
     ///
     /// [`StateTree::with_averages`](crate::StateTree::with_averages) evaluates with the average instead of
-    /// the parameter. If a rule has several averages, it takes the first.
+    /// the parameter. If a rule has several averages, `with_averages` takes the first.
     ///
     /// ```
     /// use candle_core::{Device, Var};
     /// use optimisers::{Descent, Elementwise, OptimiserChain, Slot, hyper_parameters, range, setup, update, value::Value};
     ///
     /// hyper_parameters! {
-    ///     /// Keeps half of the way from the average to each new weight.
+    ///     /// Moves an average half of the way to each new weight.
     ///     pub struct Halfway {
-    ///         /// Which part of the way.
+    ///         /// The part of the way.
     ///         part: f64 = 0.5 => range::non_negative,
     ///     }
     /// }
@@ -221,19 +226,18 @@ impl Slot {
 
     /// Promises that this slot never has a negative number.
     ///
-    /// [`Q8`](crate::Q8) then uses the bit of the sign for the exponent, which doubles the number of powers
-    /// of two.
+    /// [`Q8`](crate::Q8) then uses the sign bit for the exponent, which doubles the number of powers of two.
     pub fn non_negative(self) -> Self {
         Slot { sign: self.sign.or(Some(Sign::NonNegative)), ..self }
     }
 
     /// Declares this slot a second moment: a mean, sum or maximum of squared gradients.
     ///
-    /// Steps are divided by the root of such a slot. It counts as [non-negative](Slot::non_negative).
+    /// Steps are divided by the root of such a slot. The slot counts as [non-negative](Slot::non_negative).
     ///
-    /// Neither [`stored_as`](Slot::stored_as) nor [`StoreAs`](crate::StoreAs) can store it in F16, where
-    /// numbers below 3e-8 are 0. With β₂ = 0.999 the second moment of a gradient below 5e-3 would be 0 there.
-    /// Its step would be divided by ε alone, hence be a hundred times too long or more.
+    /// Neither [`stored_as`](Slot::stored_as) nor [`StoreAs`](crate::StoreAs) can store the slot in F16, in
+    /// which numbers below 3e-8 are 0. With β₂ = 0.999 the second moment of a gradient below 5e-3 would be 0
+    /// in F16. The step would be divided by ε alone, hence be a hundred times too long or more.
     ///
     /// [`Update::finite_only`](crate::Update::finite_only) skips a call with a gradient whose square would
     /// make the slot infinite.
@@ -249,14 +253,14 @@ impl Slot {
     }
 }
 
-/// What an entry becomes when its parameter gets new weights.
+/// How an entry changes when its parameter gets new weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Renewal {
-    /// A copy: the new weights.
+    /// A copy becomes the new weights.
     Copy,
-    /// An average to evaluate with: the new weights as well.
+    /// An average to evaluate with becomes the new weights, too.
     Average,
-    /// A tensor, counter or number that becomes 0.
+    /// A tensor, counter or number becomes 0.
     Zero,
 }
 
@@ -266,7 +270,7 @@ mod tests {
     use crate::rule::{Parameter, State};
     use crate::tensors::{Device, repeated_zero};
 
-    /// The code in 8 bits of a tensor without negative numbers depends on the sign.
+    /// The sign decides on the 8-bit code of a tensor.
     #[test]
     fn a_state_knows_the_signs_of_its_slots() {
         let x = repeated_zero(4096, DType::F32, &Device::Cpu).expect("a parameter");

@@ -17,7 +17,7 @@ crate::hyper_parameters! {
     /// use candle_core::{Device, Tensor, Var};
     /// use optimisers::{AdaBelief, setup, update};
     ///
-    /// // A gradient that is as expected makes the step longer: 2·η in the first, √7·η in the second.
+    /// // The second gradient is as expected, so its step is longer: √7·η after 2·η.
     /// let x = Var::new(&[0f32], &Device::Cpu)?;
     /// let mut state = setup(AdaBelief { beta: (0.5, 0.75), ..AdaBelief::new(0.1) }, &x)?;
     /// for gradient in [[1f32], [1.0]] {

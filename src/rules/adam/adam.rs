@@ -47,7 +47,7 @@ pub struct AdamScalars {
     beta: (f64, f64),
     epsilon: f64,
     /// η / (1 - β₁ᵗ)
-    step: f64,
+    rate: f64,
     /// 1 / (1 - β₂ᵗ)
     scale: f64,
 }
@@ -58,7 +58,7 @@ impl AdamScalars {
             beta,
             // With ε = 0, an element whose gradients are all 0 would be 0 / 0.
             epsilon: above_zero(epsilon),
-            step: eta / correction(beta.0, t),
+            rate: eta / correction(beta.0, t),
             scale: 1.0 / correction(beta.1, t),
         }
     }
@@ -78,7 +78,7 @@ impl AdamScalars {
     /// η·m̂
     #[inline(always)]
     pub(crate) fn numerator<V: Value>(self, m: V) -> V {
-        m * self.step
+        m * self.rate
     }
 
     /// v̂

@@ -15,7 +15,7 @@ crate::hyper_parameters! {
     /// use candle_core::{Device, Tensor, Var};
     /// use optimisers::{AdaMax, setup, update};
     ///
-    /// // m̂ = 4, and then 1 / 0.75; the largest gradient is 4, and has decayed to 2 then.
+    /// // m̂ is 4 and then 1 / 0.75; the largest gradient is 4, and decays to 2 in the second step.
     /// let x = Var::new(&[0f32], &Device::Cpu)?;
     /// let mut state = setup(AdaMax { beta: (0.5, 0.5), ..AdaMax::new(3.0) }, &x)?;
     /// for gradient in [[4f32], [0.0]] {

@@ -21,7 +21,7 @@ crate::hyper_parameters! {
     /// use candle_core::{Device, Tensor, Var};
     /// use optimisers::{AdamW, setup, update};
     ///
-    /// // Without a gradient the decay is left: 1 - η·λ.
+    /// // With a gradient of 0 only the decay changes the parameter, by the factor 1 - η·λ.
     /// let x = Var::new(&[1f32], &Device::Cpu)?;
     /// let mut state = setup(AdamW { lambda: 0.5, ..AdamW::new(0.5) }, &x)?;
     /// update(&mut state, &x, &[("", Tensor::new(&[0f32], &Device::Cpu)?)])?;

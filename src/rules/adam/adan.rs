@@ -9,11 +9,11 @@ crate::hyper_parameters! {
     /// Source: Xie et al. 2022, [arXiv 2208.06677](https://arxiv.org/abs/2208.06677).
     ///
     /// ```text
-    /// δ   = dx - the gradient of the step before     0 in the first
+    /// δ   = dx - the gradient of the step before     0 in the first step
     /// m   = β₁·m + (1 - β₁)·dx
     /// d   = β₂·d + (1 - β₂)·δ
     /// n   = β₃·n + (1 - β₃)·(dx + β₂·δ)²
-    /// u   = η·(m̂ + β₂·d̂) / (√n̂ + ε)                 x̂ = x / (1 - βᵗ), each with its own β
+    /// u   = η·(m̂ + β₂·d̂) / (√n̂ + ε)                 m̂ = m / (1 - β₁ᵗ), d̂ by β₂, n̂ by β₃
     /// dx' = (u + η·λ·x) / (1 + η·λ)                  so that x - dx' = (x - u) / (1 + η·λ)
     /// ```
     ///
@@ -21,7 +21,7 @@ crate::hyper_parameters! {
     /// use candle_core::{Device, Tensor, Var};
     /// use optimisers::{Adan, setup, update};
     ///
-    /// // A step of η to 0.5, divided by 1 + η·λ.
+    /// // The step of η leads to 0.5, which is divided by 1 + η·λ = 2.
     /// let x = Var::new(&[1f32], &Device::Cpu)?;
     /// let mut state = setup(Adan { lambda: 2.0, ..Adan::new(0.5) }, &x)?;
     /// update(&mut state, &x, &[("", Tensor::new(&[1f32], &Device::Cpu)?)])?;
@@ -57,7 +57,7 @@ pub struct AdanScalars {
     /// η·λ
     decay: f64,
     /// Whether this is the first step, which has no gradient before it.
-    first: bool,
+    is_first: bool,
 }
 
 impl Elementwise for Adan {
@@ -77,13 +77,13 @@ impl Elementwise for Adan {
             beta: second,
             difference: self.eta * second / correction(second, t),
             decay: self.eta * self.lambda,
-            first: t == 1,
+            is_first: t == 1,
         }
     }
 
     #[inline(always)]
     fn step<V: Value>(k: AdanScalars, x: V, dx: V, [m, difference, square, last]: &mut [V; 4]) -> V {
-        let change = if k.first { dx.constant(0.0) } else { dx - *last };
+        let change = if k.is_first { dx.constant(0.0) } else { dx - *last };
         *last = dx;
         k.adam.move_mean(m, dx);
         *difference = decayed(*difference, change, k.beta);

@@ -17,7 +17,8 @@ crate::hyper_parameters! {
     /// with the moments of [`Adam`](crate::Adam) and no bias correction of the slow mean.
     ///
     /// Without a warm-up early steps can diverge. The paper therefore starts with a small α and a small β₃,
-    /// which reach the values of the fields after `warmup` = T steps. Its T is the length of the training.
+    /// which reach the values of the fields after `warmup` = T steps. In the paper T is the length of the
+    /// training.
     ///
     /// ```text
     /// α(t)  = α·min(t / T, 1)
@@ -58,18 +59,18 @@ crate::hyper_parameters! {
 impl AdEMAMix {
     /// α and β₃ at step `t`.
     fn slow_at(&self, t: u64) -> (f64, f64) {
-        let (first, _, last) = self.beta;
+        let (fast, _, slow) = self.beta;
         if t >= self.warmup {
-            return (self.alpha, last);
+            return (self.alpha, slow);
         }
         let part = t as f64 / self.warmup as f64;
-        // Not by the formula if β₁ or β₃ is 0, because ln 0 is infinite. The interpolated decay is then 0.
-        let decay = if first * last == 0.0 {
+        // If β₁ or β₃ is 0, the formula has an infinite ln 0. The interpolated decay is then 0.
+        let decay = if fast * slow == 0.0 {
             0.0
         } else {
-            (first.ln() * last.ln() / ((1.0 - part) * last.ln() + part * first.ln())).exp()
+            (fast.ln() * slow.ln() / ((1.0 - part) * slow.ln() + part * fast.ln())).exp()
         };
-        (self.alpha * part, decay.min(last))
+        (self.alpha * part, decay.min(slow))
     }
 }
 
@@ -77,9 +78,10 @@ impl AdEMAMix {
 #[derive(Clone, Copy, Debug)]
 pub struct AdEMAMixScalars {
     adam: AdamScalars,
+    /// β₃ of this step
     beta: f64,
     /// η·α
-    slow: f64,
+    slow_rate: f64,
     /// η·λ
     decay: f64,
 }
@@ -95,7 +97,7 @@ impl Elementwise for AdEMAMix {
     fn scalars(&self, t: u64) -> AdEMAMixScalars {
         let (alpha, beta) = self.slow_at(t);
         let adam = AdamScalars::new(self.eta, (self.beta.0, self.beta.1), self.epsilon, t);
-        AdEMAMixScalars { adam, beta, slow: self.eta * alpha, decay: self.eta * self.lambda }
+        AdEMAMixScalars { adam, beta, slow_rate: self.eta * alpha, decay: self.eta * self.lambda }
     }
 
     #[inline(always)]
@@ -103,6 +105,6 @@ impl Elementwise for AdEMAMix {
         k.adam.move_mean(m, dx);
         k.adam.move_square(v, dx);
         *slow = decayed(*slow, dx, k.beta);
-        (k.adam.numerator(*m) + *slow * k.slow) / k.adam.denominator(*v) + x * k.decay
+        (k.adam.numerator(*m) + *slow * k.slow_rate) / k.adam.denominator(*v) + x * k.decay
     }
 }

@@ -23,7 +23,7 @@ crate::hyper_parameters! {
     /// use candle_core::{Device, Tensor, Var};
     /// use optimisers::{ADOPT, setup, update};
     ///
-    /// // The second gradient is twice the first, and clipped to 1; the mean has a tenth of it.
+    /// // The second gradient is 2 times the first, which is clipped to 1; the mean takes up a tenth.
     /// let x = Var::new(&[0f32], &Device::Cpu)?;
     /// let mut state = setup(ADOPT::new(0.5), &x)?;
     /// for (gradient, expected) in [(3f32, "[0.000]"), (6.0, "[-0.050]")] {
@@ -34,10 +34,10 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// This is the authors' current code. The first version of the paper has no clipping (`clip: false`).
-    /// Decoupled decay is off by default, as in that code; for an L2 term put
-    /// [`WeightDecay`](crate::WeightDecay) before this rule. Checked against optax's `adopt`. torch and
-    /// Optimisers.jl have no counterpart.
+    /// The rule is that of the authors' current code. The first version of the paper has no clipping (`clip:
+    /// false`). Decoupled decay is off by default, as in that code; for an L2 term put
+    /// [`WeightDecay`](crate::WeightDecay) before this rule. The rule is checked against optax's `adopt`.
+    /// torch and Optimisers.jl have no counterpart.
     pub struct ADOPT: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
@@ -62,7 +62,7 @@ pub struct ADOPTScalars {
     decay: f64,
     /// c, or infinity without `clip`.
     limit: f64,
-    first: bool,
+    is_first: bool,
 }
 
 impl Elementwise for ADOPT {
@@ -76,18 +76,18 @@ impl Elementwise for ADOPT {
     fn scalars(&self, t: u64) -> ADOPTScalars {
         let ADOPT { eta, beta, lambda, epsilon, clip } = *self;
         let limit = if clip { ((t - 1) as f64).powf(0.25) } else { f64::INFINITY };
-        ADOPTScalars { eta, beta, epsilon: above_zero(epsilon), decay: eta * lambda, limit, first: t == 1 }
+        ADOPTScalars { eta, beta, epsilon: above_zero(epsilon), decay: eta * lambda, limit, is_first: t == 1 }
     }
 
     #[inline(always)]
-    fn step<V: Value>(k: ADOPTScalars, x: V, dx: V, [m, v]: &mut [V; 2]) -> V {
-        if k.first {
+    fn step<V: Value>(k: ADOPTScalars, x: V, dx: V, [normed_m, v]: &mut [V; 2]) -> V {
+        if k.is_first {
             *v = dx * dx;
             return dx.constant(0.0);
         }
         let normed = (dx / v.sqrt().max(dx.constant(k.epsilon))).clamp(-k.limit, k.limit);
-        *m = decayed(*m, normed, k.beta.0);
+        *normed_m = decayed(*normed_m, normed, k.beta.0);
         *v = decayed(*v, dx * dx, k.beta.1);
-        *m * k.eta + x * k.decay
+        *normed_m * k.eta + x * k.decay
     }
 }

@@ -14,14 +14,14 @@ crate::hyper_parameters! {
     /// dx' = η·m / (√w + ε)                m₀ = v₀ = w₀ = ε
     /// ```
     ///
-    /// Because m starts above 0, a parameter moves even if all its gradients are zero: by 9·η·√ε in total
-    /// with the default β₁.
+    /// Because m starts above 0, a parameter moves even if all its gradients are zero. With the default β₁
+    /// all its steps then add up to 9·η·√ε.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
     /// use optimisers::{AMSGrad, setup, update};
     ///
-    /// // The gradient of 4 is remembered: the step after it is 2 / 4, where that of Adam without decays is 1.
+    /// // The rule remembers the gradient of 4: its second step is 2 / 4, where Adam's would be 1.
     /// let x = Var::new(&[0f32], &Device::Cpu)?;
     /// let mut state = setup(AMSGrad { beta: (0.0, 0.0), ..AMSGrad::new(1.0) }, &x)?;
     /// for gradient in [[4f32], [2.0]] {
@@ -33,7 +33,7 @@ crate::hyper_parameters! {
     ///
     /// # Departures
     /// As in the paper and in Optimisers.jl, there is no bias correction. torch's `Adam(amsgrad=True)`
-    /// corrects m and w, and starts all three at 0.
+    /// corrects m and w, and starts m, v and w at 0.
     pub struct AMSGrad: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,

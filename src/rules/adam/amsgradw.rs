@@ -22,7 +22,7 @@ crate::hyper_parameters! {
     /// use candle_core::{Device, Tensor, Var};
     /// use optimisers::{AMSGradW, setup, update};
     ///
-    /// // The gradient of 4 is remembered: the step after it is 2 / 4, where that of Adam without decays is 1.
+    /// // The rule remembers the gradient of 4: its second step is 2 / 4, where Adam's would be 1.
     /// let x = Var::new(&[0f32], &Device::Cpu)?;
     /// let mut state = setup(AMSGradW { beta: (0.0, 0.0), lambda: 0.0, ..AMSGradW::new(1.0) }, &x)?;
     /// for gradient in [[4f32], [2.0]] {
@@ -35,7 +35,7 @@ crate::hyper_parameters! {
     /// # Departures
     /// The rule is torch's `AdamW(amsgrad=True)`, with λ = 0 torch's `Adam(amsgrad=True)`.
     /// [`AMSGrad`](crate::AMSGrad) is the form of the paper and of Optimisers.jl, without bias corrections.
-    /// Checked against torch.
+    /// The rule is checked against torch.
     pub struct AMSGradW: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,

@@ -18,7 +18,7 @@ crate::hyper_parameters! {
     /// use candle_core::{Device, Tensor, Var};
     /// use optimisers::{Grams, setup, update};
     ///
-    /// // The mean has another sign than the second gradient, and says only how far to go: 0.5·1 / 1.5.
+    /// // The mean has another sign than the second gradient, and gives only the length: 0.5·1 / 1.5.
     /// let x = Var::new(&[0f32], &Device::Cpu)?;
     /// let mut state = setup(Grams { beta: (0.5, 0.5), ..Grams::new(0.3) }, &x)?;
     /// for (gradient, expected) in [(2f32, "[-0.300]"), (-2.0, "[-0.200]")] {
@@ -30,8 +30,8 @@ crate::hyper_parameters! {
     ///
     /// # Departures
     /// Defaults are the authors'. Their package (grams-pytorch 0.0.2) adds ε before the bias correction of v;
-    /// the paper and this rule add ε after it. So does `Grams` of pytorch_optimizer 4.1.0, against which this
-    /// rule was checked. torch, optax and Optimisers.jl have no counterpart.
+    /// the paper, this rule and `Grams` of pytorch_optimizer 4.1.0 add ε after it. The rule is checked
+    /// against pytorch_optimizer. torch, optax and Optimisers.jl have no counterpart.
     pub struct Grams: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,

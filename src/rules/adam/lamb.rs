@@ -6,7 +6,8 @@ use crate::rules::descent::lars::trust_ratio;
 crate::hyper_parameters! {
     /// LAMB: AdamW with steps whose norm is η times the parameter's norm.
     ///
-    /// Made for large batches. Source: You et al. 2019, [arXiv 1904.00962](https://arxiv.org/abs/1904.00962).
+    /// LAMB is made for large batches. Source: You et al. 2019, [arXiv
+    /// 1904.00962](https://arxiv.org/abs/1904.00962).
     ///
     /// ```text
     /// u   = m̂ / (√v̂ + ε) + λ·x         with the moments of Adam
@@ -14,8 +15,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// The norms are 2-norms of one parameter, in f64. Their squares are compared with 0 in the dtype of the
-    /// arithmetic: in f32 a norm below 2.6e-23 counts as 0, because the rest of m long after a gradient has
-    /// vanished is no direction. The norms cost one more read of parameter, gradient and state. Biases and
+    /// arithmetic: in f32 a norm below 2.6e-23 counts as 0, because m has no useful direction long after
+    /// gradients have vanished. The norms cost one more read of parameter, gradient and state. Biases and
     /// normalisation layers usually get [a rule of their own](crate::setup_with).
     ///
     /// ```

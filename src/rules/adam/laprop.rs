@@ -11,14 +11,14 @@ crate::hyper_parameters! {
     /// ```text
     /// v   = β₂·v + (1 - β₂)·dx²
     /// m   = β₁·m + (1 - β₁)·dx / (√v̂ + ε)
-    /// dx' = η·(m̂ + λ·x)                   x̂ = x / (1 - βᵗ), each with its own β
+    /// dx' = η·(m̂ + λ·x)                   m̂ = m / (1 - β₁ᵗ),   v̂ = v / (1 - β₂ᵗ)
     /// ```
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
     /// use optimisers::{LaProp, setup, update};
     ///
-    /// // Without a memory of the size the steps are those of a mean of signs: 1, then (0.5·1 - 1) / 1.5.
+    /// // With β₂ = 0 the steps are those of a mean of signs: 1, then (0.5·1 - 1) / 1.5.
     /// let x = Var::new(&[0f32], &Device::Cpu)?;
     /// let mut state = setup(LaProp { beta: (0.5, 0.0), ..LaProp::new(0.3) }, &x)?;
     /// for (gradient, expected) in [(3f32, "[-0.300]"), (-0.1, "[-0.200]")] {
@@ -30,11 +30,11 @@ crate::hyper_parameters! {
     ///
     /// # Departures
     /// As in the paper, η multiplies the mean. In the authors' code η is a factor inside the mean, which
-    /// differs only if η changes. Here λ is multiplied by η and decays the parameter before the step. In the
-    /// authors' code λ is not multiplied by η and decays after the step; in timm 1.0.31 and pytorch_optimizer
-    /// 4.1.0 it is multiplied by η and decays after the step. Defaults are those of the authors' code, except
-    /// for λ. Checked against the recurrence, and against pytorch_optimizer's `LaProp` where its second ε
-    /// does not matter. torch, optax and Optimisers.jl have no counterpart.
+    /// differs only if η changes. The decay comes before the step here, and after the step in the authors'
+    /// code, timm 1.0.31 and pytorch_optimizer 4.1.0. Only the authors' code does not multiply λ by η.
+    /// Defaults are those of the authors' code, except for λ. The rule is checked against the recurrence, and
+    /// against pytorch_optimizer's `LaProp` where the second ε of that rule does not matter. torch, optax and
+    /// Optimisers.jl have no counterpart.
     pub struct LaProp: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 4e-4 => range::non_negative,
@@ -61,9 +61,9 @@ impl Elementwise for LaProp {
     }
 
     #[inline(always)]
-    fn step<V: Value>((k, decay): Self::Scalars, x: V, dx: V, [m, v]: &mut [V; 2]) -> V {
+    fn step<V: Value>((k, decay): Self::Scalars, x: V, dx: V, [normed_m, v]: &mut [V; 2]) -> V {
         k.move_square(v, dx);
-        k.move_mean(m, dx / k.denominator(*v));
-        k.numerator(*m) + x * decay
+        k.move_mean(normed_m, dx / k.denominator(*v));
+        k.numerator(*normed_m) + x * decay
     }
 }

@@ -13,7 +13,7 @@ crate::hyper_parameters! {
     /// c   = c / max(1, ‖c‖)
     /// m   = β₁·m + (1 - β₁)·c
     /// v   = β₂·v + (1 - β₂)·c²
-    /// dx' = η·(m̂ / (√v̂ + ε) + λ·x)                             x̂ = x / (1 - βᵗ), each with its own β
+    /// dx' = η·(m̂ / (√v̂ + ε) + λ·x)                             m̂ = m / (1 - β₁ᵗ),   v̂ = v / (1 - β₂ᵗ)
     /// ```
     ///
     /// ‖c‖ is the 2-norm of one parameter's c, in f64, and costs one more read of the gradients. The authors
@@ -27,7 +27,7 @@ crate::hyper_parameters! {
     /// use candle_core::{Device, Tensor, Var};
     /// use optimisers::{MarsAdamW, setup, update};
     ///
-    /// // c is 0.3 + 0.5·0.3, and then 0.1 + 0.5·(0.1 - 0.3) = 0: the second step is that of the memory alone, m̂ = 0.15.
+    /// // c is 0.3 + 0.5·0.3, then 0.1 + 0.5·(0.1 - 0.3) = 0: only the memory makes the second step, m̂ = 0.15.
     /// let x = Var::new(&[0f64], &Device::Cpu)?;
     /// let mut state = setup(MarsAdamW { beta: (0.5, 0.5), gamma: 0.5, lambda: 0.0, ..MarsAdamW::new(0.3) }, &x)?;
     /// for (gradient, expected) in [(0.3, "[-0.300]"), (0.1, "[-0.473]")] {
@@ -40,8 +40,9 @@ crate::hyper_parameters! {
     /// # Departures
     /// The rule is the authors' `mars_type="mars-adamw"` with `is_approx=True` and `optimize_1d=True`: the
     /// gradient of the step before is that of the batch before. The exact form computes a second gradient of
-    /// each batch. λ is 0.01 by default, as for [`AdamW`](crate::AdamW). Checked against pytorch_optimizer's
-    /// `MARS`, except for its second ε. torch, optax and Optimisers.jl have no counterpart.
+    /// each batch. λ is 0.01 by default, as for [`AdamW`](crate::AdamW). The rule is checked against
+    /// pytorch_optimizer's `MARS`, except for the second ε of that rule. torch, optax and Optimisers.jl have
+    /// no counterpart.
     pub struct MarsAdamW: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 3e-3 => range::non_negative,

@@ -25,7 +25,7 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// This is the form of Optimisers.jl, with a factor β₂ under the root as in the paper's pseudo-code.
+    /// The rule is the form of Optimisers.jl, with a factor β₂ under the root as in the paper's pseudo-code.
     /// torch has no such factor, its β₁ grows from step to step (`momentum_decay`), and its default η is
     /// 0.002.
     pub struct NAdam: AdaptiveStep {
@@ -72,6 +72,6 @@ impl Elementwise for NAdam {
     fn step<V: Value>(k: NAdamScalars, _x: V, dx: V, [m, v]: &mut [V; 2]) -> V {
         *m = decayed(*m, dx, k.beta.0);
         *v = decayed(*v, dx * dx, k.beta.1);
-        k.lookahead.of(*m, dx) * k.eta / ((*v * k.scale).sqrt() + k.epsilon)
+        k.lookahead.momentum(*m, dx) * k.eta / ((*v * k.scale).sqrt() + k.epsilon)
     }
 }

@@ -28,7 +28,7 @@ crate::hyper_parameters! {
     /// use candle_core::{Device, Tensor, Var};
     /// use optimisers::{NAdamW, setup, update};
     ///
-    /// // Without growth μ is half of β₁: (0.25·0.5 / (1 - 0.25²) + 0.75 / 0.75) = 17 / 15, and the decay η·λ·1.
+    /// // Here μ = β₁ / 2: the step is (0.25·0.5 / (1 - 0.25²) + 0.75 / 0.75)·η = 17 / 15·η, the decay η·λ.
     /// let x = Var::new(&[1f32], &Device::Cpu)?;
     /// let mut state = setup(NAdamW { beta: (0.5, 0.25), momentum_decay: 0.0, lambda: 1.0, ..NAdamW::new(0.15) }, &x)?;
     /// update(&mut state, &x, &[("", Tensor::new(&[1f32], &Device::Cpu)?)])?;
@@ -38,9 +38,9 @@ crate::hyper_parameters! {
     ///
     /// # Departures
     /// The rule is torch's `NAdam(decoupled_weight_decay=True)` with torch's defaults, except for λ, which is
-    /// 0 in torch. With λ = 0 it is torch's `NAdam`. [`NAdam`](crate::NAdam) is the form of Optimisers.jl,
-    /// with a constant β₁ and a β₂ under the root. optax's `nadamw` also has a constant β₁. Checked against
-    /// torch.
+    /// 0 in torch. With λ = 0 the rule is torch's `NAdam`. [`NAdam`](crate::NAdam) is the form of
+    /// Optimisers.jl, with a constant β₁ and a β₂ under the root. optax's `nadamw` also has a constant β₁.
+    /// The rule is checked against torch.
     pub struct NAdamW: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 2e-3 => range::non_negative,
@@ -69,8 +69,8 @@ impl NAdamW {
     /// The product of all μ up to step `t`.
     fn product_until(&self, t: u64) -> f64 {
         let factors = (1..=t).map(|t| self.momentum_at(t));
-        // Ends at the first product of 0, because `t` may be large. The product soon underflows, because each
-        // μ is below 1.
+        // The iteration ends at the first product of 0, because `t` may be large. The product soon
+        // underflows, because each μ is below 1.
         factors
             .scan(1.0, |product, factor| {
                 Some(*product * factor).filter(|_| *product > 0.0).inspect(|next| *product = *next)
@@ -97,7 +97,7 @@ impl Arithmetic for NAdamWStep {
     fn step<V: Value>(self, x: V, dx: V, [m, v]: &mut [V; 2]) -> V {
         self.adam.move_mean(m, dx);
         self.adam.move_square(v, dx);
-        self.lookahead.of(*m, dx) * self.eta / self.adam.denominator(*v) + x * self.decay
+        self.lookahead.momentum(*m, dx) * self.eta / self.adam.denominator(*v) + x * self.decay
     }
 }
 
@@ -118,16 +118,16 @@ impl Rule for NAdamW {
         if dx.is_missing() {
             return Ok(Flow::Step(dx));
         }
-        let step = counts::after(*t, 1);
-        // The product is below 1 after the first step. If it is 1 then, the moments were taken over from
-        // another rule, which has no product.
+        let step = counts::add(*t, 1);
+        // After a step the product is below 1. If it is 1, the moments were taken over from another rule,
+        // which has no product.
         let product_before = if *t > 0 && *product == 1.0 { self.product_until(*t) } else { *product };
         let (now, next) = (self.momentum_at(step), self.momentum_at(step + 1));
         let next_product = product_before * now;
         let kernel = NAdamWStep {
             adam: AdamScalars::new(self.eta, self.beta, self.epsilon, step),
             eta: self.eta,
-            lookahead: NesterovWeights::weighing(
+            lookahead: NesterovWeights::from_weights(
                 next / (1.0 - next_product * next),
                 (1.0 - now) / (1.0 - next_product),
             ),

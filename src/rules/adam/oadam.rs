@@ -15,7 +15,7 @@ crate::hyper_parameters! {
     /// use candle_core::{Device, Tensor, Var};
     /// use optimisers::{OAdam, setup, update};
     ///
-    /// // Twice the step of Adam, and in the second step what is new in it counts twice: 2·0.1 - 0.1.
+    /// // The first step is twice Adam's, 2·0.1. The second step is 2·0.1 - 0.1.
     /// let x = Var::new(&[0f32], &Device::Cpu)?;
     /// let mut state = setup(OAdam::new(0.1), &x)?;
     /// for gradient in [[1f32], [1.0]] {
@@ -50,12 +50,12 @@ impl Elementwise for OAdam {
     }
 
     #[inline(always)]
-    fn step<V: Value>(k: AdamScalars, _x: V, dx: V, [m, v, last]: &mut [V; 3]) -> V {
+    fn step<V: Value>(k: AdamScalars, _x: V, dx: V, [m, v, last_step]: &mut [V; 3]) -> V {
         let mut moments = [*m, *v];
         let adam = direction(k, dx, &mut moments);
         [*m, *v] = moments;
-        let optimistic = adam * 2.0 - *last;
-        *last = adam;
+        let optimistic = adam * 2.0 - *last_step;
+        *last_step = adam;
         optimistic
     }
 }

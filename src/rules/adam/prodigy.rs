@@ -47,17 +47,17 @@ crate::hyper_parameters! {
     /// for _ in 0..500 {
     ///     update(&mut state, &x, &(x.as_tensor() - 3.0)?.sqr()?.sum_all()?.backward()?)?;
     /// }
-    /// // Nobody said how far away 3 is.
+    /// // No setting says how far away 3 is.
     /// assert_eq!(format!("{:.1?}", x.to_vec1::<f64>()?), "[3.0]");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Departures
-    /// As optax's `prodigy`, without its option `safeguard_warmup`. The authors' prodigyopt has
+    /// The rule is optax's `prodigy`, without its option `safeguard_warmup`. The authors' prodigyopt has
     /// `use_bias_correction=False` by default, here `bias_correction: false`. Sums are in f64. torch and
     /// Optimisers.jl have no such rule.
     pub struct Prodigy: AdaptiveStep {
-        /// η: a factor on the learning rate that is found.
+        /// η: a factor on the learning rate that the rule finds.
         eta: f64 = 1.0 => range::non_negative,
         /// β₁, β₂: the decays of the first and second moment.
         beta: (f64, f64) = (0.9, 0.999) => range::decays,
@@ -75,7 +75,7 @@ crate::hyper_parameters! {
 }
 
 /// The largest d. Its square, divided by a usual d₀, is a number of F32. A larger estimate counts as this
-/// one.
+/// number.
 const LARGEST: f64 = 1e15;
 
 /// The check of d and d₀.
@@ -132,7 +132,8 @@ impl Arithmetic for ProdigyStep {
 
     #[inline(always)]
     fn step<V: Value>(self, x: V, dx: V, [m, v, s]: &mut [V; 3]) -> V {
-        // The sum of |s| was taken of the next s without storing it, so s moves here by the same arithmetic.
+        // The sum of |s| was computed from the next s, which was not stored. So s moves here, by the same
+        // arithmetic.
         *s = self.path.step(x, dx, &mut [*s]);
         let dx = dx * self.d;
         *m = decayed(*m, dx, self.beta.0);
@@ -168,15 +169,15 @@ impl Rule for Prodigy {
         else {
             return state_of_another_rule(self);
         };
-        let (d, r, next) = (*d, *r, counts::after(*t, 1));
+        let (d, r, next_t) = (*d, *r, counts::add(*t, 1));
         let Prodigy { beta, lambda, epsilon, coefficient, .. } = *self;
-        let at = step_of_correction(next, self.bias_correction);
-        let eta = d * self.eta * correction(beta.1, at).sqrt() / correction(beta.0, at);
+        let corrected_t = step_of_correction(next_t, self.bias_correction);
+        let eta = d * self.eta * correction(beta.1, corrected_t).sqrt() / correction(beta.0, corrected_t);
         let factor = d / self.estimate * eta;
         let path = PathTerm { beta: beta.1.sqrt(), factor };
 
-        // `set_counter` counts a missing gradient too, which must be no step.
-        let dx = if dx.is_missing() { dx } else { dx.set_counter(t, next) };
+        // `set_counter` would also count a missing gradient, which is no step.
+        let dx = if dx.is_missing() { dx } else { dx.set_counter(t, next_t) };
         let sums = Sums::new(Slots(tensors), Numbers(numbers))
             .sum(ProgressTerm { factor }, 0..1)
             .sum_of_absolutes(path, 3..4)
@@ -185,11 +186,11 @@ impl Rule for Prodigy {
             .of_group(self, 0);
         Ok(Flow::Step(dx.map_with_sums(sums, move |sums| {
             let r = sums[0] + path.beta * r;
-            let found = r * coefficient / sums[1];
-            // If all gradients have been zero, `found` is 0 / 0, and d stays as it is.
-            let next = if found.is_finite() && found > d { found.min(LARGEST) } else { d };
-            let step = ProdigyStep { path, beta, d, eta, lambda, epsilon: above_zero(next * epsilon) };
-            Resolved::new(step, [next, r])
+            let estimate = r * coefficient / sums[1];
+            // If all gradients have been zero, `estimate` is 0 / 0, and d stays as it is.
+            let next_d = if estimate.is_finite() && estimate > d { estimate.min(LARGEST) } else { d };
+            let step = ProdigyStep { path, beta, d, eta, lambda, epsilon: above_zero(next_d * epsilon) };
+            Resolved::new(step, [next_d, r])
         })))
     }
 

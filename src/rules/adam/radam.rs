@@ -22,7 +22,7 @@ crate::hyper_parameters! {
     /// use candle_core::{Device, Tensor, Var};
     /// use optimisers::{RAdam, setup, update};
     ///
-    /// // The first steps are those of momentum, as long as the gradient.
+    /// // The first steps are those of momentum, so the very first is η times the gradient.
     /// let x = Var::new(&[0f32, 0.0], &Device::Cpu)?;
     /// let mut state = setup(RAdam::new(0.1), &x)?;
     /// update(&mut state, &x, &[("", Tensor::new(&[2f32, -300.0], &Device::Cpu)?)])?;
@@ -40,12 +40,12 @@ crate::hyper_parameters! {
         beta: (f64, f64) = (0.9, 0.999) => range::decays,
         /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
-        /// The ρ above which steps are rectified. It is 4 or more, because there is no r for smaller ρ.
-        threshold: f64 = 4.0 => from_4,
+        /// The ρ above which steps are rectified: 4 or more, because r is defined only for ρ above 4.
+        threshold: f64 = 4.0 => at_least_4,
     }
 }
 
-fn from_4(threshold: f64) -> Option<&'static str> {
+fn at_least_4(threshold: f64) -> Option<&'static str> {
     (!(4.0..f64::INFINITY).contains(&threshold)).then_some("a finite number of 4 or more")
 }
 
@@ -72,8 +72,8 @@ impl Elementwise for RAdam {
     }
 
     #[inline(always)]
-    fn step<V: Value>((k, rectified): Self::Scalars, _x: V, dx: V, moments: &mut [V; 2]) -> V {
+    fn step<V: Value>((k, is_rectified): Self::Scalars, _x: V, dx: V, moments: &mut [V; 2]) -> V {
         let adam = direction(k, dx, moments);
-        if rectified { adam } else { k.numerator(moments[0]) }
+        if is_rectified { adam } else { k.numerator(moments[0]) }
     }
 }

@@ -28,7 +28,7 @@ crate::hyper_parameters! {
     /// use optimisers::{StableAdamW, setup, update};
     ///
     /// // In the second step v̂ = (1 + 2·25) / 3 = 17, so r = √(25 / 17).
-    /// // Without r the step would be 0.5·(11 / 3) / √17. It is divided by r.
+    /// // The step is 0.5·(11 / 3) / √17, divided by r.
     /// let x = Var::new(&[0f32], &Device::Cpu)?;
     /// let mut state = setup(StableAdamW { beta: (0.5, 0.5), lambda: 0.0, ..StableAdamW::new(0.5) }, &x)?;
     /// for (gradient, expected) in [(1f32, "[-0.500]"), (5.0, "[-0.867]")] {
@@ -39,8 +39,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// The paper puts the bias correction of v into its β, which gives the same v̂. Checked against
-    /// pytorch_optimizer's `StableAdamW`. torch, optax and Optimisers.jl have no counterpart.
+    /// The paper puts the bias correction of v into its β, which gives the same v̂. The rule is checked
+    /// against pytorch_optimizer's `StableAdamW`. torch, optax and Optimisers.jl have no counterpart.
     pub struct StableAdamW: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
@@ -68,9 +68,9 @@ impl Arithmetic for Surprise {
     fn step<V: Value>(self, _x: V, dx: V, [v]: &mut [V; 1]) -> V {
         let square = dx * dx;
         // A copy, because the sums only read the state. The step moves v later.
-        let mut next = *v;
-        self.adam.move_square(&mut next, dx);
-        let surprise = square / self.adam.corrected_square(next).max(square.constant(self.floor));
+        let mut next_v = *v;
+        self.adam.move_square(&mut next_v, dx);
+        let surprise = square / self.adam.corrected_square(next_v).max(square.constant(self.floor));
         // If ε² is 0 in the arithmetic's dtype, an element without gradients would be 0 / 0.
         V::select(square.equal(square.constant(0.0)), square, surprise)
     }

@@ -17,8 +17,8 @@ crate::hyper_parameters! {
     /// dx' = η·m̂ / (√v̂ + ε),   m̂ = m / (1 - β₁ᵗ),   v̂ = v / (1 - β₂ᵗ),   m₀ = v₀ = 1e-6
     /// ```
     ///
-    /// Because m starts above 0, a parameter moves even if all its gradients are zero: by 0.0016·η in total
-    /// with the defaults.
+    /// Because m starts above 0, a parameter moves even if all its gradients are zero. With the defaults all
+    /// its steps then add up to 0.0016·η.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -29,7 +29,7 @@ crate::hyper_parameters! {
     /// for gradient in [[100f64], [1.0]] {
     ///     update(&mut state, &x, &[("", Tensor::new(&gradient, &Device::Cpu)?)])?;
     /// }
-    /// // From 10 by (1 - β₂)·1² = 0.001, and not by a thousandth of 10, as in Adam.
+    /// // v falls from 10 by (1 - β₂)·1² = 0.001. Adam's v would fall by about a thousandth of 10.
     /// let v = state.leaf("").expect("the leaf").tensor("v")?.to_vec1::<f64>()?;
     /// assert_eq!(format!("{:.3?}", v), "[9.999]");
     /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -1,16 +1,16 @@
-//! What averages of the parameter share: `Rule` for rules that implement [`Averages`].
+//! The part that averages of the parameter share: `Rule` for rules that implement [`Averages`].
 //!
 //! If a parameter does not move in a step of the model, its average still has to come closer to it. Such a
 //! step does not write the average, but only raises the counter `missed`. Because the parameter was the same
 //! in all missed steps, one formula makes up for them:
 //!
 //! ```text
-//! one step        average = average + factor·(x - average)      multiplies x - average by 1 - factor
-//! missed steps    average = average + (1 - kept)·(x - average)  kept is the product of all 1 - factor
+//! one step        average = average + factor·(x - average)            multiplies x - average by 1 - factor
+//! missed steps    average = average + (1 - old_weight)·(x - average)  old_weight: product of all 1 - factor
 //! ```
 //!
-//! The next step that moves the parameter applies it first (`AverageStep`). An evaluation applies it without
-//! writing the average (`CatchUp`).
+//! The next step that moves the parameter applies this formula first (`AverageStep`). An evaluation applies
+//! the formula without writing the average (`CatchUp`).
 
 use crate::error::Result;
 use crate::numbers::counts;
@@ -24,7 +24,7 @@ pub(super) trait Averages: Adjust {
 
     /// The product of 1 - factor of the steps after `t` in which the parameter did not move. `missed` is
     /// above 0.
-    fn kept(&self, t: u64, missed: u64) -> f64;
+    fn old_weight(&self, t: u64, missed: u64) -> f64;
 }
 
 /// `average = average + factor·(new - average)`
@@ -36,7 +36,7 @@ fn approach<V: Value>(factor: f64, new: V, average: V) -> V {
 #[derive(Clone, Copy)]
 struct AverageStep {
     /// How far the average first goes towards x, if steps were missed.
-    catching_up: Option<f64>,
+    catch_up: Option<f64>,
     factor: f64,
 }
 
@@ -46,7 +46,7 @@ impl Arithmetic for AverageStep {
 
     #[inline(always)]
     fn step<V: Value>(self, x: V, dx: V, [average]: &mut [V; 1]) -> V {
-        if let Some(factor) = self.catching_up {
+        if let Some(factor) = self.catch_up {
             *average = approach(factor, x, *average);
         }
         *average = approach(self.factor, x - dx, *average);
@@ -68,7 +68,7 @@ impl Arithmetic for CatchUp {
 }
 
 pub(super) fn init(_: &impl Averages, x: Parameter<'_>) -> Result<State> {
-    Ok(State::for_slots(x, &[Slot::average("average")])?.with_missed_steps("missed"))
+    Ok(State::for_slots(x, &[Slot::average("average")])?.with_missed_step_counter("missed"))
 }
 
 pub(super) fn apply<'a>(rule: &impl Averages, state: &'a mut State, dx: Gradient<'a>) -> Result<Flow<'a>> {
@@ -79,10 +79,10 @@ pub(super) fn apply<'a>(rule: &impl Averages, state: &'a mut State, dx: Gradient
     if dx.is_missing() {
         return Ok(Flow::Step(dx));
     }
-    let next = counts::after(*t + *missed, 1);
-    let catching_up = (*missed > 0).then(|| 1.0 - rule.kept(*t, *missed));
-    let step = AverageStep { catching_up, factor: rule.factor(next) };
-    Ok(Flow::Step(dx.set_counter(t, next).set_counter(missed, 0).map(step, Slots(tensors))))
+    let next_t = counts::add(*t + *missed, 1);
+    let catch_up = (*missed > 0).then(|| 1.0 - rule.old_weight(*t, *missed));
+    let step = AverageStep { catch_up, factor: rule.factor(next_t) };
+    Ok(Flow::Step(dx.set_counter(t, next_t).set_counter(missed, 0).map(step, Slots(tensors))))
 }
 
 pub(super) fn evaluation<'s>(rule: &impl Averages, state: &'s State) -> Result<Option<Evaluation<'s>>> {
@@ -92,6 +92,6 @@ pub(super) fn evaluation<'s>(rule: &impl Averages, state: &'s State) -> Result<O
     };
     Ok(Some(match missed {
         0 => average,
-        _ => average.map(CatchUp(1.0 - rule.kept(*t, *missed))),
+        _ => average.map(CatchUp(1.0 - rule.old_weight(*t, *missed))),
     }))
 }

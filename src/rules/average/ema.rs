@@ -18,16 +18,16 @@ crate::hyper_parameters! {
     /// `Ema` is the last rule of a chain, `OptimiserChain::new((Adam::new(1e-3), Ema::new(0.999)))`, and
     /// costs no pass of its own. The fields decide what the average starts as:
     ///
-    /// - With `start` = 0 and no `debias` (the default), it starts as the parameter before the first step,
-    ///   which has the weight δᵗ after t steps.
-    /// - With a larger `start` and no `debias`, it starts as the weights after step `start`: 1 is torch's
-    ///   form, and more leaves out the first steps.
-    /// - With `debias`, it has no start: it is the mean of the weights after each step, weighted by δ to the
-    ///   power of their age.
+    /// - With `start` = 0 and no `debias` (the default), the average starts as the parameter before the first
+    ///   step, which has the weight δᵗ after t steps.
+    /// - With a larger `start` and no `debias`, the average starts as the weights after step `start`: 1 is
+    ///   torch's form, and more leaves out the first steps.
+    /// - With `debias`, the average has no start: it is the mean of the weights after each step, weighted by
+    ///   δ to the power of their age.
     ///
-    /// Inside [`MixedPrecision`](crate::MixedPrecision) it is an average of the masters, in their precision.
-    /// [`StateTree::with_averages`](crate::StateTree::with_averages) evaluates the model with it. An
-    /// `Ema` with δ = 1-τ is a [target network](crate::guide::recipes#several-networks). If
+    /// Inside [`MixedPrecision`](crate::MixedPrecision) the average is that of the masters, in their
+    /// precision. [`StateTree::with_averages`](crate::StateTree::with_averages) evaluates the model with the
+    /// average. An `Ema` with δ = 1-τ is a [target network](crate::guide::recipes#several-networks). If
     /// [`set_masters`](crate::StateTree::set_masters) or
     /// [`refresh_masters`](crate::StateTree::refresh_masters) gives the model new weights, the average starts
     /// anew.
@@ -35,7 +35,7 @@ crate::hyper_parameters! {
     /// t counts the steps of the model. If the parameter does not move in a step, because it is frozen or has
     /// no gradient, the average still comes closer to the parameter. Such a step only raises the counter
     /// `missed` of the state. The next step that moves the parameter, or an evaluation, makes up for all
-    /// missed steps, with the δ of that time.
+    /// missed steps, with the δ that the rule has then.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -76,24 +76,25 @@ crate::hyper_parameters! {
 
 impl Averages for Ema {
     fn factor(&self, t: u64) -> f64 {
-        let own = 1.0 - self.delta;
+        let factor = 1.0 - self.delta;
         match t.saturating_sub(self.start) {
             0 => 1.0,
-            averaged if self.debias => own / correction(self.delta, averaged),
-            _ => own,
+            averaged_steps if self.debias => factor / correction(self.delta, averaged_steps),
+            _ => factor,
         }
     }
 
-    fn kept(&self, t: u64, missed: u64) -> f64 {
-        let (averaged, kept) = (t.saturating_sub(self.start), self.delta.powf(missed as f64));
-        match averaged {
-            // Step t + 1 copies the parameter, so nothing is kept.
+    fn old_weight(&self, t: u64, missed: u64) -> f64 {
+        let (averaged_steps, decay) = (t.saturating_sub(self.start), self.delta.powf(missed as f64));
+        match averaged_steps {
+            // Step t + 1 copies the parameter, so the old average has no weight.
             _ if t < self.start => 0.0,
             // The factors 1 - f = δ·(1 - δᵗ⁻¹) / (1 - δᵗ), whose product telescopes.
             _ if self.debias => {
-                kept * correction(self.delta, averaged) / correction(self.delta, averaged + missed)
+                decay * correction(self.delta, averaged_steps)
+                    / correction(self.delta, averaged_steps + missed)
             }
-            _ => kept,
+            _ => decay,
         }
     }
 }

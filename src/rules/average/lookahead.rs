@@ -2,7 +2,7 @@ use crate::numbers::value::Value;
 use crate::rule::{Elementwise, Slot, range};
 
 crate::hyper_parameters! {
-    /// Lookahead: every k steps, sets the parameter to slow weights, which follow it by a part α of the way.
+    /// Lookahead: every k steps, moves slow weights towards the parameter, and sets the parameter to them.
     ///
     /// Source: Zhang et al. 2019, [arXiv 1907.08610](https://arxiv.org/abs/1907.08610).
     ///
@@ -12,8 +12,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// `Lookahead` is the last rule of a chain, `OptimiserChain::new((Adam::new(1e-3), Lookahead::new(6)))`:
-    /// its dx is the step of the rules before it. Inside [`MixedPrecision`](crate::MixedPrecision) the slow
-    /// weights have the master's precision.
+    /// dx is the step of the rules before. Inside [`MixedPrecision`](crate::MixedPrecision) the slow weights
+    /// have the master's precision.
     ///
     /// If [`set_masters`](crate::StateTree::set_masters) or
     /// [`refresh_masters`](crate::StateTree::refresh_masters) gives the model new weights, these become the

@@ -45,10 +45,10 @@ impl Averages for UniformAverage {
         (t.saturating_sub(self.start).max(1) as f64).recip()
     }
 
-    fn kept(&self, t: u64, missed: u64) -> f64 {
-        let averaged = t.saturating_sub(self.start) as f64;
+    fn old_weight(&self, t: u64, missed: u64) -> f64 {
+        let averaged_steps = t.saturating_sub(self.start) as f64;
         // The factors 1 - 1 / t = (t - 1) / t, whose product telescopes.
-        averaged / (averaged + missed as f64)
+        averaged_steps / (averaged_steps + missed as f64)
     }
 }
 

@@ -30,7 +30,7 @@ crate::hyper_parameters! {
     pub struct AdaDelta: AdaptiveStep {
         /// ρ: the decay of both means.
         rho: f64 = 0.9 => range::decay,
-        /// ε: keeps the denominator from zero, and the first steps, for which u is 0.
+        /// ε: keeps from zero the denominator, and the first steps, in which u is 0.
         epsilon: f64 = 1e-8 => range::non_negative,
     }
 }
@@ -49,9 +49,14 @@ impl Elementwise for AdaDelta {
     }
 
     #[inline(always)]
-    fn step<V: Value>((rho, epsilon, below): Self::Scalars, _x: V, dx: V, [v, u]: &mut [V; 2]) -> V {
+    fn step<V: Value>(
+        (rho, epsilon, positive_epsilon): Self::Scalars,
+        _x: V,
+        dx: V,
+        [v, u]: &mut [V; 2],
+    ) -> V {
         *v = decayed(*v, dx * dx, rho);
-        let step = dx * (*u + epsilon).sqrt() / (*v + below).sqrt();
+        let step = dx * (*u + epsilon).sqrt() / (*v + positive_epsilon).sqrt();
         *u = decayed(*u, step * step, rho);
         step
     }

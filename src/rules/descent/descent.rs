@@ -8,7 +8,7 @@ crate::hyper_parameters! {
     /// dx' = η·dx
     /// ```
     ///
-    /// The same as torch's `SGD` without momentum.
+    /// The rule is torch's `SGD` without momentum.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};

@@ -7,8 +7,8 @@ use crate::rules::gradient::weight_decay::WeightDecay;
 crate::hyper_parameters! {
     /// LARS: momentum of steps whose norm is a fixed part of the parameter's norm.
     ///
-    /// Made for large batches. Source: You, Gitman and Ginsburg 2017,
-    /// [arXiv 1708.03888](https://arxiv.org/abs/1708.03888).
+    /// LARS is made for large batches. Source: You, Gitman and Ginsburg 2017, [arXiv
+    /// 1708.03888](https://arxiv.org/abs/1708.03888).
     ///
     /// ```text
     /// u   = dx + λ·x
@@ -17,8 +17,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// The norms are 2-norms of one parameter, in f64. Their squares are compared with 0 in the dtype of the
-    /// arithmetic: in f32 a norm below 2.6e-23 counts as 0, because the rest of a gradient that has vanished
-    /// is no direction. The norms cost one more read of parameter and gradient. Biases and normalisation
+    /// arithmetic: in f32 a norm below 2.6e-23 counts as 0, because a gradient that has almost vanished has
+    /// no useful direction. The norms cost one more read of parameter and gradient. Biases and normalisation
     /// layers usually get [a rule of their own](crate::setup_with).
     ///
     /// ```
@@ -51,7 +51,8 @@ crate::hyper_parameters! {
 /// `eta`·`trust`·‖x‖ / ‖u‖, or `eta` if the square of one of the norms is 0 in the dtype of the arithmetic.
 pub(crate) fn trust_ratio(eta: f64, trust: f64) -> impl FnOnce(Norms) -> f64 {
     move |Norms { parameter, gradient, compute, .. }| {
-        // Rounded to that dtype, because in F64 even the square of the smallest number of F32 is above 0.
+        // The square is rounded to that dtype, because in F64 even the square of the smallest number of F32
+        // is above 0.
         let square =
             |norm: f64| if compute == DType::F64 { norm * norm } else { f64::from((norm * norm) as f32) };
         let ratio = if square(gradient) > 0.0 { parameter * trust / gradient } else { 1.0 };

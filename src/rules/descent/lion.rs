@@ -29,8 +29,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// The weights are the paper's. Optimisers.jl 0.4.8 swaps the weights β₂ and 1 - β₂, which makes dx' the
-    /// sign of the gradient alone. Its β₂ is 0.999, and it has no λ. torch has no counterpart.
+    /// The weights are the paper's. In the momentum of Optimisers.jl 0.4.8 the gradient has the weight β₂ =
+    /// 0.999, and the old momentum 1 - β₂. There dx' is therefore the sign of the gradient alone.
+    /// Optimisers.jl has no λ. torch has no counterpart.
     pub struct Lion: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
@@ -42,7 +43,7 @@ crate::hyper_parameters! {
 }
 
 impl Lion {
-    /// SIGNUM: the sign of the momentum. It is Lion with β₁ = β₂ = β.
+    /// SIGNUM: the sign of the momentum, which is Lion with β₁ = β₂ = β.
     ///
     /// With β = 0 the rule is signSGD, the sign of the gradient. Source: Bernstein et al. 2018,
     /// [arXiv 1802.04434](https://arxiv.org/abs/1802.04434).

@@ -24,7 +24,7 @@ crate::hyper_parameters! {
     /// If [`set_masters`](crate::StateTree::set_masters) or
     /// [`refresh_masters`](crate::StateTree::refresh_masters) gives the model new weights, x₀ becomes these
     /// weights and s starts again at 0; q and t stay. Without such a call the next update refuses new
-    /// weights, because it would lead x back to the old z.
+    /// weights, because the rule would lead x back to the old z.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -39,9 +39,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// As the authors' code (madgrad 1.3), which adds ε to η. The paper does not. Checked against that code,
-    /// against pytorch_optimizer's `MADGRAD`, and against optax's `madgrad` as far as its f32 goes. torch and
-    /// Optimisers.jl have no counterpart.
+    /// The rule is that of the authors' code (madgrad 1.3), which adds ε to η. The paper does not. The rule
+    /// is checked against that code, against pytorch_optimizer's `MADGRAD`, and against optax's `madgrad` to
+    /// the precision of f32. torch and Optimisers.jl have no counterpart.
     pub struct MADGRAD: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-2 => range::non_negative,
@@ -58,7 +58,7 @@ crate::hyper_parameters! {
 /// 2. Make four steps of Halley's method. Each turns a relative error e into 2/3·e³, which is enough from
 ///    1e-300 to 1e300.
 ///
-/// The weights in its fraction are 1/4 and 1/2 instead of 1 and 2, so that sums do not overflow.
+/// The weights in the fraction of a step are 1/4 and 1/2 instead of 1 and 2, so that sums do not overflow.
 #[inline(always)]
 fn cube_root<V: Value>(x: V) -> V {
     let mut power = x.sqrt().sqrt();
@@ -94,9 +94,10 @@ impl Arithmetic for MADGRADStep {
         *sum = *sum + weighted;
         *squares = *squares + weighted * dx;
         let divisor = cube_root(*squares) + self.epsilon;
-        // If ε is 0, the divisor is 0 for an element without gradients, or whose squares underflow: it stays.
-        let moved = V::select(divisor.equal(divisor.constant(0.0)), divisor, *sum / divisor);
-        (x - (*start - moved)) * (1.0 - self.rho)
+        // If ε is 0, the divisor is 0 for an element without gradients or with squares that underflow. Such
+        // an element stays.
+        let distance = V::select(divisor.equal(divisor.constant(0.0)), divisor, *sum / divisor);
+        (x - (*start - distance)) * (1.0 - self.rho)
     }
 }
 

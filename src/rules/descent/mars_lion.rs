@@ -33,10 +33,10 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// The rule is the authors' `mars_type="mars-lion"` with `is_approx=True` and `optimize_1d=True`. It has
-    /// one β: with γ = 0 it is [`Lion::signum`](crate::Lion::signum) after clipping to the norm 1, not
-    /// [`Lion`](crate::Lion), which has two. λ is 0 by default. Checked against pytorch_optimizer's `MARS`.
-    /// torch, optax and Optimisers.jl have no counterpart.
+    /// The rule is the authors' `mars_type="mars-lion"` with `is_approx=True` and `optimize_1d=True`. The
+    /// rule has one β: with γ = 0 it is [`Lion::signum`](crate::Lion::signum) after clipping to the norm 1,
+    /// not [`Lion`](crate::Lion), which has two β. λ is 0 by default. The rule is checked against
+    /// pytorch_optimizer's `MARS`. torch, optax and Optimisers.jl have no counterpart.
     pub struct MarsLion: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 3e-3 => range::non_negative,

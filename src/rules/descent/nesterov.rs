@@ -24,8 +24,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// Equal to torch's `SGD(momentum, nesterov=True)` as long as η is constant. η is part of the velocity:
-    /// see [`Momentum`](crate::Momentum).
+    /// The rule equals torch's `SGD(momentum, nesterov=True)` as long as η is constant. η is part of the
+    /// velocity: see [`Momentum`](crate::Momentum).
     pub struct Nesterov: Step {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,

@@ -37,10 +37,10 @@ crate::hyper_parameters! {
     /// Defaults are those of Optimisers.jl; torch's are η = 0.01 and ρ = 0.99. Both libraries take the root
     /// of v - m² without the maximum, although rounding can make v - m² negative.
     ///
-    /// torch's `momentum` is a velocity of this rule's steps with η = 1, and the learning rate is applied at
-    /// the end. As a chain that is this rule with η = 1, [`Momentum`](crate::Momentum) with η = 1, and
-    /// [`Descent`](crate::Descent). The learning rate of the chain is [the product](crate::Adjust::adjust) of
-    /// the three, and is set in the last:
+    /// With torch's `momentum`, a velocity collects the steps of this rule for η = 1, and the learning rate
+    /// multiplies the velocity. The same steps come from a chain of this rule with η = 1,
+    /// [`Momentum`](crate::Momentum) with η = 1, and [`Descent`](crate::Descent). The learning rate of the
+    /// chain is [the product](crate::Adjust::adjust) of the three η, and is set in the last member:
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -83,13 +83,13 @@ struct Plain {
 struct Centred(Plain);
 
 impl Plain {
-    /// Moves v, and returns the step. `less`, the m² of the centred form, is subtracted from v before the
-    /// root.
+    /// Moves v, and returns the step. `squared_mean`, the m² of the centred form, is subtracted from v before
+    /// the root.
     #[inline(always)]
-    fn direction<V: Value>(self, dx: V, v: &mut V, less: Option<V>) -> V {
+    fn direction<V: Value>(self, dx: V, v: &mut V, squared_mean: Option<V>) -> V {
         *v = decayed(*v, dx * dx, self.rho);
         // Rounding can make v - m² negative, and its root NaN.
-        let variance = less.map_or(*v, |less| (*v - less).max(dx.constant(0.0)));
+        let variance = squared_mean.map_or(*v, |squared_mean| (*v - squared_mean).max(dx.constant(0.0)));
         dx * self.eta / (variance.sqrt() + self.epsilon)
     }
 }

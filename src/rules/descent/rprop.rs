@@ -4,8 +4,9 @@ use crate::rule::{Elementwise, Slot, range};
 crate::hyper_parameters! {
     /// Rprop: a step size for each element, which depends only on the signs of the gradients.
     ///
-    /// Made for gradients of the whole data set. Source: Riedmiller and Braun 1993, "A direct adaptive method
-    /// for faster backpropagation learning: the RPROP algorithm", without weight-backtracking.
+    /// Rprop is made for gradients of the whole data set. Source: Riedmiller and Braun 1993, "A direct
+    /// adaptive method for faster backpropagation learning: the RPROP algorithm", without
+    /// weight-backtracking.
     ///
     /// ```text
     /// s·dx > 0:   step = min(step·ℓ₂, γ₂),   s = sign(dx)
@@ -21,7 +22,7 @@ crate::hyper_parameters! {
     /// use candle_core::{Device, Tensor, Var};
     /// use optimisers::{Rprop, setup, update};
     ///
-    /// // Only the sign of the gradient counts. Steps of 0.5 and 1, none where the sign changes, then one of 0.5.
+    /// // Only the signs count: steps of 0.5 and 1, no step where the sign changes, then a step of 0.5.
     /// let x = Var::new(&[0f32], &Device::Cpu)?;
     /// let mut state = setup(Rprop { ell: (0.5, 2.0), ..Rprop::new(0.5) }, &x)?;
     /// for gradient in [[8f32], [0.1], [-3.0], [-7.0]] {
@@ -32,8 +33,8 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// Equal to torch's `Rprop`, whose default η is 0.01. Optimisers.jl keeps the gradient instead of its
-    /// sign, and so misses the signs of two gradients whose product underflows.
+    /// The rule equals torch's `Rprop`, whose default η is 0.01. Optimisers.jl keeps the gradient instead of
+    /// its sign, and so misses the signs of two gradients whose product underflows.
     pub struct Rprop: AdaptiveStep {
         /// η: the first step size.
         eta: f64 = 1e-3 => range::non_negative,

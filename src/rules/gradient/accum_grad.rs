@@ -1,8 +1,8 @@
 //! Accumulation of gradients over a window: the n calls that lead to one step.
 //!
 //! The tree counts calls, so that all leaves (parameters with their state) end their windows in the same
-//! call. A leaf's own counters only decide whether the leaf has collected something, and what its sum is
-//! divided by. What a call does follows from three facts:
+//! call. A leaf's own counters only decide whether the leaf has collected something, and the divisor of its
+//! sum. Three facts decide what a call does:
 //!
 //! ```text
 //! window  gradient   collected
@@ -24,7 +24,7 @@ use crate::rule::{
 };
 
 crate::hyper_parameters! {
-    /// Collects the gradients of n calls and lets their mean through on the n-th.
+    /// Collects the gradients of n calls, and lets their mean through in the n-th call.
     ///
     /// ```text
     /// calls 1 .. n-1:  acc = acc + w·dx,   the parameter stays
@@ -38,8 +38,8 @@ crate::hyper_parameters! {
     ///
     /// Each gradient is first widened to the compute type (or the master's) and divided by its own loss
     /// scale. The sum is in the compute type: F32 for an f16 or bf16 model, 4 bytes per parameter.
-    /// [`StoreAs`](crate::StoreAs) keeps it in another dtype. In bf16 it takes 2 bytes, but a gradient of a
-    /// thousandth of the sum is lost when it is added.
+    /// [`StoreAs`](crate::StoreAs) keeps it in another dtype. In bf16 the sum takes 2 bytes, but loses a
+    /// gradient that is a thousandth of the sum.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -57,21 +57,21 @@ crate::hyper_parameters! {
     /// # Windows
     /// A window is the n calls of one step. A call counts for every parameter that is not frozen, with or
     /// without a gradient. A missing gradient adds nothing, but `Mean` still divides by the number of calls.
-    /// On the n-th call every parameter moves that had a gradient since the last step.
+    /// In the n-th call every parameter moves that had a gradient since the last step.
     ///
     /// The [`StateTree`](crate::StateTree) counts calls, so all parameters with the same n step in the same
     /// call. A parameter that is thawed or added within a window steps with the others, on the mean of the
     /// calls in which it took part. The calls before the parameter was frozen count, too.
     ///
     /// A new n holds from the next call on. The tree counts from the last call that left no window open, and
-    /// windows end with the multiples of n. If all parameters have one n and it is changed after a step, the
-    /// next window has n calls. If it is changed within a window, this window can be shorter or longer (with
-    /// 3 calls collected, a new n = 3 ends it at the sixth); the sum is divided by the calls that it had. To
-    /// begin the new n with a new window, call [`Update::release_windows`](crate::Update::release_windows)
-    /// before.
+    /// windows end at multiples of n. If all parameters have one n, and n is changed after a step, the next
+    /// window has n calls. If n is changed within a window, this window can be shorter or longer (after 3
+    /// calls, a new n = 3 ends the window at the sixth call); the sum is divided by the number of calls in
+    /// the window. To begin the new n with a new window, call
+    /// [`Update::release_windows`](crate::Update::release_windows) before the change.
     ///
     /// In a chain with two of these rules, the second counts the steps of the first. A weighted mean that the
-    /// first returns has the weight of all its gradients.
+    /// first returns has the sum of the weights of its gradients.
     ///
     /// [`Update::release_windows`](crate::Update::release_windows) ends a window that no call will fill, as
     /// at the end of an epoch.
@@ -86,8 +86,8 @@ crate::hyper_parameters! {
     /// call, which then does not count for the window.
     ///
     /// The sum of finite gradients can be infinite, in F16 from 65504 on. `finite_only`, or a clipping rule
-    /// that skips, detects it. If the gradients of the call that ends the window are finite, no other call
-    /// could end the window either. Therefore all windows are given up. The
+    /// that skips, detects it. If the sum is infinite although the gradients of the call that ends the window
+    /// are finite, no later call could end the window either. Therefore all windows are given up. The
     /// [outcome](crate::SkipReason::WindowsGivenUp) and a [warning](crate::Warning::WindowsGivenUp) name the
     /// parameter.
     ///
@@ -104,7 +104,7 @@ crate::hyper_parameters! {
 
 /// The counts of one window, for one leaf.
 #[derive(Clone, Copy, Default)]
-struct Counted {
+struct WindowCounts {
     calls: u64,
     /// The number of gradients in the sum.
     received: u64,
@@ -167,7 +167,7 @@ impl Arithmetic for ReleaseCollected {
 impl Rule for AccumGrad {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
         let state = State::for_slots(x, &[Slot::zeros("acc")])?;
-        Ok(State { counters: Vec::new(), is_one: true, ..state }
+        Ok(State { counters: Vec::new(), is_one_sum: true, ..state }
             .with_counter("calls")
             .with_counter("received")
             .with_counter("weight"))
@@ -179,54 +179,54 @@ impl Rule for AccumGrad {
             return state_of_another_rule(self);
         };
         let acc = Slots(tensors);
-        let (dx, ends, counted_calls) = dx.ends_window(self.n, *calls);
-        let own = match self.average {
+        let (dx, ends, counted_calls) = dx.count_in_window(self.n, *calls);
+        let gradient_weight = match self.average {
             _ if dx.is_missing() => 0,
             Average::Weighted => dx.weight(),
             Average::Mean | Average::Sum => 1,
         };
-        let before = *received;
-        let weighed = weight.saturating_add(own);
-        counts::check("the sum of the weights of its window is", weighed).map_err(|error| {
+        let received_before = *received;
+        let next_weight = weight.saturating_add(gradient_weight);
+        counts::check("the sum of the weights of its window is", next_weight).map_err(|error| {
             error.with_remedy(
                 "set smaller weights with `Update::weight`, or end the window with `Update::release_windows`",
             )
         })?;
-        let counted = Counted {
+        let window = WindowCounts {
             calls: counted_calls,
-            received: counts::after(before, u64::from(own > 0)),
-            weight: weighed,
+            received: counts::add(received_before, u64::from(gradient_weight > 0)),
+            weight: next_weight,
         };
-        let next = if ends { Counted::default() } else { counted };
+        let next = if ends { WindowCounts::default() } else { window };
         let dx = dx
             .set_counter(calls, next.calls)
             .set_counter(received, next.received)
             .set_counter(weight, next.weight);
 
         let total = match self.average {
-            Average::Mean => counted.calls as f64,
+            Average::Mean => window.calls as f64,
             Average::Sum => 1.0,
-            Average::Weighted => counted.weight as f64,
+            Average::Weighted => window.weight as f64,
         };
         // A second window in the chain weighs this mean by the weights of all its gradients.
-        let dx = if self.average == Average::Weighted && ends { dx.weighing(counted.weight) } else { dx };
+        let dx = if self.average == Average::Weighted && ends { dx.with_weight(window.weight) } else { dx };
         // The table in the head of this file has these cases.
-        Ok(match (ends, own, before) {
-            // No `Hold`: this parameter is reported as one without a gradient, while others step.
+        Ok(match (ends, gradient_weight, received_before) {
+            // Not held, because this parameter is reported as one without a gradient, while others step.
             (true, 0, 0) if dx.is_missing() => Flow::Step(dx),
-            (_, 0, 0) | (false, 0, _) => Flow::Hold(dx.unread()),
-            (false, ..) => Flow::Hold(dx.map(Collect { weight: own as f64 }, acc)),
-            // `measured_behind` moves the reported norm of the gradient to the mean, on which the step is
+            (_, 0, 0) | (false, 0, _) => Flow::Hold(dx.discard()),
+            (false, ..) => Flow::Hold(dx.map(Collect { weight: gradient_weight as f64 }, acc)),
+            // `measure_after` moves the reported norm of the gradient to the mean, on which the step is
             // made.
             (true, 0, _) => Flow::Step(
-                dx.measured_behind(|dx| dx.unread().or_zeros().release(ReleaseCollected { total }, acc)),
+                dx.measure_after(|dx| dx.discard().or_zeros().release(ReleaseCollected { total }, acc)),
             ),
-            (true, _, before) => {
-                let release = Release { weight: own as f64, total };
-                Flow::Step(dx.measured_behind(|dx| {
+            (true, ..) => {
+                let release = Release { weight: gradient_weight as f64, total };
+                Flow::Step(dx.measure_after(|dx| {
                     // If nothing was collected, no sum can be infinite, and the check of this gradient is
                     // enough.
-                    if before > 0 { dx.release(release, acc) } else { dx.map(release, acc) }
+                    if received_before > 0 { dx.release(release, acc) } else { dx.map(release, acc) }
                 }))
             }
         })

@@ -17,15 +17,15 @@ crate::hyper_parameters! {
     /// does not have the bound, the next number inside is used instead. If a parameter starts outside, its
     /// first step moves it to the bound, up to the rounding of its distance.
     ///
-    /// What is within the bounds depends on how the parameter is stored:
+    /// Which numbers are within the bounds depends on how the parameter is stored:
     ///
     /// - Without a wrapper, and with [`StochasticRounding`](crate::StochasticRounding) or
     ///   [`SplitMaster`](crate::SplitMaster): the parameter, and a split master.
     /// - [`MixedPrecision`](crate::MixedPrecision): the master. If the bounds are numbers of the parameter's
     ///   dtype, such as 0, 0.5 or 1, the parameter is within them, too. Otherwise rounding the master can
-    ///   take it half a unit beyond.
-    /// - [`Kahan`](crate::Kahan): what earlier steps have lost is added to this one, and can take the
-    ///   parameter a unit beyond. The next step brings it back.
+    ///   take the parameter half a unit beyond a bound.
+    /// - [`Kahan`](crate::Kahan): the rounding error of earlier steps is added to a step, and can take the
+    ///   parameter a unit beyond a bound. The next step brings the parameter back.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -55,7 +55,7 @@ fn in_order((low, high): (f64, f64)) -> Option<&'static str> {
 }
 
 /// The smallest number of a dtype that is not below `value`.
-fn at_least(value: f64, dtype: DType) -> f64 {
+fn round_up(value: f64, dtype: DType) -> f64 {
     // The bits of the next number above: one less for a negative number. -0 is followed by the smallest
     // number.
     let next = |bits: u16| match bits {
@@ -84,7 +84,7 @@ fn at_least(value: f64, dtype: DType) -> f64 {
 impl Clamp {
     /// The bounds, moved inside to numbers of a dtype. Refuses bounds without such a number between them.
     fn bounds_in(&self, dtype: DType) -> Result<(f64, f64)> {
-        let (low, high) = (at_least(self.bounds.0, dtype), -at_least(-self.bounds.1, dtype));
+        let (low, high) = (round_up(self.bounds.0, dtype), -round_up(-self.bounds.1, dtype));
         if low <= high && low < f64::INFINITY && high > f64::NEG_INFINITY {
             return Ok((low, high));
         }
@@ -107,13 +107,13 @@ struct ClampStep {
 /// 2. Try one or two units in the last place of f64 less. In f32 this changes nothing.
 /// 3. Otherwise take one or two units in the last place of f32 less.
 #[inline(always)]
-fn up_to<V: Value>(x: V, bound: V, inside: V) -> V {
+fn step_to_bound<V: Value>(x: V, bound: V, inside: V) -> V {
     let distance = x - bound;
-    let is_far_enough = |distance: V| ((x - distance - bound) * inside).ge(x.constant(0.0));
-    let less = |units: f64| distance - distance.abs() * units * inside;
-    let [fine, coarse] = [f64::EPSILON, f64::from(f32::EPSILON)].map(less);
-    let nudged = V::select(is_far_enough(fine), fine, coarse);
-    V::select(is_far_enough(distance), distance, nudged)
+    let lands_inside = |distance: V| ((x - distance - bound) * inside).ge(x.constant(0.0));
+    let shortened = |units: f64| distance - distance.abs() * units * inside;
+    let [fine, coarse] = [f64::EPSILON, f64::from(f32::EPSILON)].map(shortened);
+    let nudged = V::select(lands_inside(fine), fine, coarse);
+    V::select(lands_inside(distance), distance, nudged)
 }
 
 impl Arithmetic for ClampStep {
@@ -122,11 +122,12 @@ impl Arithmetic for ClampStep {
     #[inline(always)]
     fn step<V: Value>(self, x: V, dx: V, _: &mut [V; 0]) -> V {
         let (low, high, next) = (x.constant(self.low), x.constant(self.high), x - dx);
-        // A step crosses one bound at most, so one computation serves both. NaN compares as false and stays.
+        // A step crosses one bound at most, so one computation serves both bounds. NaN compares as false and
+        // stays.
         let is_low = next.lt(low);
-        let of_bound = |of_low: V, of_high: V| V::select(is_low, of_low, of_high);
-        let limited = up_to(x, of_bound(low, high), of_bound(x.constant(1.0), x.constant(-1.0)));
-        of_bound(limited, V::select(next.gt(high), limited, dx))
+        let by_bound = |for_low: V, for_high: V| V::select(is_low, for_low, for_high);
+        let limited = step_to_bound(x, by_bound(low, high), by_bound(x.constant(1.0), x.constant(-1.0)));
+        by_bound(limited, V::select(next.gt(high), limited, dx))
     }
 }
 
@@ -158,7 +159,7 @@ mod tests {
     fn a_bound_is_the_next_number_inside() {
         for value in [0.1, -0.1, 1.0, 0.0, -0.0, 1e-30, -1e-30, 1e-320, 65519.9, 3e38, f64::NEG_INFINITY] {
             for (dtype, rounded) in ROUNDED {
-                let bound = at_least(value, dtype);
+                let bound = round_up(value, dtype);
                 assert!(bound >= value && rounded(bound) == bound, "{value:e} in {dtype:?}: {bound:e}");
                 let between = rounded(value / 2.0 + bound / 2.0);
                 assert!(
@@ -183,8 +184,8 @@ mod tests {
             for &high in numbers.iter().filter(|&&high| high >= low) {
                 for &x in numbers.iter().filter(|x| (low..=high).contains(x)) {
                     for dx in [f32::INFINITY, 3e30, -3e30, x - low, x - high, 0.3] {
-                        let got = clamped(x, (low, high), dx);
-                        assert!((low..=high).contains(&got), "{x:e} - {dx:e} in {low:e}..{high:e}: {got:e}");
+                        let end = clamped(x, (low, high), dx);
+                        assert!((low..=high).contains(&end), "{x:e} - {dx:e} in {low:e}..{high:e}: {end:e}");
                     }
                 }
             }

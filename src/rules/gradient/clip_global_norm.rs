@@ -1,4 +1,4 @@
-use super::clip_norm::clip;
+use super::clip_norm::clip_factor;
 use crate::error::Result;
 use crate::rule::{Flow, Gradient, Kind, NonFinite, Norm, Parameter, Rule, State, range};
 
@@ -11,10 +11,10 @@ crate::hyper_parameters! {
     /// dx' = dx·min(1, ω / ‖(dx of every parameter with this rule)‖₂)
     /// ```
     ///
-    /// The norm includes all parameters that have this rule and a gradient. Its gradients are the results of
-    /// the rules before this one: after [`AccumGrad`](crate::AccumGrad) it is the norm of the mean. The norm
-    /// is computed in f64, reported in [`Outcome::global_norm`](crate::Outcome::global_norm), and costs one
-    /// more read of the gradients.
+    /// The norm includes all parameters that have this rule and a gradient, after the rules before this one:
+    /// after [`AccumGrad`](crate::AccumGrad) the norm is that of the mean. The norm is computed in f64,
+    /// reported in [`Outcome::global_norm`](crate::Outcome::global_norm), and costs one more read of the
+    /// gradients.
     ///
     /// To give a part of the model a norm of its own, give its parameters a group of their own with
     /// [`setup_with`](crate::setup_with): for example
@@ -49,7 +49,7 @@ impl Rule for ClipGlobalNorm {
     fn apply<'a>(&'a self, _state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         Ok(Flow::Step(dx.scale_by_norm(
             Norm::new(2.0).of_group(self.group).on_non_finite(self.non_finite),
-            clip(self.omega),
+            clip_factor(self.omega),
         )))
     }
 

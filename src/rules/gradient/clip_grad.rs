@@ -10,8 +10,8 @@ crate::hyper_parameters! {
     ///
     /// An infinite element becomes δ or -δ, like any large one; NaN stays NaN. Rules that clip by a norm,
     /// such as [`ClipNorm`](crate::ClipNorm), refuse a gradient that is not finite; this rule does not.
-    /// [`Update::finite_only`](crate::Update::finite_only) skips such a call. torch's counterpart is
-    /// `clip_grad_value_`.
+    /// [`Update::finite_only`](crate::Update::finite_only) skips calls with such a gradient. torch's
+    /// counterpart is `clip_grad_value_`.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};

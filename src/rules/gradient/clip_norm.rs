@@ -9,10 +9,11 @@ crate::hyper_parameters! {
     /// dx' = dx·min(1, ω / ‖dx‖ₚ)
     /// ```
     ///
-    /// The norm is that of one parameter's gradient after the rules before this one, in f64. It costs one
-    /// more read of the gradient, and of the state of the rules before this one. An exponent other than 1, 2
-    /// and infinity costs two reads, because elements are divided by the largest one: otherwise their powers
-    /// could overflow or vanish. For one norm of all gradients see [`ClipGlobalNorm`](crate::ClipGlobalNorm).
+    /// The norm is that of one parameter's gradient after the rules before this one, in f64. The norm costs
+    /// one more read of the gradient, and of the state of the rules before this one. An exponent other than
+    /// 1, 2 and infinity costs two reads, because elements are divided by the largest one: otherwise their
+    /// powers could overflow or vanish. For one norm of all gradients see
+    /// [`ClipGlobalNorm`](crate::ClipGlobalNorm).
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -39,14 +40,17 @@ crate::hyper_parameters! {
     }
 }
 
-/// The factor that reduces a norm to `omega`: 0 for an infinite norm, NaN for NaN.
-pub(crate) fn clip(omega: f64) -> impl FnOnce(Norms) -> f64 {
+/// The function from a norm to the factor that reduces the norm to `omega`: 0 for an infinite norm, NaN for
+/// NaN.
+pub(crate) fn clip_factor(omega: f64) -> impl FnOnce(Norms) -> f64 {
     move |norms| if norms.gradient <= omega { 1.0 } else { omega / norms.gradient }
 }
 
 impl Rule for ClipNorm {
     fn apply<'a>(&'a self, _state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        Ok(Flow::Step(dx.scale_by_norm(Norm::new(self.p).on_non_finite(self.non_finite), clip(self.omega))))
+        Ok(Flow::Step(
+            dx.scale_by_norm(Norm::new(self.p).on_non_finite(self.non_finite), clip_factor(self.omega)),
+        ))
     }
 
     fn is_divisible(&self) -> bool {

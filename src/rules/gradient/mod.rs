@@ -1,4 +1,4 @@
-//! Steps before or after a rule in a chain: decay, clipping, noise, accumulation.
+//! Rules that a chain has before or after its main rule: decay, clipping, noise, accumulation.
 
 mod accum_grad;
 mod clamp;

@@ -12,7 +12,7 @@ crate::hyper_parameters! {
     /// use candle_core::{Device, Tensor, Var};
     /// use optimisers::{Descent, OptimiserChain, Scale, setup, update};
     ///
-    /// // A loss that is a sum over 8 samples, made a mean.
+    /// // The loss is a sum over 8 samples; the factor makes it a mean.
     /// let x = Var::new(&[0f32], &Device::Cpu)?;
     /// let mut state = setup(OptimiserChain::new((Scale::new(0.125), Descent::new(0.5))), &x)?;
     /// update(&mut state, &x, &[("", Tensor::new(&[8f32], &Device::Cpu)?)])?;

@@ -29,16 +29,16 @@ crate::hyper_parameters! {
     ///
     /// A call with an infinite number or NaN does not count. This rule or a [`LossScaler`](crate::LossScaler)
     /// skips it as [`NotFinite`](crate::SkipReason::NotFinite). Each group has norms of its own. If the norm
-    /// of one group is an outlier, the call's norms of all groups count.
+    /// of one group is an outlier, the norms of all groups in this call still count.
     ///
     /// The norms belong to the state as a whole, not to a leaf. While a parameter is frozen or has no
     /// gradient, the norms do not include it. Checkpoints contain the norms, and all
-    /// [ranks](crate::Setup::over) have the same.
+    /// [ranks](crate::Setup::over) have the same norms.
     ///
     /// # With accumulation
     /// After [`AccumGrad`](crate::AccumGrad) the norm is that of the mean. If this norm is an outlier, all
     /// windows begin anew with the next call. Before `AccumGrad` each micro-batch has a norm of its own. If
-    /// this norm is an outlier, the micro-batch is not collected, and its window needs one more.
+    /// this norm is an outlier, the micro-batch is not collected, and its window needs one more micro-batch.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -61,24 +61,24 @@ crate::hyper_parameters! {
     ///
     /// # Departures
     /// The statistic is that of OLMo-core's `SkipStepOptimizer`, with whose formula it was compared.
-    /// OLMo-core also judges losses, and in some versions skips a norm far below the others; in a window of
-    /// equal norms any other norm is an outlier. If n is 40 or more, OLMo-core waits for the same number of
-    /// norms as this rule. For a shorter window its older form waits for 19 norms, hence never judges if n <
-    /// 19; its newer form waits for max(2, n/2) - 1. llm.c includes the judged norm in mean and deviation.
-    /// torch, optax and Optimisers.jl have no such rule; optax's `apply_if_finite` only skips what is not
-    /// finite.
+    /// OLMo-core also judges losses, and in some versions skips a norm far below the others. In a window of
+    /// equal norms OLMo-core finds any other norm an outlier. If n is 40 or more, OLMo-core waits for the
+    /// same number of norms as this rule. For a shorter window its older form waits for 19 norms, hence never
+    /// judges if n < 19; its newer form waits for max(2, n/2) - 1. llm.c includes the judged norm in mean and
+    /// deviation. torch, optax and Optimisers.jl have no such rule; optax's `apply_if_finite` only skips
+    /// gradients that are not finite.
     pub struct SkipOutliers {
         /// σ: how many standard deviations above the mean a norm may be.
         sigma: f64 = 6.0 => range::positive,
         /// n: the number of last norms with which a norm is compared.
-        window: u64 = 128 => enough,
+        window: u64 = 128 => from_2_to_65536,
         /// The group: parameters whose rules have the same number share one norm.
         group: u64 = 0 => range::any,
     }
 }
 
-/// Limits the window, because each checkpoint contains all its norms.
-fn enough(window: u64) -> Option<&'static str> {
+/// Limits the window, because each checkpoint contains all norms of the window.
+fn from_2_to_65536(window: u64) -> Option<&'static str> {
     (!(2..=65536).contains(&window)).then_some("a count from 2 to 65536")
 }
 

@@ -8,8 +8,8 @@ crate::hyper_parameters! {
     /// dx' = dx + λ·x
     /// ```
     ///
-    /// Before [`Adam`](crate::Adam) in a chain it is torch's `Adam(weight_decay)`, whose moments include the
-    /// decay. [`AdamW`](crate::AdamW) decays the parameter apart from its moments.
+    /// Before [`Adam`](crate::Adam) in a chain this rule is torch's `Adam(weight_decay)`, whose moments
+    /// include the decay. [`AdamW`](crate::AdamW) decays the parameter apart from its moments.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};

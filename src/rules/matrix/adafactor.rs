@@ -1,6 +1,6 @@
 use candle_core::{D, Result as Candle, Tensor};
 
-use super::tensors::toward;
+use super::tensors::lerp;
 use super::{MatrixForm, both_non_negative};
 use crate::error::Result;
 use crate::numbers::value::above_zero;
@@ -10,8 +10,8 @@ use crate::rules::gradient::weight_decay::WeightDecay;
 crate::hyper_parameters! {
     /// Adafactor: stores only the means of rows and columns of a matrix's second moment.
     ///
-    /// These are 4·(rows + columns) bytes for rows·columns parameters. Source: Shazeer and Stern 2018, [arXiv
-    /// 1804.04235](https://arxiv.org/abs/1804.04235).
+    /// The state has 4·(rows + columns) bytes for rows·columns parameters. Source: Shazeer and Stern 2018,
+    /// [arXiv 1804.04235](https://arxiv.org/abs/1804.04235).
     ///
     /// ```text
     /// β₂  = 1 - t^τ                                         τ = beta2_decay
@@ -23,9 +23,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// Rows and columns are the last two dimensions. A tensor with more dimensions is a stack of matrices, or
-    /// one matrix with `matrix: MatrixForm::Flat`. The rule uses candle's tensor operations, on about a
-    /// million elements or one larger parameter at a time. In F32 a step needs 12 bytes for each of these
-    /// elements, in addition to the state, whatever the size of the model.
+    /// one matrix with `matrix: MatrixForm::Flat`. The rule uses candle's tensor operations: on several
+    /// parameters of about a million elements together, or on one larger parameter. In F32 a step needs 12
+    /// bytes for each of these elements, in addition to the state, whatever the size of the model.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -34,7 +34,7 @@ crate::hyper_parameters! {
     /// let x = Var::from_tensor(&Tensor::full(2f32, (100, 200), &Device::Cpu)?)?;
     /// let mut state = setup(Adafactor::new(0.25), &x)?;
     /// assert_eq!(state.bytes(), 4 * (100 + 200));
-    /// // The first step is a part η of the parameter, whatever the size of the gradient.
+    /// // The first step is η times as long as the parameter, whatever the size of the gradient.
     /// update(&mut state, &x, &[("", Tensor::full(30f32, (100, 200), &Device::Cpu)?)])?;
     /// assert_eq!(format!("{:.3}", x.get(0)?.get(0)?.to_scalar::<f32>()?), "1.500");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -45,15 +45,15 @@ crate::hyper_parameters! {
     /// [`Isa`](crate::Isa) is chosen. The rule needs the feature `candle`.
     ///
     /// # Departures
-    /// As torch's `Adafactor`, except for the default of ε₁. There it is the machine epsilon of the
-    /// parameter's dtype, which is 0.008 for bf16. Here it is 1e-15, so that ε₁² is the paper's 1e-30. The
-    /// paper adds 1e-30 to dx², takes η = 0.01 and has no λ. Optimisers.jl has no such rule.
+    /// The rule is torch's `Adafactor`, except for the default of ε₁. In torch ε₁ is the machine epsilon of
+    /// the parameter's dtype, which is 0.008 for bf16. Here ε₁ is 1e-15, so that ε₁² is the paper's 1e-30.
+    /// The paper adds 1e-30 to dx², takes η = 0.01 and has no λ. Optimisers.jl has no such rule.
     pub struct Adafactor: AdaptiveStep {
         /// η: the largest step, as a part of the root mean square of the parameter.
         eta: f64 = 0.01 => range::non_negative,
         /// τ: the exponent of t in 1 - β₂. The more negative it is, the faster β₂ comes near 1.
         beta2_decay: f64 = -0.8 => not_positive,
-        /// ε₁, ε₂: the smallest denominator, and the smallest rms(x) that a step is a part of.
+        /// ε₁, ε₂: the smallest denominator, and the smallest rms(x) in the formula of α.
         epsilon: (f64, f64) = (1e-15, 1e-3) => both_non_negative,
         /// d: the largest root mean square of u before it is multiplied by α.
         d: f64 = 1.0 => range::positive,
@@ -68,7 +68,7 @@ fn not_positive(value: f64) -> Option<&'static str> {
     (!(value <= 0.0 && value.is_finite())).then_some("a finite number of 0 or less")
 }
 
-/// The root mean square. It is a tensor, because reading the number would wait for the device.
+/// The root mean square. The result is a tensor, because reading the number would wait for the device.
 fn rms(x: &Tensor) -> Candle<Tensor> {
     x.sqr()?.mean_all()?.sqrt()
 }
@@ -79,12 +79,12 @@ impl Adafactor {
         let square = dx.sqr()?;
         match moments {
             [v] => {
-                *v = toward(v, &square, weight)?;
+                *v = lerp(v, &square, weight)?;
                 v.sqrt()
             }
             [rows, columns] => {
-                *rows = toward(rows, &square.mean_keepdim(D::Minus1)?, weight)?;
-                *columns = toward(columns, &square.mean_keepdim(D::Minus2)?, weight)?;
+                *rows = lerp(rows, &square.mean_keepdim(D::Minus1)?, weight)?;
+                *columns = lerp(columns, &square.mean_keepdim(D::Minus2)?, weight)?;
                 let mean = rows.mean_keepdim(D::Minus2)?.maximum(above_zero(self.epsilon.0))?;
                 // Roots are multiplied, because the product of two small squares underflows.
                 rows.broadcast_div(&mean)?.sqrt()?.broadcast_mul(&columns.sqrt()?)
@@ -94,7 +94,7 @@ impl Adafactor {
     }
 
     fn step(&self, t: u64, x: &Tensor, dx: &Tensor, moments: &mut [Tensor]) -> Candle<Tensor> {
-        let (t, gradient) = (t as f64, self.read(dx)?);
+        let (t, gradient) = (t as f64, self.as_matrices(dx)?);
         let root = self.root(t.powf(self.beta2_decay), &gradient, moments)?;
         let u = (gradient / root.maximum(above_zero(self.epsilon.0))?)?;
         let alpha = (rms(x)?.maximum(self.epsilon.1)? * self.eta.min(t.sqrt().recip()))?;
@@ -115,28 +115,28 @@ impl Adafactor {
     }
 
     /// Reshapes a tensor so that its last two dimensions are the rows and columns of matrices.
-    fn read(&self, x: &Tensor) -> Candle<Tensor> {
+    fn as_matrices(&self, x: &Tensor) -> Candle<Tensor> {
         if self.matrix == MatrixForm::Flat && x.rank() > 2 { x.flatten_from(1) } else { Ok(x.clone()) }
     }
 }
 
 impl Rule for Adafactor {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
-        let [v, of_rows, of_columns] =
+        let [v, row_slot, column_slot] =
             ["v", "row_v", "column_v"].map(|name| Slot::zeros(name).second_moment());
         let Some([rows, columns]) = self.factor_shapes(x) else { return State::for_slots(x, &[v]) };
-        State::for_slots(x, &[])?.with_slot(of_rows, x, rows)?.with_slot(of_columns, x, columns)
+        State::for_slots(x, &[])?.with_slot(row_slot, x, rows)?.with_slot(column_slot, x, columns)
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         // A state that was made with another `matrix` has other means of rows.
-        if let [(_, of_rows), _] = &state.tensors[..]
-            && self.factor_shapes(x).is_none_or(|[rows, _]| *of_rows.shape() != rows)
+        if let [(_, row_means), _] = &state.tensors[..]
+            && self.factor_shapes(x).is_none_or(|[rows, _]| *row_means.shape() != rows)
         {
             return state_of_another_rule(self);
         }
-        // Runs late, during the commit, so that results take memory for few parameters at a time. This is
-        // possible because the step refuses nothing.
+        // The step runs late, during the commit, so that results take memory for few parameters at a time. A
+        // late step must not refuse anything, and this step does not.
         let step = dx.with_tensors_late(state, |t, x, dx, moments| Ok(self.step(t, x, &dx, moments)?));
         Ok(Flow::Step(step.step_of(&WeightDecay::new(self.eta * self.lambda), 1, Slots::none())))
     }

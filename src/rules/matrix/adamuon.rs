@@ -1,7 +1,7 @@
 use candle_core::{Result as Candle, Tensor};
 
 use super::mean::Mean;
-use super::tensors::toward;
+use super::tensors::lerp;
 use super::{StepScale, momentum_step, norms, orthogonal_parameters};
 use crate::error::Result;
 use crate::numbers::value::{Arithmetic, Value};
@@ -23,7 +23,7 @@ orthogonal_parameters! {
     /// √min(rows, columns) is the norm of an orthogonal matrix. With this rule's default scale,
     /// 0.2·√max(rows, columns), the root mean square of a step is 0.2·η.
     ///
-    /// What counts as a matrix, and which parameters need another rule, is as for [`Muon`](crate::Muon).
+    /// [`Muon`](crate::Muon) describes what counts as a matrix, and which parameters need another rule.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor, Var};
@@ -42,15 +42,15 @@ orthogonal_parameters! {
     ///
     /// # Departures
     /// The rule is the paper's second version. The paper's momentum is a sum; here it is a mean, corrected
-    /// for its start as in [`Muon`](crate::Muon). Both have the same sign, except with Nesterov's momentum.
-    /// The first version, that of timm 1.0.31 and pytorch_optimizer 4.1.0, does not take the sign. torch,
-    /// optax and Optimisers.jl have no such rule.
+    /// for its start as in [`Muon`](crate::Muon). Sum and mean have the same sign, except with Nesterov's
+    /// momentum. The first version, that of timm 1.0.31 and pytorch_optimizer 4.1.0, does not take the sign.
+    /// torch, optax and Optimisers.jl have no such rule.
     ///
-    /// With `MatrixForm::Flat` a kernel of four dimensions has a step of root mean square 0.2·η, like any
-    /// matrix and like in timm: for [8, 4, 3, 3] its norm is 0.2·√(8·36)·η = 3.39·η. The authors' code takes
-    /// the smallest and the largest of all four dimensions for rows and columns: 0.2·√(3·8)·η = 0.98·η. Their
-    /// first version (Chongjie-Si/AdaMuon, 3b84e03) takes the smallest of all and the larger of the last two:
-    /// 0.2·√(3·3)·η = 0.6·η.
+    /// With `MatrixForm::Flat` a kernel of four dimensions has a step of root mean square 0.2·η, as any
+    /// matrix has, and as in timm: for [8, 4, 3, 3] the norm of the step is 0.2·√(8·36)·η = 3.39·η. The
+    /// authors' code takes the smallest and the largest of all four dimensions for rows and columns:
+    /// 0.2·√(3·8)·η = 0.98·η. Their first version (Chongjie-Si/AdaMuon, 3b84e03) takes the smallest of all
+    /// and the larger of the last two: 0.2·√(3·3)·η = 0.6·η.
     pub struct AdaMuon, StepScale::MatchAdamW, {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
@@ -81,19 +81,18 @@ impl Arithmetic for MeanSign {
 impl AdaMuon {
     fn direction(&self, signs: &Tensor, v: &mut Tensor) -> Candle<Tensor> {
         let orthogonal = self.orthogonal();
-        let [direction, next] = orthogonal.matrices.map([signs, v], |[signs, v]| {
-            let u = orthogonal.of(&signs)?;
-            let v = toward(&v, &u.sqr()?, 1.0 - self.beta.1)?;
+        let [direction, next_v] = orthogonal.matrices.map([signs, v], |[signs, v]| {
+            let u = orthogonal.orthogonalise(&signs)?;
+            let v = lerp(&v, &u.sqr()?, 1.0 - self.beta.1)?;
             let w = (u / (v.sqrt()? + orthogonal.epsilon)?)?;
             let (_, rows, columns) = w.dims3()?;
             let length = self.eta * orthogonal.scale(&w)? * (rows.min(columns) as f64).sqrt();
-            // Limited, because for a step of zero and ε = 0 the factor would be infinite, and the product
-            // NaN.
+            // The factor is limited, because for w = 0 and ε = 0 it would be infinite, and the product NaN.
             let factor =
                 ((norms(&w)? + orthogonal.epsilon)?.recip()? * length)?.minimum(f64::from(f32::MAX))?;
             Ok([w.broadcast_mul(&factor)?, v])
         })?;
-        *v = next;
+        *v = next_v;
         Ok(direction)
     }
 }

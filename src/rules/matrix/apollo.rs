@@ -13,8 +13,8 @@ crate::hyper_parameters! {
     /// APOLLO: the gradient, with each channel scaled to the length that Adam would give it.
     ///
     /// These lengths are measured in a random projection to `rank` dimensions. [`APOLLO::mini`] has one
-    /// dimension, and one length for each matrix: the memory of plain descent. Source: Zhu et al. 2024,
-    /// [arXiv 2412.05270](https://arxiv.org/abs/2412.05270).
+    /// dimension and one length for each matrix, and needs hardly more memory than plain descent. Source: Zhu
+    /// et al. 2024, [arXiv 2412.05270](https://arxiv.org/abs/2412.05270).
     ///
     /// ```text
     /// g   = P·dx                                   dx·Pᵀ where a matrix has at least as many rows as columns
@@ -27,9 +27,9 @@ crate::hyper_parameters! {
     /// dx' = u + η·λ·(x - u)                        the decay comes after the step
     /// ```
     ///
-    /// P has `rank` rows with the length of the shorter side, random numbers from N(0, 1 / rank). So ‖g‖ is
-    /// about ‖dx‖, whatever the rank. As in [`GaLore`](crate::GaLore), P changes after each `interval` steps
-    /// and is not stored: each step makes it from the seed. Rows and columns are the last two dimensions. A
+    /// P has `rank` rows, as long as the shorter side, of random numbers from N(0, 1 / rank). So ‖g‖ is about
+    /// ‖dx‖, whatever the rank. As in [`GaLore`](crate::GaLore), P changes after each `interval` steps and is
+    /// not stored: each step makes P again from the seed. Rows and columns are the last two dimensions. A
     /// tensor with more dimensions is a stack of matrices, unless `matrix` makes it one matrix. Vectors,
     /// numbers, and matrices whose shorter side is not longer than `rank` have [`AdamW`](crate::AdamW)'s
     /// step.
@@ -47,7 +47,7 @@ crate::hyper_parameters! {
     /// let x = Var::zeros((64, 256), DType::F32, &Device::Cpu)?;
     /// let mut state = setup(APOLLO::mini(0.01), &x)?;
     /// assert_eq!(state.bytes(), 8 * 256 + 4);
-    /// // All of a step has one length: the gradient's direction stays.
+    /// // All channels have one length, so the step has the direction of the gradient.
     /// update(&mut state, &x, &[("", Tensor::ones((64, 256), DType::F32, &Device::Cpu)?)])?;
     /// let [first, last] = [(0, 0), (63, 255)].map(|(row, column)| x.get(row).and_then(|row| row.get(column)?.to_scalar::<f32>()));
     /// assert!(first? < 0.0 && x.get(0)?.get(0)?.to_scalar::<f32>()? == last?);
@@ -59,14 +59,15 @@ crate::hyper_parameters! {
     /// [`Isa`](crate::Isa) is chosen. The rule needs the feature `candle`.
     ///
     /// # Departures
-    /// The rule follows the authors' code (apollo-torch 1.0.3). The tests compare both with the same P. That
-    /// code
+    /// The rule follows the authors' code (apollo-torch 1.0.3). The tests compare both with the same P. The
+    /// authors' code
     ///
     /// - adds 1e-8 to ‖g‖ and to size. Its steps grow by a hundredth at most, so that they stay near zero for
-    ///   hundreds of calls after a gradient of zeros. Here a step of any length can follow one of length 0;
-    /// - has the square root of an option `scale` as α, and the paper's γ is 1 + growth;
+    ///   hundreds of calls after a gradient of zeros. Here a step of any length can follow a step of length
+    ///   0;
+    /// - has an option `scale`, whose square root is α (the γ of the paper is 1 + growth);
     /// - projects every matrix of its groups. Other parameters get an AdamW whose ε is added before v is
-    ///   corrected for its start, and whose decay comes after the step. Here they get
+    ///   corrected for its start, and whose decay comes after the step. Here other parameters get
     ///   [`AdamW`](crate::AdamW).
     ///
     /// m and v are stored as in [`GaLore`](crate::GaLore), for a P with numbers from N(0, 1 / length of the
@@ -89,8 +90,8 @@ crate::hyper_parameters! {
         interval: u64 = 200 => range::at_least_one,
         /// α: a factor on the steps of projected matrices. Steps of AdamW do not have it.
         alpha: f64 = 1.0 => range::non_negative,
-        /// The part by which a step may be longer than the one before; infinity for no limit.
-        growth: f64 = 0.01 => any_part,
+        /// The part by which a step may be longer than the step before; infinity for no limit.
+        growth: f64 = 0.01 => non_negative_or_infinity,
         /// Whether each matrix has one length, instead of one for each channel.
         tensor_wise: bool = false => range::any,
         /// The seed of the projections.
@@ -100,7 +101,7 @@ crate::hyper_parameters! {
     }
 }
 
-fn any_part(value: f64) -> Option<&'static str> {
+fn non_negative_or_infinity(value: f64) -> Option<&'static str> {
     (value.is_nan() || value < 0.0).then_some("a number of 0 or more, or infinity")
 }
 
@@ -112,25 +113,27 @@ impl APOLLO {
 
     fn step(
         &self,
-        ProjectedStep { t, path, low }: ProjectedStep<'_>,
+        ProjectedStep { t, path, projection }: ProjectedStep<'_>,
         dx: &Tensor,
         [m, v, size]: &mut [Tensor; 3],
     ) -> Candle<Tensor> {
-        let Some(low) = low else { return direction(dx, [m, v], self.beta, self.epsilon, t)? * self.eta };
+        let Some(projection) = projection else {
+            return direction(dx, [m, v], self.beta, self.epsilon, t)? * self.eta;
+        };
         let matrices = self.matrix.stacked(dx)?;
-        let gradient =
-            low.projected(&matrices, &low.random(self.seed, path, (t - 1) / self.interval, dx)?)?;
-        move_moments(&gradient, [&mut *m, &mut *v], self.beta)?;
-        // The numbers of `random` are those of P divided by `spread`. So are m and √v, and the direction
-        // stays the same if ε is divided by `spread`, too.
-        let spread = low.spread();
+        let vectors = projection.random_vectors(self.seed, path, (t - 1) / self.interval, dx)?;
+        let projected = projection.projected(&matrices, &vectors)?;
+        move_moments(&projected, [&mut *m, &mut *v], self.beta)?;
+        // The numbers of `random_vectors` are those of P divided by `spread`, and so m and √v are smaller by
+        // this factor. The direction stays the same if ε is divided by `spread`, too.
+        let spread = projection.spread();
         let adam = whole_direction((m, 1.0), (v, 1.0), self.epsilon / spread)?;
-        let lengths = |x: &Tensor| match (self.tensor_wise, low.dimension()) {
+        let lengths = |x: &Tensor| match (self.tensor_wise, projection.dimension()) {
             (true, _) => norms(x),
             (false, 1) => row_norms(&x.t()?)?.t(),
             (false, _) => row_norms(x),
         };
-        let scaled = matrices.broadcast_mul(&ratio(&lengths(&adam)?, &(lengths(&gradient)? * spread)?)?)?;
+        let scaled = matrices.broadcast_mul(&ratio(&lengths(&adam)?, &(lengths(&projected)? * spread)?)?)?;
         let factor = self.limit(&norms(&scaled)?, size)?;
         let rate = self.eta * self.alpha * correction(self.beta.1, t).sqrt() / correction(self.beta.0, t);
         // η·λ·(x - u) is in two places: this factor has the part of u, and `projected_step` adds the part of
@@ -142,11 +145,11 @@ impl APOLLO {
     ///
     /// `size` has the length of the step before, and becomes that of the limited step.
     fn limit(&self, length: &Tensor, size: &mut Tensor) -> Candle<Tensor> {
-        let most = (&*size * (1.0 + self.growth))?;
+        let longest = (&*size * (1.0 + self.growth))?;
         // After a step of length 0 any length is allowed, otherwise all further steps would be 0.
-        let is_longer = (length.gt(&most)? * size.gt(0.0)?)?;
-        *size = is_longer.where_cond(&most, length)?;
-        is_longer.where_cond(&ratio(&most, length)?, &length.ones_like()?)
+        let is_longer = (length.gt(&longest)? * size.gt(0.0)?)?;
+        *size = is_longer.where_cond(&longest, length)?;
+        is_longer.where_cond(&ratio(&longest, length)?, &length.ones_like()?)
     }
 }
 
@@ -163,6 +166,8 @@ impl Rule for APOLLO {
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let APOLLO { eta, beta, lambda, epsilon, .. } = *self;
         let adam = AdamW { eta, beta, lambda, epsilon, ..AdamW::default() };
-        projected_step(self, self.matrix, adam, state, x, dx, |at, dx, tensors| self.step(at, dx, tensors))
+        projected_step(self, self.matrix, adam, state, x, dx, |arguments, dx, tensors| {
+            self.step(arguments, dx, tensors)
+        })
     }
 }

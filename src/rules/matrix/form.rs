@@ -50,7 +50,7 @@ impl MatrixForm {
 
 const OTHER_RULE: &str = "give this parameter a rule of its own with `setup_with`";
 
-/// The matrices that a rule works on: those of a [`MatrixForm`], with rows that can be cut once more.
+/// The matrices that a rule works on: those of a [`MatrixForm`], whose rows can be cut into parts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Matrices {
     pub(crate) form: MatrixForm,
@@ -83,22 +83,22 @@ impl Matrices {
             return Ok(());
         }
         let Matrices { heads, parts, .. } = self;
-        let refused = |problem: String| Error::new(ErrorKind::Argument, format!("{rule}: {problem}"));
-        let heads_are = || refused("heads is".to_string()).with_got(heads);
+        let error = |problem: String| Error::new(ErrorKind::Argument, format!("{rule}: {problem}"));
+        let heads_error = || error("heads is".to_string()).with_got(heads);
         if total > 0 && total != rows {
-            return Err(refused(format!("parts is {parts}, which are"))
+            return Err(error(format!("parts is {parts}, which are"))
                 .with_got(format_args!("{total} rows"))
                 .with_expected(format_args!("the {rows} rows of a matrix"))
                 .with_remedy(OTHER_RULE));
         }
         if total > 0 && heads > 1 {
             let expected = format!("1, because `parts` is {parts}");
-            return Err(heads_are().with_expected(expected).with_remedy(
+            return Err(heads_error().with_expected(expected).with_remedy(
                 "if all heads have the same size, leave `parts` out, and count the heads of all parts",
             ));
         }
         if !(rows as u64).is_multiple_of(heads) {
-            return Err(heads_are()
+            return Err(heads_error()
                 .with_expected(format_args!("a divisor of the {rows} rows of a matrix"))
                 .with_remedy(OTHER_RULE));
         }
@@ -106,15 +106,15 @@ impl Matrices {
     }
 
     /// The shape of a state tensor with one number for each row of a parameter's matrices.
-    pub(crate) fn column(self, x: Parameter<'_>) -> Vec<usize> {
+    pub(crate) fn column_shape(self, x: Parameter<'_>) -> Vec<usize> {
         let rank = x.rank();
-        let rows = if self.form == MatrixForm::Flat { 1 } else { rank - 1 };
-        x.shape().iter().enumerate().map(|(i, &size)| if i < rows { size } else { 1 }).collect()
+        let row_dims = if self.form == MatrixForm::Flat { 1 } else { rank - 1 };
+        x.shape().iter().enumerate().map(|(i, &size)| if i < row_dims { size } else { 1 }).collect()
     }
 
     /// Reshapes `x` to a stack, before rows are cut.
     ///
-    /// `like` is the parameter. `x` has its shape, or one column instead of all columns.
+    /// `x` has the shape of the parameter `like`, or one column instead of all columns.
     fn stacked(self, x: &Tensor, like: &Tensor) -> Candle<Tensor> {
         let Some([count, rows, _]) = self.form.dims(like.dims()) else {
             candle_core::bail!("no matrices in {:?}", like.shape())
@@ -124,16 +124,15 @@ impl Matrices {
 
     /// Applies `function` to the matrices of `tensors`, and returns tensors of the same shapes.
     ///
-    /// The first tensor has the parameter's shape, others may have one column instead. `function` gets one
-    /// stack for each tensor and returns stacks of the same shapes. It is called for each piece of the
-    /// matrices.
+    /// The first tensor has the parameter's shape, others may have one column instead. `function` is called
+    /// for each piece of the matrices, with one stack for each tensor, and returns stacks of the same shapes.
     pub(crate) fn map<const N: usize>(
         self,
         tensors: [&Tensor; N],
         function: impl Fn([Tensor; N]) -> Candle<[Tensor; N]> + Sync,
     ) -> Candle<[Tensor; N]> {
         let shapes = tensors.map(|tensor| tensor.shape().clone());
-        let stacks = all(tensors.map(|tensor| self.stacked(tensor, tensors[0])))?;
+        let stacks = collect_array(tensors.map(|tensor| self.stacked(tensor, tensors[0])))?;
         let results = if self.parts.iter().next().is_none() {
             let heads = self.heads as usize;
             let cut = |stack: &Tensor| {
@@ -141,12 +140,12 @@ impl Matrices {
                 // Rows lie one after another in memory, so equal parts need no copy.
                 stack.reshape((count * heads, rows / heads, columns))
             };
-            in_pieces(all(stacks.each_ref().map(cut))?, &function)?
+            in_pieces(collect_array(stacks.each_ref().map(cut))?, &function)?
         } else {
             self.map_parts(&stacks, function)?
         };
         let mut shapes = shapes.into_iter();
-        all(results.map(|result| result.reshape(shapes.next().expect("a shape for each tensor"))))
+        collect_array(results.map(|result| result.reshape(shapes.next().expect("a shape for each tensor"))))
     }
 
     fn map_parts<const N: usize>(
@@ -154,51 +153,57 @@ impl Matrices {
         stacks: &[Tensor; N],
         function: impl Fn([Tensor; N]) -> Candle<[Tensor; N]> + Sync,
     ) -> Candle<[Tensor; N]> {
-        // Parts differ in shape, so that each is a stack of its own.
+        // Parts differ in shape, so each part is a stack of its own.
         let mut start = 0;
         let mut results: [Vec<Tensor>; N] = [const { Vec::new() }; N];
         for rows in self.parts.iter() {
-            let part = all(stacks.each_ref().map(|stack| stack.narrow(1, start, rows)?.contiguous()))?;
+            let part =
+                collect_array(stacks.each_ref().map(|stack| stack.narrow(1, start, rows)?.contiguous()))?;
             for (result, parts) in in_pieces(part, &function)?.into_iter().zip(&mut results) {
                 parts.push(result);
             }
             start += rows;
         }
-        all(results.map(|parts| Tensor::cat(&parts, 1)))
+        collect_array(results.map(|parts| Tensor::cat(&parts, 1)))
     }
 }
 
-/// The largest number of elements in a piece of small matrices on the CPU. More would not stay in the caches.
-const TOGETHER: usize = 1 << 15;
+/// The largest number of elements in a piece of small matrices on the CPU. A larger piece would not stay in
+/// the caches.
+const PIECE_ELEMENTS: usize = 1 << 15;
 
 /// Applies `function` to pieces of the stacks, and joins the results.
 ///
 /// - On a device, and if there are few elements, all matrices are one piece.
-/// - Matrices of up to `TOGETHER` elements: pieces of several matrices, on all threads.
+/// - Matrices of up to `PIECE_ELEMENTS` elements: pieces of several matrices, on all threads.
 /// - Larger matrices: one after another, because candle uses all threads for the product of a large matrix.
 fn in_pieces<const N: usize>(
     stacks: [Tensor; N],
     function: &(impl Fn([Tensor; N]) -> Candle<[Tensor; N]> + Sync),
 ) -> Candle<[Tensor; N]> {
     let (count, rows, columns) = stacks[0].dims3()?;
-    let together = if stacks[0].device().is_cpu() { TOGETHER / (rows * columns) } else { count };
-    let (together, large) = (together.max(1), together == 0);
-    if count <= together {
+    let fitting = if stacks[0].device().is_cpu() { PIECE_ELEMENTS / (rows * columns) } else { count };
+    let (per_piece, is_large) = (fitting.max(1), fitting == 0);
+    if count <= per_piece {
         return function(stacks);
     }
     let piece = |first: usize| {
-        function(all(stacks.each_ref().map(|stack| stack.narrow(0, first, together.min(count - first))))?)
+        function(collect_array(
+            stacks.each_ref().map(|stack| stack.narrow(0, first, per_piece.min(count - first))),
+        )?)
     };
-    let firsts: Vec<usize> = (0..count).step_by(together).collect();
-    let pieces: Vec<_> = if large {
+    let firsts: Vec<usize> = (0..count).step_by(per_piece).collect();
+    let pieces: Vec<_> = if is_large {
         firsts.into_iter().map(piece).collect::<Candle<_>>()
     } else {
         firsts.into_par_iter().map(piece).collect()
     }?;
-    all(std::array::from_fn(|i| Tensor::cat(&pieces.iter().map(|piece| &piece[i]).collect::<Vec<_>>(), 0)))
+    collect_array(std::array::from_fn(|i| {
+        Tensor::cat(&pieces.iter().map(|piece| &piece[i]).collect::<Vec<_>>(), 0)
+    }))
 }
 
-fn all<const N: usize>(results: [Candle<Tensor>; N]) -> Candle<[Tensor; N]> {
+fn collect_array<const N: usize>(results: [Candle<Tensor>; N]) -> Candle<[Tensor; N]> {
     let tensors: Vec<Tensor> = results.into_iter().collect::<Candle<_>>()?;
     Ok(tensors.try_into().expect("as many as there were"))
 }

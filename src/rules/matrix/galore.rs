@@ -9,8 +9,8 @@ use crate::rules::adam::adamw::AdamW;
 crate::hyper_parameters! {
     /// GaLore with random projections: Adam on `rank` directions of the gradient at a time.
     ///
-    /// Made for matrices whose moments would take too much memory. Source: Zhao et al. 2024,
-    /// [arXiv 2403.03507](https://arxiv.org/abs/2403.03507).
+    /// GaLore is made for matrices whose moments would take too much memory. Source: Zhao et al. 2024, [arXiv
+    /// 2403.03507](https://arxiv.org/abs/2403.03507).
     ///
     /// ```text
     /// g   = P·dx                                   dx·Pᵀ where a matrix has at least as many rows as columns
@@ -19,10 +19,10 @@ crate::hyper_parameters! {
     /// dx' = η·(α·Pᵀ·u + λ·x)                       α·u·P
     /// ```
     ///
-    /// P has `rank` rows, as long as the shorter side of the matrix. Its numbers are independent, from N(0,
-    /// 1 / length), so that the rows are nearly orthogonal and of length 1. P is replaced every `interval`
-    /// steps; m and v go on. The numbers are a hash of seed, path, interval and place, hence are not stored,
-    /// and are the same with any engine, on any rank and after a restart.
+    /// P has `rank` rows, as long as the shorter side of the matrix. Its numbers are independent, from N(0, 1
+    /// / length), so that the rows are nearly orthogonal and of length 1. P is replaced every `interval`
+    /// steps; m and v stay. The numbers are a hash of seed, path, interval and place. Therefore they are not
+    /// stored, and they are the same with any engine, on any rank and after a restart.
     ///
     /// Rows and columns are the last two dimensions. A tensor with more dimensions is a stack of matrices,
     /// unless `matrix` makes it one matrix. Vectors and numbers, and matrices whose shorter side is not
@@ -42,7 +42,7 @@ crate::hyper_parameters! {
     /// let mut state = setup(GaLore { rank: 8, ..GaLore::new(0.01) }, &x)?;
     /// assert_eq!(state.bytes(), 8 * (8 * 256));
     /// update(&mut state, &x, &[("", Tensor::ones((64, 256), DType::F32, &Device::Cpu)?)])?;
-    /// // In some of 64 directions, but downwards.
+    /// // The step has 8 of 64 directions, and leads downwards.
     /// assert!(x.sum_all()?.to_scalar::<f32>()? < 0.0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -54,10 +54,10 @@ crate::hyper_parameters! {
     /// # Departures
     /// The paper's P has the first singular vectors of the gradient, which cost a decomposition in each
     /// interval and the memory of P. Random vectors are those of the paper's ablation and of Flora (Hao et
-    /// al. 2024, [arXiv 2402.03293](https://arxiv.org/abs/2402.03293)). They need more steps and a larger
-    /// rank. Checked against pytorch_optimizer's `GaLore` with this P, except for two differences: that rule
-    /// decays after the step, and adds ε before the bias correction of v. torch, optax and Optimisers.jl have
-    /// no such rule.
+    /// al. 2024, [arXiv 2402.03293](https://arxiv.org/abs/2402.03293)). Random vectors need more steps and a
+    /// larger rank. The rule is checked against pytorch_optimizer's `GaLore` with this P, except for two
+    /// differences: that rule decays after the step, and adds ε before the bias correction of v. torch, optax
+    /// and Optimisers.jl have no such rule.
     pub struct GaLore: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 0.01 => range::non_negative,
@@ -83,15 +83,15 @@ crate::hyper_parameters! {
 impl GaLore {
     fn step(
         &self,
-        ProjectedStep { t, path, low }: ProjectedStep<'_>,
+        ProjectedStep { t, path, projection }: ProjectedStep<'_>,
         dx: &Tensor,
         [m, v]: &mut [Tensor; 2],
     ) -> Candle<Tensor> {
         let mut adam = |gradient: &Tensor| direction(gradient, [m, v], self.beta, self.epsilon, t);
-        let Some(low) = low else { return adam(dx)? * self.eta };
-        let vectors = low.random(self.seed, path, (t - 1) / self.interval, dx)?;
-        let step = adam(&low.projected(&self.matrix.stacked(dx)?, &vectors)?)?;
-        low.projected_back(&step, &vectors)?.reshape(dx.shape())? * (self.eta * self.alpha)
+        let Some(projection) = projection else { return adam(dx)? * self.eta };
+        let vectors = projection.random_vectors(self.seed, path, (t - 1) / self.interval, dx)?;
+        let step = adam(&projection.projected(&self.matrix.stacked(dx)?, &vectors)?)?;
+        projection.projected_back(&step, &vectors)?.reshape(dx.shape())? * (self.eta * self.alpha)
     }
 }
 
@@ -103,6 +103,8 @@ impl Rule for GaLore {
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let GaLore { eta, beta, lambda, epsilon, .. } = *self;
         let adam = AdamW { eta, beta, lambda, epsilon, ..AdamW::default() };
-        projected_step(self, self.matrix, adam, state, x, dx, |at, dx, moments| self.step(at, dx, moments))
+        projected_step(self, self.matrix, adam, state, x, dx, |arguments, dx, moments| {
+            self.step(arguments, dx, moments)
+        })
     }
 }

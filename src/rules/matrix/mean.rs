@@ -30,7 +30,7 @@ impl Arithmetic for Mean {
     fn step<V: Value>(self, _x: V, dx: V, [m]: &mut [V; 1]) -> V {
         *m = decayed(*m, dx, self.beta);
         match self.lookahead {
-            Some(lookahead) => lookahead.of(*m, dx),
+            Some(lookahead) => lookahead.momentum(*m, dx),
             None => *m / self.correction,
         }
     }

@@ -1,4 +1,4 @@
-//! Rules that take a parameter as a matrix, and what they share: its form, products, bases.
+//! Rules that take a parameter as matrices, and what these rules share: forms, products and bases.
 
 mod bases;
 mod form;

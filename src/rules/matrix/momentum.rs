@@ -22,8 +22,8 @@ pub(crate) fn momentum_step<'a, A: Arithmetic>(
     let State { tensors, counters, .. } = state;
     let [m, v] = &mut tensors[..] else { return state_of_another_rule(rule) };
     let (dx, t) = dx.next_step(Counters(counters))?;
-    let momentum = dx.map(momentum(t), Slots(std::slice::from_mut(m)));
+    let with_momentum = dx.map(momentum(t), Slots(std::slice::from_mut(m)));
     let function = |_: &Tensor, u: Tensor, slots: &mut [Tensor]| Ok(direction(&u, &mut slots[0])?);
-    let direction = momentum.through(std::slice::from_mut(v), false, function);
-    Ok(Flow::Step(direction.step_of(decay, t, Slots::none())))
+    let with_direction = with_momentum.append_function(std::slice::from_mut(v), false, function);
+    Ok(Flow::Step(with_direction.step_of(decay, t, Slots::none())))
 }

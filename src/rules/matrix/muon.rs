@@ -9,7 +9,7 @@ use crate::rules::gradient::weight_decay::WeightDecay;
 orthogonal_parameters! {
     /// Muon: momentum with all singular values moved near 1.
     ///
-    /// The Newton-Schulz iteration does that by matrix products. Source: Jordan et al. 2024, ["Muon: An
+    /// The Newton-Schulz iteration moves them by matrix products. Source: Jordan et al. 2024, ["Muon: An
     /// optimizer for hidden layers in neural networks"](https://kellerjordan.github.io/posts/muon/).
     ///
     /// ```text
@@ -24,7 +24,7 @@ orthogonal_parameters! {
     ///
     /// # Which matrices
     /// Rows and columns are the last two dimensions. A tensor with more dimensions is a stack of matrices.
-    /// Each is made orthogonal by itself, with the bits that it would have alone. For the kernels of
+    /// Each matrix is made orthogonal by itself, with the bits that it would have alone. For the kernels of
     /// convolutions, [`MatrixForm::Flat`](crate::MatrixForm::Flat) makes such a tensor one matrix: its first
     /// dimension by all others. The rows of a layer that computes several things in one product can be cut:
     /// `heads` cuts them into equal parts, `parts` into parts of given sizes.
@@ -52,14 +52,14 @@ orthogonal_parameters! {
     /// ```
     ///
     /// # Cost
-    /// The rule uses candle's matrix products, in the compute dtype or that of `products`, on about a million
-    /// elements or one larger parameter at a time. For square matrices in F32 a step needs 28 bytes for each
-    /// of these elements, in addition to the state.
+    /// The rule uses candle's matrix products, in the compute dtype or that of `products`, on several
+    /// parameters of about a million elements together, or on one larger parameter. For square matrices in
+    /// F32 a step needs 28 bytes for each of these elements, in addition to the state.
     ///
     /// On the CPU set the environment variable `RAYON_NUM_THREADS` to the number of cores. Otherwise candle
     /// 0.11 reads `/proc/cpuinfo` before each product, which takes longer than the product of small matrices:
     /// with the variable, 64 matrices of 32 × 32, each a parameter, take less than a tenth of the time. From
-    /// 256 × 256 on the difference does not show (machine not recorded).
+    /// 256 × 256 on there is no difference (machine not recorded).
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor, Var};
@@ -79,10 +79,9 @@ orthogonal_parameters! {
     ///
     /// # Departures
     /// The momentum is corrected for its start, as in optax's `scale_by_muon`. The author's code and torch's
-    /// `Muon` do not correct it, which gives m and dx other weights in the first steps. Both iterate in bf16;
-    /// here that is a choice of `products`. torch takes only matrices, and its λ is 0.1 by default.
-    /// Optimisers.jl has no such rule. nanochat has `equilibrate` and `renormalise` on, with 1e-6 as the ε of
-    /// both.
+    /// `Muon` do not correct it, which gives m and dx other weights in the first steps. Their iteration is in
+    /// bf16, which is a choice of `products` here. torch takes only matrices, and its λ is 0.1 by default.
+    /// Optimisers.jl has no such rule. nanochat has both `equilibrate` and `renormalise`, with an ε of 1e-6.
     ///
     /// The author's code (KellerJordan/Muon) takes a tensor of four dimensions as `MatrixForm::Flat` does,
     /// but scales its step by √max(1, height / width) of the kernel: 1 for a square kernel. Here, in timm
@@ -107,7 +106,7 @@ impl Muon {
         let orthogonal = self.orthogonal();
         let [direction] = orthogonal
             .matrices
-            .map([u], |[u]| Ok([(orthogonal.of(&u)? * (self.eta * orthogonal.scale(&u)?))?]))?;
+            .map([u], |[u]| Ok([(orthogonal.orthogonalise(&u)? * (self.eta * orthogonal.scale(&u)?))?]))?;
         Ok(direction)
     }
 }
@@ -123,7 +122,7 @@ impl Rule for Muon {
         let (dx, t) = dx.next_step(counters)?;
         self.matrices().check_shape("Muon", x)?;
         let momentum = dx.map(Mean::new(self.rho, self.nesterov, t), slots);
-        let direction = momentum.through(&mut [], false, |_, u, _| Ok(self.direction(&u)?));
+        let direction = momentum.append_function(&mut [], false, |_, u, _| Ok(self.direction(&u)?));
         Ok(Flow::Step(direction.step_of(&WeightDecay::new(self.eta * self.lambda), t, Slots::none())))
     }
 }

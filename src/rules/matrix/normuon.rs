@@ -1,7 +1,7 @@
 use candle_core::{D, Result as Candle, Tensor};
 
 use super::mean::Mean;
-use super::tensors::toward;
+use super::tensors::lerp;
 use super::{StepScale, momentum_step, norms, orthogonal_parameters};
 use crate::error::Result;
 use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, State, range, state_of_another_rule};
@@ -10,8 +10,8 @@ use crate::rules::gradient::weight_decay::WeightDecay;
 orthogonal_parameters! {
     /// NorMuon: [`Muon`](crate::Muon) with a second moment for each row.
     ///
-    /// All neurons then have steps of about one length. Source: Li et al. 2025,
-    /// [arXiv 2510.05491](https://arxiv.org/abs/2510.05491).
+    /// The steps of all neurons then have about the same length. Source: Li et al. 2025, [arXiv
+    /// 2510.05491](https://arxiv.org/abs/2510.05491).
     ///
     /// ```text
     /// u   = Muon's momentum with singular values of about 1
@@ -20,7 +20,7 @@ orthogonal_parameters! {
     /// dx' = η·(scale·w·‖u‖ / (‖w‖ + ε) + λ·x)               norms of each matrix
     /// ```
     ///
-    /// What counts as a matrix, and which parameters need another rule, is as for [`Muon`](crate::Muon). The
+    /// [`Muon`](crate::Muon) describes what counts as a matrix, and which parameters need another rule. The
     /// state has 4 more bytes per row.
     ///
     /// ```
@@ -43,13 +43,14 @@ orthogonal_parameters! {
     ///
     /// # Departures
     /// For matrices the rule is that of the authors' code. The paper's step has the root mean square 0.2.
-    /// `scale: StepScale::MatchAdamW` does so, as far as the singular values are near 1. The momentum is
-    /// corrected for its start, see [`Muon`](crate::Muon). torch, optax and Optimisers.jl have no such rule.
+    /// With `scale: StepScale::MatchAdamW` a step has it here, too, as far as the singular values are near 1.
+    /// The momentum is corrected for its start, see [`Muon`](crate::Muon). torch, optax and Optimisers.jl
+    /// have no such rule.
     ///
     /// With `MatrixForm::Flat` a kernel of four dimensions has one second moment per output channel, and one
     /// norm, as in pytorch_optimizer 4.1.0: for [8, 4, 3, 3] it has 8 second moments. The authors' code
-    /// (zichongli5/NorMuon) uses the flat matrix only to make it orthogonal. It has a second moment for each
-    /// row of each 3 × 3 window, hence 96, and a norm for each window.
+    /// (zichongli5/NorMuon) uses the flat matrix only to make it orthogonal. That code has a second moment
+    /// for each row of each 3 × 3 window, hence 96, and a norm for each window.
     pub struct NorMuon, StepScale::Original, {
         /// η: the learning rate.
         eta: f64 = 0.02 => range::non_negative,
@@ -67,15 +68,15 @@ orthogonal_parameters! {
 impl NorMuon {
     fn direction(&self, u: &Tensor, v: &mut Tensor) -> Candle<Tensor> {
         let orthogonal = self.orthogonal();
-        let [direction, next] = orthogonal.matrices.map([u, v], |[u, v]| {
-            let u = orthogonal.of(&u)?;
-            let v = toward(&v, &u.sqr()?.mean_keepdim(D::Minus1)?, 1.0 - self.beta.1)?;
+        let [direction, next_v] = orthogonal.matrices.map([u, v], |[u, v]| {
+            let u = orthogonal.orthogonalise(&u)?;
+            let v = lerp(&v, &u.sqr()?.mean_keepdim(D::Minus1)?, 1.0 - self.beta.1)?;
             let w = u.broadcast_div(&(v.sqrt()? + orthogonal.epsilon)?)?;
             let factor =
                 ((norms(&u)? / (norms(&w)? + orthogonal.epsilon)?)? * (self.eta * orthogonal.scale(&u)?))?;
             Ok([w.broadcast_mul(&factor)?, v])
         })?;
-        *v = next;
+        *v = next_v;
         Ok(direction)
     }
 }
@@ -83,7 +84,7 @@ impl NorMuon {
 impl Rule for NorMuon {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
         self.matrices().check_shape("NorMuon", x)?;
-        let column = self.matrices().column(x);
+        let column = self.matrices().column_shape(x);
         State::for_slots(x, &[Slot::zeros("m")])?.with_slot(
             Slot::zeros("orthogonal_row_v").second_moment(),
             x,
@@ -94,7 +95,7 @@ impl Rule for NorMuon {
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         self.matrices().check_shape("NorMuon", x)?;
         // The shapes differ if `matrix` was changed after the state was made.
-        if state.tensors.get(1).is_none_or(|(_, v)| *v.shape() != self.matrices().column(x)) {
+        if state.tensors.get(1).is_none_or(|(_, v)| *v.shape() != self.matrices().column_shape(x)) {
             return state_of_another_rule(self);
         }
         let momentum = |t| Mean::new(self.beta.0, self.nesterov, t);

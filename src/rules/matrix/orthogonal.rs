@@ -2,13 +2,13 @@
 //!
 //! A polynomial `a·u + b·(u·uᵀ)·u + c·(u·uᵀ)²·u` maps each singular value σ of u to a·σ + b·σ³ + c·σ⁵, and
 //! leaves the singular vectors as they are. Applied repeatedly, such polynomials bring all singular values
-//! near 1 without a decomposition. [`Orthogonal::of`] works in this order:
+//! near 1 without a decomposition. [`Orthogonal::orthogonalise`] works in this order:
 //!
 //! 1. If `equilibrate` is set, scale all rows to one norm.
 //! 2. Divide the matrix by its norm, because the polynomials need singular values of at most 1.
 //! 3. Transpose a matrix with more rows than columns, so that u·uᵀ has the shorter side.
 //! 4. Apply `steps` polynomials, with products in 16 bits if `products` is a 16-bit dtype.
-//! 5. Undo 3. If `renormalise` is set, scale to the norm of an orthogonal matrix.
+//! 5. Undo step 3. If `renormalise` is set, scale to the norm of an orthogonal matrix.
 
 use candle_core::{DType, Result as Candle, Tensor};
 
@@ -20,8 +20,8 @@ crate::choice! {
     pub enum NewtonSchulz {
         /// One polynomial, (3.4445, -4.775, 2.0315): Jordan's, torch's, optax's.
         ///
-        /// It is steep at 0, so small singular values grow fast. It leaves singular values between about 0.7
-        /// and 1.2.
+        /// The polynomial is steep at 0, so small singular values grow fast. All singular values end between
+        /// about 0.7 and 1.2.
         #[default]
         Jordan,
         /// Five polynomials in turn, those of modded-nanogpt.
@@ -91,7 +91,7 @@ crate::choice! {
     /// The factor on the step of a matrix with m rows and n columns.
     #[derive(Default)]
     pub enum StepScale {
-        /// √max(1, m / n), as in Jordan's code. torch calls it `original`.
+        /// √max(1, m / n), as in Jordan's code. torch calls this factor `original`.
         ///
         /// optax has √max(1, n / m), because its weights have their inputs as rows.
         #[default]
@@ -103,7 +103,7 @@ crate::choice! {
         MatchAdamW,
         /// √(m / n), the spectral norm for which one η fits models of all widths.
         ///
-        /// It is torch's `spectral_unclamped`, and dion's factor.
+        /// This is torch's `spectral_unclamped`, and dion's factor.
         Spectral,
         /// No factor: 1.
         None,
@@ -111,7 +111,7 @@ crate::choice! {
 }
 
 impl StepScale {
-    fn of(self, rows: usize, columns: usize) -> f64 {
+    fn factor(self, rows: usize, columns: usize) -> f64 {
         let (m, n) = (rows as f64, columns as f64);
         match self {
             StepScale::Original => (m / n).max(1.0).sqrt(),
@@ -129,9 +129,9 @@ crate::choice! {
         /// The dtype of the arithmetic: F32, or F64.
         #[default]
         Compute,
-        /// BF16, as in the authors' code and torch: faster on devices with units for it.
+        /// BF16, as in the authors' code and torch: faster on devices with units for BF16.
         ///
-        /// On the CPU it is slower, because candle widens to F32 there. The terms of a polynomial are added
+        /// On the CPU BF16 is slower, because candle widens to F32 there. The terms of a polynomial are added
         /// in F32, with coefficients that are not rounded. Each sum is rounded once.
         BF16,
         /// F16.
@@ -159,30 +159,30 @@ pub(crate) struct Orthogonal {
 
 impl Orthogonal {
     /// Returns a stack of matrices with all singular values moved near 1.
-    pub(crate) fn of(&self, stack: &Tensor) -> Candle<Tensor> {
+    pub(crate) fn orthogonalise(&self, stack: &Tensor) -> Candle<Tensor> {
         let (_, rows, columns) = stack.dims3()?;
         // Rows are divided first and multiplied later, because a single factor (mean norm / row norm)
         // overflows for a row of zeros with a tiny ε, and 0·∞ is NaN.
-        let stack = &if self.equilibrate {
+        let equilibrated = &if self.equilibrate {
             let rows_of_norm_1 = stack.broadcast_div(&row_norms(stack)?.maximum(self.epsilon)?)?;
             rows_of_norm_1.broadcast_mul(&(norms(stack)? / (rows as f64).sqrt())?)?
         } else {
             stack.clone()
         };
         // No singular value is larger than this norm, so that all are at most 1 after the division.
-        let sizes = ((norms(stack)? + self.epsilon)? / self.coefficients.norm())?;
-        let u = stack.broadcast_div(&sizes)?.to_dtype(match self.products {
+        let divisors = ((norms(equilibrated)? + self.epsilon)? / self.coefficients.norm())?;
+        let normed = equilibrated.broadcast_div(&divisors)?.to_dtype(match self.products {
             Products::Compute => stack.dtype(),
             Products::BF16 => DType::BF16,
             Products::F16 => DType::F16,
         })?;
-        // Products are smallest if u has no more rows than columns, because u·uᵀ has rows² elements.
-        let u = if rows > columns {
-            self.iterated(u.transpose(1, 2)?)?.transpose(1, 2)?
+        // Products are smallest if the matrix has no more rows than columns, because u·uᵀ has rows² elements.
+        let iterated = if rows > columns {
+            self.iterate(normed.transpose(1, 2)?)?.transpose(1, 2)?
         } else {
-            self.iterated(u)?
+            self.iterate(normed)?
         };
-        let u = u.to_dtype(stack.dtype())?;
+        let u = iterated.to_dtype(stack.dtype())?;
         if !self.renormalise {
             return Ok(u);
         }
@@ -190,18 +190,18 @@ impl Orthogonal {
         u.broadcast_div(&norms(&u)?.maximum(self.epsilon)?)? * (rows.min(columns) as f64).sqrt()
     }
 
-    fn iterated(&self, mut u: Tensor) -> Candle<Tensor> {
-        let products = u.dtype();
-        // In 16 bits the coefficients would be rounded, and the polynomial would be another one.
-        let wide = |x: &Tensor| x.to_dtype(if products == DType::F64 { DType::F64 } else { DType::F32 });
+    fn iterate(&self, mut u: Tensor) -> Candle<Tensor> {
+        let dtype = u.dtype();
+        // In 16 bits the coefficients would be rounded, and the polynomial would be a different one.
+        let wide = |x: &Tensor| x.to_dtype(if dtype == DType::F64 { DType::F64 } else { DType::F32 });
         for step in 0..self.steps as usize {
             let (a, b, c) = self.coefficients.polynomial(step);
             let s = u.matmul(&u.transpose(1, 2)?)?;
             let linear = (wide(&s)? * b)?;
             // `Cubic` has no fifth power, and saves the product s·s.
-            let polynomial = if c == 0.0 { linear } else { (linear + (wide(&s.matmul(&s)?)? * c)?)? }
-                .to_dtype(products)?;
-            u = ((wide(&u)? * a)? + wide(&polynomial.matmul(&u)?)?)?.to_dtype(products)?;
+            let polynomial =
+                if c == 0.0 { linear } else { (linear + (wide(&s.matmul(&s)?)? * c)?)? }.to_dtype(dtype)?;
+            u = ((wide(&u)? * a)? + wide(&polynomial.matmul(&u)?)?)?.to_dtype(dtype)?;
         }
         Ok(u)
     }
@@ -209,13 +209,13 @@ impl Orthogonal {
     /// The factor of [`StepScale`] for the matrices of a stack.
     pub(crate) fn scale(&self, stack: &Tensor) -> Candle<f64> {
         let (_, rows, columns) = stack.dims3()?;
-        Ok(self.scale.of(rows, columns))
+        Ok(self.scale.factor(rows, columns))
     }
 }
 
 /// Declares a rule that makes matrices orthogonal, by [`hyper_parameters!`](crate::hyper_parameters).
 ///
-/// The rule has the fields that are passed, one of them `epsilon`, and those that all such rules have.
+/// The rule has the fields that are passed, among them `epsilon`, and the fields that all these rules have.
 macro_rules! orthogonal_parameters {
     (
         $(#[$meta:meta])*
@@ -227,8 +227,8 @@ macro_rules! orthogonal_parameters {
             $(#[$meta])*
             pub struct $Rule: AdaptiveStep {
                 $($fields)*
-                /// The number of steps of the iteration, at most 100. Singular values are about 1 after five.
-                /// Each step takes three matrix products, with `Cubic` two.
+                /// The number of steps of the iteration, at most 100. After five, singular values are
+                /// about 1. Each step takes three matrix products, with `Cubic` two.
                 ns_steps: u64 = 5 => $crate::rules::matrix::at_most_100,
                 /// The polynomials of the iteration.
                 coefficients: $crate::rules::matrix::NewtonSchulz = $crate::rules::matrix::NewtonSchulz::Jordan => $crate::rule::range::any,

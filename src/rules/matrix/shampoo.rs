@@ -2,7 +2,7 @@ use candle_core::{Result as Candle, Tensor};
 
 use super::bases::inverse_power;
 use super::stack::{Side, SideNames, SideStep, ratio, with_sides};
-use super::tensors::{toward, whole_direction};
+use super::tensors::{lerp, whole_direction};
 use super::{MatrixForm, both_non_negative, norms};
 use crate::error::Result;
 use crate::numbers::counts;
@@ -35,7 +35,7 @@ crate::hyper_parameters! {
     ///
     /// Rows and columns are the last two dimensions. A tensor with more dimensions is a stack of matrices,
     /// unless `matrix` makes it one matrix. A side longer than `max_size` has no root, and the other side
-    /// then has twice the exponent. If both sides are larger, the matrix has the step a (the diagonal form),
+    /// then has twice the exponent. If both sides are longer, the matrix has the step a (the diagonal form),
     /// as vectors and numbers have.
     ///
     /// # What it costs
@@ -49,7 +49,7 @@ crate::hyper_parameters! {
     /// use candle_core::{DType, Device, Tensor, Var};
     /// use optimisers::{Shampoo, setup, update};
     ///
-    /// // Of the first gradient the roots leave an orthogonal matrix, here as long as Adam's step.
+    /// // The roots make the first gradient orthogonal, and `graft` makes it as long as Adam's step.
     /// let x = Var::zeros((2, 2), DType::F64, &Device::Cpu)?;
     /// let mut state = setup(Shampoo { interval: 1, ..Shampoo::new(0.5) }, &x)?;
     /// update(&mut state, &x, &[("", Tensor::new(&[[3f64, 4.0], [-40.0, 30.0]], &Device::Cpu)?)])?;
@@ -64,15 +64,15 @@ crate::hyper_parameters! {
     ///
     /// # Departures
     /// With β = (0, 1), `interval` 1 and no grafting the rule is the paper's, whose p is 1/4, except that the
-    /// paper adds ε₁ once, at the start. With these settings it was checked against pytorch_optimizer's
-    /// `Shampoo`. There and in the distributed form a vector has a full matrix, and a tensor of more than two
-    /// dimensions has one matrix for each dimension. The distributed form cuts matrices larger than 1024 into
-    /// blocks.
+    /// paper adds ε₁ once, at the start. With these settings the rule was checked against pytorch_optimizer's
+    /// `Shampoo`. In that rule and in the distributed form a vector has a full matrix, and a tensor of more
+    /// than two dimensions has one matrix for each dimension. The distributed form cuts matrices larger than
+    /// 1024 into blocks.
     ///
     /// In the first `interval` - 1 steps there are no roots, and the step is a. The distributed form takes
     /// the step of its grafting until `start_preconditioning_step`, by default its interval. In
-    /// pytorch_optimizer's `Shampoo` the first roots are zeros, so that nothing moves until then. torch,
-    /// optax and Optimisers.jl have no such rule.
+    /// pytorch_optimizer's `Shampoo` the roots are zeros at the start, so that nothing moves until roots are
+    /// computed. torch, optax and Optimisers.jl have no such rule.
     pub struct Shampoo: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,
@@ -81,11 +81,12 @@ crate::hyper_parameters! {
         beta: (f64, f64) = (0.9, 0.999) => decay_and_sum,
         /// λ: the weight decay, multiplied by the learning rate.
         lambda: f64 = 0.0 => range::non_negative,
-        /// ε₁, ε₂: what is added to eigenvalues, and what keeps the denominator of Adam's step from zero.
+        /// ε₁, ε₂: the number added to eigenvalues, and the number that keeps the denominator of Adam's step
+        /// from zero.
         epsilon: (f64, f64) = (1e-12, 1e-8) => both_non_negative,
         /// The number of steps from one computation of the roots to the next.
         interval: u64 = 10 => range::at_least_one,
-        /// p: the power of each of two sides, above 0 and at most 1.
+        /// p: the exponent of each of two sides, above 0 and at most 1.
         exponent: f64 = 0.25 => up_to_one,
         /// Whether a step is scaled to the norm of Adam's step.
         graft: bool = true => range::any,
@@ -97,29 +98,29 @@ crate::hyper_parameters! {
 }
 
 fn decay_and_sum((first, second): (f64, f64)) -> Option<&'static str> {
-    let is_right = range::decay(first).is_none() && (0.0..=1.0).contains(&second);
-    (!is_right).then_some("a number in [0, 1), and one in [0, 1]")
+    let is_valid = range::decay(first).is_none() && (0.0..=1.0).contains(&second);
+    (!is_valid).then_some("a number in [0, 1), and one in [0, 1]")
 }
 
 fn up_to_one(value: f64) -> Option<&'static str> {
     (!(value > 0.0 && value <= 1.0)).then_some("a number above 0, and at most 1")
 }
 
-/// How second moments take up a gradient in step t: as decayed means, or as sums if β₂ = 1.
+/// How second moments change in step t: as decayed means, or as sums if β₂ = 1.
 #[derive(Clone, Copy)]
-struct Gathering {
+struct MomentWeights {
     decay: f64,
     weight: f64,
     correction: f64,
 }
 
-impl Gathering {
+impl MomentWeights {
     fn new(beta: f64, t: u64) -> Self {
         let (weight, correction) = if beta == 1.0 { (1.0, 1.0) } else { (1.0 - beta, correction(beta, t)) };
-        Gathering { decay: beta, weight, correction }
+        MomentWeights { decay: beta, weight, correction }
     }
 
-    fn with(self, old: &Tensor, new: &Tensor) -> Candle<Tensor> {
+    fn add(self, old: &Tensor, new: &Tensor) -> Candle<Tensor> {
         (old * self.decay)? + (new * self.weight)?
     }
 }
@@ -136,28 +137,28 @@ impl Shampoo {
     ) -> Candle<Tensor> {
         let stacked = |x: &Tensor| self.matrix.stacked(x);
         let [m, v] = tensors;
-        let (second, of_mean) = (Gathering::new(self.beta.1, t), correction(self.beta.0, t));
-        *m = toward(m, dx, 1.0 - self.beta.0)?;
-        *v = second.with(v, &dx.sqr()?)?;
-        let adam = whole_direction((m, of_mean), (v, second.correction), self.epsilon.1)?;
-        // The exponents of all sides add up to 2·p, so that a single side has it all.
+        let (second, first_correction) = (MomentWeights::new(self.beta.1, t), correction(self.beta.0, t));
+        *m = lerp(m, dx, 1.0 - self.beta.0)?;
+        *v = second.add(v, &dx.sqr()?)?;
+        let adam = whole_direction((m, first_correction), (v, second.correction), self.epsilon.1)?;
+        // The exponents of all sides add up to 2·p, so a single side has 2·p.
         let power = if sides.len() == 1 { 2.0 * self.exponent } else { self.exponent };
         for side in sides.iter_mut() {
-            side.collect(&stacked(dx)?, |mean, product| second.with(mean, product))?;
+            side.collect(&stacked(dx)?, |mean, product| second.add(mean, product))?;
             if is_due {
                 *side.matrix = inverse_power(&(&*side.mean / second.correction)?, self.epsilon.0, power)?;
             }
         }
-        // Before the first roots the matrices are zeros, and so would be the step.
+        // Before the first roots the matrices are zeros, and the step would be zero, too.
         if sides.is_empty() || !has_roots {
             return adam * self.eta;
         }
-        let mean = (stacked(m)? / of_mean)?;
-        let step = sides.iter().try_fold(mean, |x, side| side.side.turned(&x, side.matrix))?;
+        let mean = (stacked(m)? / first_correction)?;
+        let preconditioned = sides.iter().try_fold(mean, |x, side| side.side.turned(&x, side.matrix))?;
         let step = if self.graft {
-            step.broadcast_mul(&ratio(&norms(&stacked(&adam)?)?, &norms(&step)?)?)?
+            preconditioned.broadcast_mul(&ratio(&norms(&stacked(&adam)?)?, &norms(&preconditioned)?)?)?
         } else {
-            step
+            preconditioned
         };
         step.reshape(dx.shape())? * self.eta
     }
@@ -170,23 +171,30 @@ impl Rule for Shampoo {
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let Some(sides) = Side::of_state(state, x, self.matrix, &NAMES) else {
+        let Some(sides) = Side::from_state(state, x, self.matrix, &NAMES) else {
             return state_of_another_rule(self);
         };
         let Parts { slots, counters, .. } = state.parts();
         let [calls, roots] = counters.array()?;
-        let t = counts::after(*calls, 1);
+        let t = counts::add(*calls, 1);
         // If `interval` was shortened before the first roots, t can be above `interval`: roots are then due
         // at once.
         let is_due = t.is_multiple_of(self.interval) || *roots == 0 && t > self.interval;
-        let next_roots = counts::after(*roots, is_due.into());
+        let next_roots = counts::add(*roots, is_due.into());
         // `set_counter` would also count a missing gradient, which is no step.
         let dx = if dx.is_missing() { dx } else { dx.set_counter(calls, t).set_counter(roots, next_roots) };
-        let step = dx.through(slots.0, false, move |_, dx, tensors| {
-            let Some((moments, others)) = tensors.split_first_chunk_mut() else {
+        let step = dx.append_function(slots.0, false, move |_, dx, tensors| {
+            let Some((moments, side_tensors)) = tensors.split_first_chunk_mut() else {
                 return state_of_another_rule(self);
             };
-            Ok(self.step(t, is_due, next_roots > 0, &dx, moments, &mut SideStep::all(&sides, others))?)
+            Ok(self.step(
+                t,
+                is_due,
+                next_roots > 0,
+                &dx,
+                moments,
+                &mut SideStep::all(&sides, side_tensors),
+            )?)
         });
         Ok(Flow::Step(step.step_of(&WeightDecay::new(self.eta * self.lambda), t, Slots::none())))
     }

@@ -1,9 +1,9 @@
 use candle_core::{Result as Candle, Tensor};
 
 use super::MatrixForm;
-use super::bases::{eigenvectors, nearer, picked};
+use super::bases::{eigenvectors, iterate_basis, reordered};
 use super::stack::{Side, SideNames, SideStep, with_sides};
-use super::tensors::{toward, whole_direction};
+use super::tensors::{lerp, whole_direction};
 use crate::error::Result;
 use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, Slots, State, range, state_of_another_rule};
 use crate::rules::adam::adamw::AdamW;
@@ -30,9 +30,9 @@ crate::hyper_parameters! {
     ///
     /// The first gradient only makes the first eigenvectors: the parameter stays. Rows and columns are the
     /// last two dimensions. A tensor with more dimensions is a stack of matrices, unless `matrix` makes it
-    /// one matrix. A side longer than `max_size` has no eigenvectors: Q or S is 1 there. If both sides are
-    /// larger, the matrix has [`AdamW`](crate::AdamW)'s step from the second gradient on, as vectors and
-    /// numbers have.
+    /// one matrix. A side longer than `max_size` has no eigenvectors: its Q or S is the identity. If both
+    /// sides are longer, the matrix has [`AdamW`](crate::AdamW)'s step from the second gradient on, as
+    /// vectors and numbers have.
     ///
     /// # What it costs
     /// A matrix has a state of 2·rows·columns + 2·(rows² + columns²) numbers in the compute dtype. For a
@@ -70,14 +70,14 @@ crate::hyper_parameters! {
     /// [`Isa`](crate::Isa) is chosen. The rule needs the feature `candle`.
     ///
     /// # Departures
-    /// As in the authors' code, and checked against pytorch_optimizer's `SOAP` with its QR decomposition in
-    /// F64. There ε is added before v is corrected for its start, the decay is applied to the parameter after
-    /// the step, λ is 0.01, `max_precond_dim` is 10000, and a tensor of more than two dimensions has one
-    /// basis for each dimension. The paper takes a step with the first gradient. torch, optax and
-    /// Optimisers.jl have no such rule.
+    /// The rule is that of the authors' code, and is checked against pytorch_optimizer's `SOAP` with its QR
+    /// decomposition in F64. In the authors' code ε is added before v is corrected for its start, the decay
+    /// is applied to the parameter after the step, λ is 0.01, `max_precond_dim` is 10000, and a tensor of
+    /// more than two dimensions has one basis for each dimension. The paper takes a step with the first
+    /// gradient. torch, optax and Optimisers.jl have no such rule.
     ///
     /// If a side is longer than the rank of the first gradient, some of its eigenvectors are arbitrary, only
-    /// orthogonal to the others. Other libraries then find other ones.
+    /// orthogonal to the others. Other libraries then find different eigenvectors.
     pub struct SOAP: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 3e-3 => range::non_negative,
@@ -110,29 +110,30 @@ impl SOAP {
         let gradient = stacked(dx)?;
         if t == 0 {
             for side in sides {
-                side.collect(&gradient, |mean, product| toward(mean, product, 1.0 - b3))?;
+                side.collect(&gradient, |mean, product| lerp(mean, product, 1.0 - b3))?;
                 *side.matrix = eigenvectors(side.mean)?;
             }
             // A product instead of zeros, so that NaN and infinity in the gradient reach the parameter.
             return dx * 0.0;
         }
         let turned = |x: Tensor| sides.iter().try_fold(x, |x, side| side.side.turned(&x, side.matrix));
-        // m is in the parameter's coordinates, and turned in each step: new bases do not change it.
-        *m = toward(m, dx, 1.0 - b1)?;
-        let mut next_v = toward(&stacked(v)?, &turned(gradient.clone())?.sqr()?, 1.0 - b2)?;
-        let inside = whole_direction(
+        // m is stored in the parameter's coordinates, and turned in each step, so that new bases do not
+        // change m.
+        *m = lerp(m, dx, 1.0 - b1)?;
+        let mut next_v = lerp(&stacked(v)?, &turned(gradient.clone())?.sqr()?, 1.0 - b2)?;
+        let turned_step = whole_direction(
             (&turned(stacked(m)?)?, correction(b1, t)),
             (&next_v, correction(b2, t)),
             self.epsilon,
         )?;
-        let step = sides.iter().try_fold(inside, |x, side| side.side.turned_back(&x, side.matrix))?;
+        let step = sides.iter().try_fold(turned_step, |x, side| side.side.turned_back(&x, side.matrix))?;
         for side in sides {
-            side.collect(&gradient, |mean, product| toward(mean, product, 1.0 - b3))?;
+            side.collect(&gradient, |mean, product| lerp(mean, product, 1.0 - b3))?;
             if t.is_multiple_of(self.interval) {
-                let (basis, order) = nearer(side.mean, side.matrix)?;
+                let (basis, order) = iterate_basis(side.mean, side.matrix)?;
                 *side.matrix = basis;
-                // v has a number for each eigenvector, and `nearer` has sorted these again.
-                next_v = picked(&next_v, &order, side.side.dimension())?;
+                // v has a number for each eigenvector, and `iterate_basis` has sorted these again.
+                next_v = reordered(&next_v, &order, side.side.dimension())?;
             }
         }
         *v = next_v.reshape(v.shape())?;
@@ -140,7 +141,7 @@ impl SOAP {
     }
 
     /// The rule that a parameter without matrices follows.
-    fn plain(&self) -> AdamW {
+    fn adamw(&self) -> AdamW {
         let (b1, b2, _) = self.beta;
         AdamW {
             eta: self.eta,
@@ -164,7 +165,7 @@ impl Rule for SOAP {
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let Some(sides) = Side::of_state(state, x, self.matrix, &NAMES) else {
+        let Some(sides) = Side::from_state(state, x, self.matrix, &NAMES) else {
             return state_of_another_rule(self);
         };
         let Parts { slots, counters, .. } = state.parts();
@@ -172,14 +173,14 @@ impl Rule for SOAP {
         // The first gradient makes no step, so that corrections count from the second.
         let t = calls - 1;
         if self.matrix.dims(x.shape()).is_none() {
-            return Ok(Flow::Step(if t == 0 { dx.scale(0.0) } else { dx.step_of(&self.plain(), t, slots) }));
+            return Ok(Flow::Step(if t == 0 { dx.scale(0.0) } else { dx.step_of(&self.adamw(), t, slots) }));
         }
         let decay = if t == 0 { 0.0 } else { self.eta * self.lambda };
-        let step = dx.through(slots.0, false, move |_, dx, tensors| {
-            let Some((moments, others)) = tensors.split_first_chunk_mut() else {
+        let step = dx.append_function(slots.0, false, move |_, dx, tensors| {
+            let Some((moments, side_tensors)) = tensors.split_first_chunk_mut() else {
                 return state_of_another_rule(self);
             };
-            Ok(self.step(t, &dx, moments, &mut SideStep::all(&sides, others))?)
+            Ok(self.step(t, &dx, moments, &mut SideStep::all(&sides, side_tensors))?)
         });
         Ok(Flow::Step(step.step_of(&WeightDecay::new(decay), t, Slots::none())))
     }

@@ -14,13 +14,15 @@ use candle_core::{Result as Candle, Tensor};
 
 use super::MatrixForm;
 use crate::error::Result;
-use crate::numbers::largest;
+use crate::numbers::largest_number;
 use crate::rule::{Parameter, Slot, State};
 
-/// above / below, at most the largest number of the dtype, because a denormal `below` would give infinity.
-/// Where `below` is 0, the result is `above`, because the quotient would be infinite or NaN.
-pub(crate) fn ratio(above: &Tensor, below: &Tensor) -> Candle<Tensor> {
-    (above / below.eq(0.0)?.where_cond(&below.ones_like()?, below)?)?.minimum(largest(above.dtype()))
+/// numerator / denominator, at most the largest number of the dtype, because a denormal denominator would
+/// give infinity. Where the denominator is 0, the result is the numerator, because the quotient would be
+/// infinite or NaN.
+pub(crate) fn ratio(numerator: &Tensor, denominator: &Tensor) -> Candle<Tensor> {
+    (numerator / denominator.eq(0.0)?.where_cond(&denominator.ones_like()?, denominator)?)?
+        .minimum(largest_number(numerator.dtype()))
 }
 
 /// The two sides of a matrix.
@@ -70,7 +72,7 @@ impl Side {
 
     /// The sides for which `state` has matrices. `None` if the matrices do not have the shapes that
     /// [`with_sides`] makes for x.
-    pub(crate) fn of_state(
+    pub(crate) fn from_state(
         state: &State,
         x: Parameter<'_>,
         form: MatrixForm,
@@ -80,7 +82,7 @@ impl Side {
         let dims = form.dims(x.shape()).unwrap_or_default();
         let mut sides = Vec::new();
         for (side, [name, _]) in names {
-            let Some((_, mean)) = state.tensors.iter().find(|(known, _)| known == name) else { continue };
+            let Some((_, mean)) = state.tensors.iter().find(|(slot, _)| slot == name) else { continue };
             let size = dims[side.dimension()];
             match mean.shape() {
                 [_, 0, 0] => {}
@@ -111,8 +113,8 @@ pub(crate) fn with_sides(
             x,
             if is_small { (count, size, size) } else { (count, 0, 0) },
         )?;
-        // If the parameter gets new rows, these tensors restart: those of a matrix mix its rows, and in a
-        // stack a row is a whole matrix, so a new one has no root yet.
+        // If the parameter gets new rows, these tensors restart. The tensors of a matrix mix its rows. In a
+        // stack a row is a whole matrix, and a new matrix has no root yet.
         Ok(if is_small { state.restarted_by_new_rows(name) } else { state })
     })
 }
@@ -125,23 +127,24 @@ pub(crate) struct SideStep<'s> {
 }
 
 impl<'s> SideStep<'s> {
-    /// The given sides with their tensors. `tensors` has a pair for the left side, then one for the right.
+    /// The sides of a step with their tensors. `tensors` has a pair for the left side, then one for the
+    /// right.
     pub(crate) fn all(sides: &[Side], tensors: &'s mut [Tensor]) -> Vec<Self> {
-        let step = |(pair, side): (&'s mut [Tensor], Side)| match pair {
+        let side_step = |(pair, side): (&'s mut [Tensor], Side)| match pair {
             [mean, matrix] if sides.contains(&side) => Some(SideStep { side, mean, matrix }),
             _ => None,
         };
-        tensors.chunks_exact_mut(2).zip([Side::Left, Side::Right]).filter_map(step).collect()
+        tensors.chunks_exact_mut(2).zip([Side::Left, Side::Right]).filter_map(side_step).collect()
     }
 
-    /// Updates the mean of products with the product of this gradient. `moved` computes the new mean from the
-    /// old mean and the product.
+    /// Updates the mean of products with the product of this gradient. `next_mean` computes the new mean from
+    /// the old mean and the product.
     pub(crate) fn collect(
         &mut self,
         gradient: &Tensor,
-        moved: impl Fn(&Tensor, &Tensor) -> Candle<Tensor>,
+        next_mean: impl Fn(&Tensor, &Tensor) -> Candle<Tensor>,
     ) -> Candle<()> {
-        *self.mean = moved(self.mean, &self.side.product(gradient)?)?;
+        *self.mean = next_mean(self.mean, &self.side.product(gradient)?)?;
         Ok(())
     }
 }

@@ -25,7 +25,7 @@ pub(crate) fn norms(stack: &Tensor) -> Result<Tensor> {
 }
 
 /// old + weight·(new - old)
-pub(crate) fn toward(old: &Tensor, new: &Tensor, weight: f64) -> Result<Tensor> {
+pub(crate) fn lerp(old: &Tensor, new: &Tensor, weight: f64) -> Result<Tensor> {
     old + ((new - old)? * weight)?
 }
 

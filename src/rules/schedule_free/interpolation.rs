@@ -1,5 +1,5 @@
-//! What schedule-free rules share: the parameter y lies between a point z, which makes the steps, and the
-//! mean x̄ of all points z.
+//! The part that schedule-free rules share. The parameter y lies between a point z, which makes the steps,
+//! and the mean x̄ of all points z.
 //!
 //! x̄ is not stored, because it follows from y = β·x̄ + (1 - β)·z. Written with increments, the recurrence
 //! needs only y and the old z:
@@ -31,8 +31,8 @@ pub(crate) struct Interpolation {
 impl Interpolation {
     /// Moves z by `step`, and returns what is subtracted from y.
     #[inline(always)]
-    pub(crate) fn follow<V: Value>(self, y: V, z: &mut V, step: V) -> V {
-        // Before z moves: the increment of y is from the old z.
+    pub(crate) fn step_of_y<V: Value>(self, y: V, z: &mut V, step: V) -> V {
+        // `towards` is computed before z moves, because the increment of y needs the old z.
         let towards = (y - *z) * self.c;
         *z = *z - step;
         towards + step * (1.0 - self.beta * (1.0 - self.c))
@@ -45,7 +45,7 @@ pub(crate) trait Interpolates: Adjust {
     type Step: Arithmetic;
 
     /// The slots besides z.
-    fn own_slots(&self) -> Vec<Slot>;
+    fn extra_slots(&self) -> Vec<Slot>;
 
     /// The weight of x̄ in y.
     fn weight_of_mean(&self) -> f64;
@@ -54,15 +54,16 @@ pub(crate) trait Interpolates: Adjust {
     fn eta_at(&self, t: u64) -> f64;
 
     /// Step `t` with this learning rate.
-    fn step_at(&self, t: u64, eta: f64, between: Interpolation) -> Self::Step;
+    fn step_at(&self, t: u64, eta: f64, interpolation: Interpolation) -> Self::Step;
 }
 
 /// The learning rate of step `t` (1 for the first), which rises to `eta` in `warmup_steps` steps.
-pub(crate) fn warm(eta: f64, t: u64, warmup_steps: u64) -> f64 {
+pub(crate) fn warmed_rate(eta: f64, t: u64, warmup_steps: u64) -> f64 {
     if warmup_steps == 0 { eta } else { eta * (t as f64 / warmup_steps as f64).min(1.0) }
 }
 
-/// The check of a number above 0 and below 1. With β = 0, y would not depend on x̄, which is found from y.
+/// The check of a number above 0 and below 1. With β = 0, y would not depend on x̄, and x̄ could not be
+/// computed from y.
 pub(crate) fn positive_decay(beta: f64) -> Option<&'static str> {
     let zero = (beta == 0.0).then_some(());
     range::decay(beta).map(|_| ()).or(zero).and(Some("a number in (0, 1)"))
@@ -75,7 +76,7 @@ pub(crate) fn positive_decays(beta: (f64, f64)) -> Option<&'static str> {
 }
 
 /// The largest η that weighs a point z. Its square is the weight, and sums of squares have to be finite,
-/// because c would be NaN otherwise. A larger η counts as this one.
+/// because c would be NaN otherwise. A larger η counts as this number.
 const LARGEST_RATE: f64 = 1e100;
 
 /// The check of the largest η of all steps.
@@ -86,7 +87,7 @@ fn up_to_largest(eta: f64) -> Option<&'static str> {
 /// Makes the state: z, the rule's own slots, and the numbers that c follows from. New weights of the model
 /// keep t, so that there is only one warm-up.
 pub(crate) fn init(rule: &impl Interpolates, x: Parameter<'_>) -> Result<State> {
-    let slots = std::iter::once(Slot::parameter("z")).chain(rule.own_slots());
+    let slots = std::iter::once(Slot::parameter("z")).chain(rule.extra_slots());
     let state = slots
         .into_iter()
         .try_fold(State::empty().with_counter("t"), |state, slot| state.with_slot(slot, x, x.shape()))?;
@@ -109,7 +110,7 @@ pub(crate) fn apply<'a>(
     if dx.is_missing() {
         return Ok(Flow::Step(dx));
     }
-    let step = counts::after(*t, 1);
+    let step = counts::add(*t, 1);
     let eta = rule.eta_at(step);
     let next_largest = largest.max(eta).min(LARGEST_RATE);
     let weight = next_largest * next_largest;

@@ -1,4 +1,4 @@
-use super::interpolation::{Interpolates, Interpolation, positive_decays, warm};
+use super::interpolation::{Interpolates, Interpolation, positive_decays, warmed_rate};
 use crate::numbers::value::Value;
 use crate::rule::{Arithmetic, Slot, range};
 use crate::rules::adam::adam::AdamScalars;
@@ -33,7 +33,7 @@ crate::hyper_parameters! {
     /// If [`set_masters`](crate::StateTree::set_masters) or
     /// [`refresh_masters`](crate::StateTree::refresh_masters) gives the model new weights, x̄ and z start
     /// from these, with W = 0; v, the warm-up and the largest η stay. Without such a call the next update
-    /// refuses new weights, because it would lead y back to the old z.
+    /// refuses new weights, because the rule would lead y back to the old z.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -52,10 +52,10 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// As the authors' `AdamWScheduleFree` (schedulefree 1.4.1) with `r` = 0 and `weight_lr_power` = 2.
-    /// Without a warm-up also as optax's `schedule_free_adamw`. With a warm-up optax steps with η·(t - 1) /
-    /// warmup_steps, so that its first step has no length, and weighs the mean by η·t / warmup_steps.
-    /// Optimisers.jl has no such rule. [`ScheduleFreeSGD`](crate::ScheduleFreeSGD) and
+    /// The rule is the authors' `AdamWScheduleFree` (schedulefree 1.4.1) with `r` = 0 and `weight_lr_power`
+    /// = 2. Without a warm-up the rule is also optax's `schedule_free_adamw`. With a warm-up optax steps with
+    /// η·(t - 1) / warmup_steps, so that its first step has no length, and weighs the mean by η·t /
+    /// warmup_steps. Optimisers.jl has no such rule. [`ScheduleFreeSGD`](crate::ScheduleFreeSGD) and
     /// [`ScheduleFreeRAdam`](crate::ScheduleFreeRAdam) differ only in the step of z.
     pub struct ScheduleFree: AdaptiveStep {
         /// η: the learning rate.
@@ -78,7 +78,7 @@ pub(crate) struct ScheduleFreeStep {
     /// η_t
     eta: f64,
     lambda: f64,
-    between: Interpolation,
+    interpolation: Interpolation,
 }
 
 impl Arithmetic for ScheduleFreeStep {
@@ -89,14 +89,14 @@ impl Arithmetic for ScheduleFreeStep {
     fn step<V: Value>(self, y: V, dx: V, [z, v]: &mut [V; 2]) -> V {
         self.adam.move_square(v, dx);
         let step = (dx / self.adam.denominator(*v) + y * self.lambda) * self.eta;
-        self.between.follow(y, z, step)
+        self.interpolation.step_of_y(y, z, step)
     }
 }
 
 impl Interpolates for ScheduleFree {
     type Step = ScheduleFreeStep;
 
-    fn own_slots(&self) -> Vec<Slot> {
+    fn extra_slots(&self) -> Vec<Slot> {
         vec![Slot::zeros("v").second_moment()]
     }
 
@@ -105,12 +105,12 @@ impl Interpolates for ScheduleFree {
     }
 
     fn eta_at(&self, t: u64) -> f64 {
-        warm(self.eta, t, self.warmup_steps)
+        warmed_rate(self.eta, t, self.warmup_steps)
     }
 
-    fn step_at(&self, t: u64, eta: f64, between: Interpolation) -> ScheduleFreeStep {
+    fn step_at(&self, t: u64, eta: f64, interpolation: Interpolation) -> ScheduleFreeStep {
         let adam = AdamScalars::new(eta, (0.0, self.beta.1), self.epsilon, t);
-        ScheduleFreeStep { adam, eta, lambda: self.lambda, between }
+        ScheduleFreeStep { adam, eta, lambda: self.lambda, interpolation }
     }
 }
 

@@ -22,8 +22,8 @@ crate::hyper_parameters! {
     /// y   = β₁·x̄ + (1 - β₁)·z
     /// ```
     ///
-    /// with v̂ = v / (1 - β₂ᵗ). The parameter is y. How to evaluate with x̄, and what x̄ and z become if the
-    /// model gets new weights, is the same as for [`ScheduleFree`](crate::ScheduleFree).
+    /// with v̂ = v / (1 - β₂ᵗ). The parameter is y. [`ScheduleFree`](crate::ScheduleFree) describes how to
+    /// evaluate with x̄, and what x̄ and z become if the model gets new weights.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -42,9 +42,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// As the authors' torch package, where `silent` is `silent_sgd_phase`. Checked against
-    /// pytorch_optimizer's `ScheduleFreeRAdam`. If `silent` is true, both agree. If `silent` is false,
-    /// pytorch_optimizer has η_t = 1 until r is known. optax and Optimisers.jl have no such rule.
+    /// The rule is that of the authors' torch package, where `silent` is `silent_sgd_phase`. The rule is
+    /// checked against pytorch_optimizer's `ScheduleFreeRAdam`. If `silent` is true, both agree. If `silent`
+    /// is false, pytorch_optimizer has η_t = 1 until r is known. optax and Optimisers.jl have no such rule.
     pub struct ScheduleFreeRAdam: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 2.5e-3 => range::non_negative,
@@ -70,8 +70,8 @@ pub(crate) struct ScheduleFreeRAdamStep {
     /// η_t
     eta: f64,
     lambda: f64,
-    rectified: bool,
-    between: Interpolation,
+    is_rectified: bool,
+    interpolation: Interpolation,
 }
 
 impl Arithmetic for ScheduleFreeRAdamStep {
@@ -80,15 +80,15 @@ impl Arithmetic for ScheduleFreeRAdamStep {
     #[inline(always)]
     fn step<V: Value>(self, y: V, dx: V, [z, v]: &mut [V; 2]) -> V {
         self.adam.move_square(v, dx);
-        let direction = if self.rectified { dx / self.adam.denominator(*v) } else { dx };
-        self.between.follow(y, z, (direction + y * self.lambda) * self.eta)
+        let direction = if self.is_rectified { dx / self.adam.denominator(*v) } else { dx };
+        self.interpolation.step_of_y(y, z, (direction + y * self.lambda) * self.eta)
     }
 }
 
 impl Interpolates for ScheduleFreeRAdam {
     type Step = ScheduleFreeRAdamStep;
 
-    fn own_slots(&self) -> Vec<Slot> {
+    fn extra_slots(&self) -> Vec<Slot> {
         vec![Slot::zeros("v").second_moment()]
     }
 
@@ -97,14 +97,14 @@ impl Interpolates for ScheduleFreeRAdam {
     }
 
     fn eta_at(&self, t: u64) -> f64 {
-        let unknown = if self.silent { 0.0 } else { 1.0 };
-        self.eta * rectification(self.beta.1, t, THRESHOLD).unwrap_or(unknown)
+        let factor_without_r = if self.silent { 0.0 } else { 1.0 };
+        self.eta * rectification(self.beta.1, t, THRESHOLD).unwrap_or(factor_without_r)
     }
 
-    fn step_at(&self, t: u64, eta: f64, between: Interpolation) -> ScheduleFreeRAdamStep {
+    fn step_at(&self, t: u64, eta: f64, interpolation: Interpolation) -> ScheduleFreeRAdamStep {
         let adam = AdamScalars::new(eta, (0.0, self.beta.1), self.epsilon, t);
-        let rectified = rectification(self.beta.1, t, THRESHOLD).is_some();
-        ScheduleFreeRAdamStep { adam, eta, lambda: self.lambda, rectified, between }
+        let is_rectified = rectification(self.beta.1, t, THRESHOLD).is_some();
+        ScheduleFreeRAdamStep { adam, eta, lambda: self.lambda, is_rectified, interpolation }
     }
 }
 

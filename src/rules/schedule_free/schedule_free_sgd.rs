@@ -1,4 +1,4 @@
-use super::interpolation::{Interpolates, Interpolation, positive_decay, warm};
+use super::interpolation::{Interpolates, Interpolation, positive_decay, warmed_rate};
 use crate::numbers::value::Value;
 use crate::rule::{Arithmetic, Slot, range};
 use crate::rules::rule_by;
@@ -36,9 +36,9 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// As the authors' `SGDScheduleFree` (schedulefree 1.4.1), with and without a warm-up, and as optax's
-    /// `schedule_free_sgd` without one. [`ScheduleFree`](crate::ScheduleFree) describes optax's warm-up.
-    /// Optimisers.jl has no such rule.
+    /// The rule is the authors' `SGDScheduleFree` (schedulefree 1.4.1), with and without a warm-up, and
+    /// optax's `schedule_free_sgd` without a warm-up. [`ScheduleFree`](crate::ScheduleFree) describes optax's
+    /// warm-up. Optimisers.jl has no such rule.
     pub struct ScheduleFreeSGD: Step {
         /// η: the learning rate.
         eta: f64 = 1.0 => range::non_negative,
@@ -56,7 +56,7 @@ pub(crate) struct ScheduleFreeSGDStep {
     /// η_t
     eta: f64,
     lambda: f64,
-    between: Interpolation,
+    interpolation: Interpolation,
 }
 
 impl Arithmetic for ScheduleFreeSGDStep {
@@ -64,14 +64,14 @@ impl Arithmetic for ScheduleFreeSGDStep {
 
     #[inline(always)]
     fn step<V: Value>(self, y: V, dx: V, [z]: &mut [V; 1]) -> V {
-        self.between.follow(y, z, (dx + y * self.lambda) * self.eta)
+        self.interpolation.step_of_y(y, z, (dx + y * self.lambda) * self.eta)
     }
 }
 
 impl Interpolates for ScheduleFreeSGD {
     type Step = ScheduleFreeSGDStep;
 
-    fn own_slots(&self) -> Vec<Slot> {
+    fn extra_slots(&self) -> Vec<Slot> {
         Vec::new()
     }
 
@@ -80,11 +80,11 @@ impl Interpolates for ScheduleFreeSGD {
     }
 
     fn eta_at(&self, t: u64) -> f64 {
-        warm(self.eta, t, self.warmup_steps)
+        warmed_rate(self.eta, t, self.warmup_steps)
     }
 
-    fn step_at(&self, _t: u64, eta: f64, between: Interpolation) -> ScheduleFreeSGDStep {
-        ScheduleFreeSGDStep { eta, lambda: self.lambda, between }
+    fn step_at(&self, _t: u64, eta: f64, interpolation: Interpolation) -> ScheduleFreeSGDStep {
+        ScheduleFreeSGDStep { eta, lambda: self.lambda, interpolation }
     }
 }
 

@@ -2,8 +2,8 @@
 //!
 //! `pending` has the scale from the scaled loss to the update, so that an update whose loss was not scaled is
 //! refused. An iteration collects the findings of several updates, and moves the scale once, at its end.
-//! [`DynamicScale`] has how it moves, [`OnOverflow`] what an overflow does to a window (the calls that an
-//! `AccumGrad` collects).
+//! [`DynamicScale`] says how the scale moves, [`OnOverflow`] what an overflow does to a window (the calls
+//! that an `AccumGrad` collects).
 
 #[cfg(feature = "candle")]
 pub(crate) mod scaled;
@@ -21,7 +21,7 @@ use crate::rule::out_of_range;
 /// loss' = s·loss                      scale
 /// dx    = dx' / s                     update, in the same pass as the rules, in the compute type
 /// any dx not finite: nothing moves;   dynamic: s = max(s·0.5, floor)
-/// 2000 steps without that:            dynamic: s = s·2
+/// 2000 steps without overflow:        dynamic: s = s·2
 /// ```
 ///
 /// Gradients of f16 activations underflow below 6e-8, which the scale prevents. If a gradient overflows
@@ -47,8 +47,8 @@ use crate::rule::out_of_range;
 /// # With accumulation
 /// Scale and update each micro-batch as above. Its gradient is divided by its own scale before
 /// [`AccumGrad`](crate::AccumGrad) adds it. The scale grows only with applied steps, at the end of a window.
-/// If a micro-batch overflows, it does not count, so its window needs one more, and the scale falls at once,
-/// because the window might never end otherwise. [`OnOverflow::EndWindow`] gives up the window instead.
+/// A micro-batch that overflows does not count, so its window needs one more. The scale falls at once,
+/// because otherwise the window might never end. [`OnOverflow::EndWindow`] gives up the window instead.
 ///
 /// # With several losses or optimisers
 /// One scaler serves all of them. Run one iteration of the training in [`LossScaler::iteration`], which moves
@@ -103,7 +103,7 @@ pub struct LossScaler {
     /// The scale of the loss that was scaled last, until an update uses it up.
     #[serde(skip)]
     pending: Option<f64>,
-    /// The findings of an iteration so far; `None` outside of one.
+    /// The findings of an iteration so far; `None` outside of an iteration.
     #[serde(skip)]
     iteration: Option<Findings>,
 }
@@ -113,7 +113,7 @@ pub struct LossScaler {
 struct Findings {
     /// The first parameter whose gradient is not finite.
     overflow: Option<String>,
-    stepped: bool,
+    has_stepped: bool,
 }
 
 impl LossScaler {
@@ -203,7 +203,7 @@ impl LossScaler {
 
     /// Runs one iteration with several losses, models or optimisers, such as those of a GAN.
     ///
-    /// Inside `run` the scale stands still, so each gradient is divided by the scale of its loss, in any
+    /// Inside `run` the scale does not move, so each gradient is divided by the scale of its loss, in any
     /// order. Any number of updates may follow a scaled loss. Only steps whose gradients are not finite are
     /// skipped. At the end the scale falls once if there was an overflow anywhere. Otherwise it counts one
     /// good step if any step was applied.
@@ -237,21 +237,21 @@ impl LossScaler {
         }
         // Runs on a copy, so that neither an error nor a panic leaves this scaler in the iteration. The
         // scaled loss goes to the copy, because an update inside may use the loss up before the failure.
-        let mut inside = LossScaler { iteration: Some(Findings::default()), ..self.clone() };
+        let mut inner = LossScaler { iteration: Some(Findings::default()), ..self.clone() };
         self.pending = None;
-        let answer = run(&mut inside)?;
-        let found = inside.iteration.take().unwrap_or_default();
-        *self = LossScaler { pending: None, ..inside };
-        self.go_on(&found)?;
-        Ok(answer)
+        let value = run(&mut inner)?;
+        let findings = inner.iteration.take().unwrap_or_default();
+        *self = LossScaler { pending: None, ..inner };
+        self.move_scale(&findings)?;
+        Ok(value)
     }
 
-    /// The scale that an update divides by; `None` if the scaler is off. `known` is the scale that the
+    /// The scale that an update divides by; `None` if the scaler is off. `reported` is the scale that the
     /// gradients report for their loss.
-    pub(crate) fn of_loss(&self, known: Option<f64>) -> Result<Option<f64>> {
+    pub(crate) fn divisor(&self, reported: Option<f64>) -> Result<Option<f64>> {
         self.check()?;
         if !self.enabled {
-            return check_unscaled(known).map(|()| None);
+            return check_unscaled(reported).map(|()| None);
         }
         let unscaled = || {
             Error::new(ErrorKind::LossScale, "the gradients are of a loss that was not scaled").with_remedy(
@@ -260,8 +260,8 @@ impl LossScaler {
             )
         };
         let pending = self.pending.ok_or_else(unscaled)?;
-        match known {
-            Some(known) if known != pending => Err(multiplied_by(known)
+        match reported {
+            Some(scale) if scale != pending => Err(other_scale(scale)
                 .with_expected(format_args!("{pending}, the scale of the last loss that this scaler scaled"))
                 .with_remedy(
                     "use the gradients of the last scaled loss, and the scaler that scaled this loss",
@@ -273,12 +273,12 @@ impl LossScaler {
     /// Accounts for the outcome of an update with this scale. Returns whether open windows are to end.
     pub(crate) fn account(&mut self, outcome: &mut Outcome, scale: f64) -> Result<bool> {
         let overflow = outcome.overflow().map(str::to_string);
-        self.account_with(outcome, scale, overflow)
+        self.account_overflow(outcome, scale, overflow)
     }
 
-    /// [`LossScaler::account`] with the overflow given apart, because in a streamed step other parameters may
-    /// have moved. `overflow` is the parameter whose gradient was not finite.
-    pub(crate) fn account_with(
+    /// [`LossScaler::account`] for an outcome that does not show the overflow, because in a streamed step
+    /// other parameters may have moved. `overflow` is the parameter whose gradient was not finite.
+    pub(crate) fn account_overflow(
         &mut self,
         outcome: &mut Outcome,
         scale: f64,
@@ -292,43 +292,44 @@ impl LossScaler {
         if ends_window {
             outcome.open_calls = 0;
         }
-        let update = Findings { overflow, stepped: outcome.has_stepped() };
+        let update = Findings { overflow, has_stepped: outcome.has_stepped() };
         match &mut self.iteration {
             // The scale stays pending, because further updates of the iteration may divide by it.
-            Some(found) => {
-                found.overflow = found.overflow.take().or(update.overflow);
-                found.stepped |= update.stepped;
+            Some(findings) => {
+                findings.overflow = findings.overflow.take().or(update.overflow);
+                findings.has_stepped |= update.has_stepped;
             }
             None => {
                 self.pending = None;
-                self.go_on(&update)?;
+                self.move_scale(&update)?;
             }
         }
         Ok(ends_window)
     }
 
     /// Moves the scale by the findings of an update or an iteration.
-    fn go_on(&mut self, found: &Findings) -> Result<()> {
-        match &found.overflow {
-            Some(path) => self.overflowed(path, found.stepped),
-            None if found.stepped => {
-                self.stepped();
+    fn move_scale(&mut self, findings: &Findings) -> Result<()> {
+        match &findings.overflow {
+            Some(path) => self.count_overflow(path, findings.has_stepped),
+            None if findings.has_stepped => {
+                self.count_step();
                 Ok(())
             }
             None => Ok(()),
         }
     }
 
-    fn overflowed(&mut self, path: &str, stepped: bool) -> Result<()> {
+    fn count_overflow(&mut self, path: &str, has_stepped: bool) -> Result<()> {
         let Some(DynamicScale { backoff_factor, floor, .. }) = self.dynamic else { return Ok(()) };
         self.good_steps = 0;
         if self.tolerance > 0 {
-            // Refilled only when the scale grows. Once it is used up, each overflow lowers the scale.
+            // The tolerance is refilled only when the scale grows. Until then each overflow lowers the scale
+            // once the tolerance is used up.
             self.tolerance -= 1;
             return Ok(());
         }
         if self.scale <= floor {
-            let remedy = match stepped {
+            let remedy = match has_stepped {
                 true => {
                     "look for infinities in the model, or make the floor lower; other parameters have moved"
                 }
@@ -346,7 +347,7 @@ impl LossScaler {
         Ok(())
     }
 
-    fn stepped(&mut self) {
+    fn count_step(&mut self) {
         let Some(DynamicScale { growth_factor, growth_interval, hysteresis, .. }) = self.dynamic else {
             return;
         };
@@ -354,10 +355,10 @@ impl LossScaler {
         if self.good_steps >= growth_interval {
             self.good_steps = 0;
             self.tolerance = hysteresis.saturating_sub(1);
-            let grown = self.scale * growth_factor;
+            let next_scale = self.scale * growth_factor;
             // The scale stays in the range of f32, because most losses are scaled in f32.
-            if grown <= f64::from(f32::MAX) {
-                self.scale = grown;
+            if next_scale <= f64::from(f32::MAX) {
+                self.scale = next_scale;
             }
         }
     }
@@ -367,15 +368,15 @@ impl LossScaler {
         self.pending = None;
     }
 
-    /// Checks each number against its range, because serde and public fields accept any.
+    /// Checks each number against its range, because serde and public fields accept any number.
     pub(crate) fn check(&self) -> Result<()> {
         // A smaller scale is subnormal in F32, and its inverse may be infinite there.
-        let positive = |value: f64| value >= f32::MIN_POSITIVE.into() && value.is_finite();
+        let is_positive = |value: f64| value >= f32::MIN_POSITIVE.into() && value.is_finite();
         const POSITIVE: &str = "a finite number, at least 1.18e-38";
         let refuse = |field: &str, value: FieldValue, expected: &str| {
             Err(out_of_range("LossScaler", field, value, expected))
         };
-        if !positive(self.scale) {
+        if !is_positive(self.scale) {
             return refuse("scale", self.scale.into(), POSITIVE);
         }
         let Some(DynamicScale {
@@ -397,7 +398,7 @@ impl LossScaler {
             refuse("growth_interval", growth_interval.into(), "1 or more")
         } else if hysteresis == 0 {
             refuse("hysteresis", hysteresis.into(), "1 or more")
-        } else if !positive(floor) {
+        } else if !is_positive(floor) {
             refuse("floor", floor.into(), POSITIVE)
         } else if self.good_steps >= growth_interval {
             refuse("good_steps", self.good_steps.into(), "a count below growth_interval")
@@ -409,18 +410,18 @@ impl LossScaler {
     }
 }
 
-/// Refuses gradients that report a scale, in an update that would not divide by it.
-pub(crate) fn check_unscaled(known: Option<f64>) -> Result<()> {
-    match known {
+/// Refuses gradients that report a scale, in an update that would not divide by this scale.
+pub(crate) fn check_unscaled(reported: Option<f64>) -> Result<()> {
+    match reported {
         None => Ok(()),
-        Some(scale) => Err(multiplied_by(scale).with_remedy(
+        Some(scale) => Err(other_scale(scale).with_remedy(
             "pass the scaler to the update with `Update::scaler`, which divides the gradients by the scale",
         )),
     }
 }
 
 /// The error for gradients whose loss was multiplied by a scale that the update does not divide by.
-fn multiplied_by(scale: f64) -> Error {
+fn other_scale(scale: f64) -> Error {
     Error::new(ErrorKind::LossScale, "the gradients are of a loss that was multiplied by").with_got(scale)
 }
 
@@ -436,8 +437,8 @@ pub struct DynamicScale {
     pub backoff_factor: f64,
     /// The number of steps in a row without overflow after which the scale grows; at least 1.
     pub growth_interval: u64,
-    /// The number of the overflow on which the scale falls; 1 is the first. Counted anew when the scale
-    /// grows.
+    /// The number of the overflow on which the scale falls; 1 is the first. The count starts anew when the
+    /// scale grows.
     pub hysteresis: u64,
     /// The smallest scale, at least 1.18e-38. An overflow at this scale is an error.
     pub floor: f64,

@@ -13,8 +13,9 @@ use crate::model::lent::Lend;
 impl LossScaler {
     /// Multiplies a loss by the scale, in F32 at least, because 65536 itself is no f16 number.
     ///
-    /// If a network ends in f16, convert its output before the loss is computed. Otherwise the gradient that
-    /// enters f16 is the scale alone, and not the scale times the gradient of the loss.
+    /// If a network ends in f16, convert its output to F32 before the loss is computed. Otherwise the
+    /// backward pass converts the scale itself to f16, instead of the scale times the (smaller) gradient of
+    /// the loss.
     ///
     /// # Errors
     /// If the scale or a parameter of its movement is out of range.
@@ -23,7 +24,7 @@ impl LossScaler {
         if !self.enabled {
             return Ok(ScaledLoss { loss: loss.clone(), scale: None });
         }
-        let scaled = multiplied(loss, self.scale)?;
+        let scaled = scale_loss(loss, self.scale)?;
         self.pending = Some(self.scale);
         Ok(ScaledLoss { loss: scaled, scale: self.pending })
     }
@@ -35,7 +36,7 @@ impl LossScaler {
 }
 
 /// The loss times the scale, in F32 at least.
-pub(crate) fn multiplied(loss: &Tensor, scale: f64) -> candle_core::Result<Tensor> {
+pub(crate) fn scale_loss(loss: &Tensor, scale: f64) -> candle_core::Result<Tensor> {
     if matches!(loss.dtype(), DType::F16 | DType::BF16) {
         loss.to_dtype(DType::F32)? * scale
     } else {
@@ -45,9 +46,10 @@ pub(crate) fn multiplied(loss: &Tensor, scale: f64) -> candle_core::Result<Tenso
 
 /// A loss that [`LossScaler::scale`](crate::LossScaler::scale) has multiplied by the scale.
 ///
-/// It derefs to a tensor. Its own [`backward`](ScaledLoss::backward) returns gradients that carry the scale.
-/// Losses computed from it, such as a sum of two, are plain tensors, and their gradients carry none.
-#[must_use = "`backward` is to be called on this loss, and not on the one that was passed"]
+/// A scaled loss derefs to a tensor. Its own [`backward`](ScaledLoss::backward) returns gradients that carry
+/// the scale. Losses computed from scaled losses, such as a sum of two, are plain tensors, and their
+/// gradients carry no scale.
+#[must_use = "`backward` is to be called on this loss, not on the loss that was passed to `scale`"]
 #[derive(Clone, Debug)]
 pub struct ScaledLoss {
     loss: Tensor,
@@ -75,7 +77,8 @@ impl Deref for ScaledLoss {
 
 /// The gradients of a [`ScaledLoss`], which an update accepts only with the scaler.
 ///
-/// [`update`](crate::update) refuses them, because it would apply them multiplied by the scale.
+/// [`update`](crate::update) refuses these gradients, because without the scaler it would not divide them by
+/// the scale.
 ///
 /// ```
 /// use candle_core::{Device, Var};

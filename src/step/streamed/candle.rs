@@ -11,7 +11,7 @@ use super::super::summary::StepSummary;
 use super::{OpenLeaf, StreamedStep, plan};
 use crate::engine::Progress;
 use crate::error::Result;
-use crate::model::candle::not_of_candle;
+use crate::model::candle::not_candle_variable;
 use crate::model::lent::Lent;
 
 impl StreamedStep<'_> {
@@ -24,29 +24,29 @@ impl StreamedStep<'_> {
     pub(crate) fn paths(&mut self) -> Result<HashMap<TensorId, String>> {
         let path = |(open, x): (&mut Mutex<OpenLeaf>, &Lent<'_>)| {
             let path = &open.get_mut().unwrap_or_else(PoisonError::into_inner).leaf.path;
-            let variable = x.tensor().ok_or_else(|| not_of_candle(path))?;
+            let variable = x.tensor().ok_or_else(|| not_candle_variable(path))?;
             Ok((variable.id(), path.clone()))
         };
         self.leaves.iter_mut().zip(&self.parameters).map(path).collect()
     }
 
-    /// Refuses the step before the first push, if a required gradient will not come. `comes` returns whether
-    /// the gradient of a variable will.
-    pub(crate) fn check_complete(&mut self, comes: impl Fn(&Tensor) -> bool) -> Result<()> {
+    /// Refuses the step before the first push, if a required gradient will not come. `will_come` is true for
+    /// a variable whose gradient will come.
+    pub(crate) fn check_complete(&mut self, will_come: impl Fn(&Tensor) -> bool) -> Result<()> {
         let (leaves, call) = (self.leaves.iter_mut(), &self.call);
-        let made = leaves.zip(&self.parameters).map(|(open, x)| {
+        let plans = leaves.zip(&self.parameters).map(|(open, x)| {
             let leaf = &mut open.get_mut().unwrap_or_else(PoisonError::into_inner).leaf;
-            if x.tensor().is_some_and(&comes) && !leaf.is_frozen() {
+            if x.tensor().is_some_and(&will_come) && !leaf.is_frozen() {
                 let progress = Some(Progress::Applied);
                 return Ok(LeafPlan { progress, has_gradient: true, moves: true, ..LeafPlan::default() });
             }
-            // The rule decides what a missing gradient means: a window, for example, may wait for a later
-            // one.
+            // The rule decides what a missing gradient means: a window, for example, may wait for a gradient
+            // of a later call.
             Ok(plan(call, leaf, x, [], &mut None)?.plans[0].clone())
         });
-        let plans = made.collect::<Result<Vec<_>>>()?;
-        // Not as a streamed call, because the error would report that parameters have moved.
-        let summary = StepSummary::of(&UpdateCall { is_streamed: false, ..call.clone() }, &plans);
+        let plans = plans.collect::<Result<Vec<_>>>()?;
+        // The call is not streamed here, because the error would report that parameters have moved.
+        let summary = StepSummary::new(&UpdateCall { is_streamed: false, ..call.clone() }, &plans);
         if summary.is_refused() {
             self.put_back();
             return Err(summary.refusal(self.state));

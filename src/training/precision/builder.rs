@@ -1,4 +1,4 @@
-//! The `VarBuilder` of a policy, which makes each variable in the policy's dtype.
+//! The `VarBuilder` of a policy, which makes each variable in the dtype that the policy has for its path.
 
 use std::collections::HashMap;
 use std::sync::{MutexGuard, PoisonError};
@@ -9,14 +9,14 @@ use candle_nn::{Init, VarBuilder, VarMap, var_builder::SimpleBackend};
 use super::PrecisionPolicy;
 use crate::error::{Error, Result};
 
-/// Makes variables with the dtypes of a policy and random values.
+/// Makes variables with the dtypes of a policy and with initial values.
 struct VariablesByPolicy {
     policy: PrecisionPolicy,
     variables: VarMap,
 }
 
 impl VariablesByPolicy {
-    fn variable(
+    fn get_or_make(
         &self,
         shape: Shape,
         path: &str,
@@ -25,7 +25,7 @@ impl VariablesByPolicy {
         device: &Device,
     ) -> Result<Tensor> {
         let dtype = if requested.is_float() { self.policy.dtype(path)? } else { requested };
-        let mut variables = locked(&self.variables);
+        let mut variables = lock(&self.variables);
         if let Some(variable) = variables.get(path) {
             const REMEDY: &str = "make the variable with the shape of the model and the dtype of the policy, \
                                   or build in an empty `VarMap`";
@@ -40,7 +40,7 @@ impl VariablesByPolicy {
                 Ok(variable.as_tensor().clone())
             };
         }
-        let variable = Var::from_tensor(&init.var(shape, drawn_in(dtype), device)?.to_dtype(dtype)?)?;
+        let variable = Var::from_tensor(&init.var(shape, draw_dtype(dtype), device)?.to_dtype(dtype)?)?;
         let tensor = variable.as_tensor().clone();
         variables.insert(path.to_string(), variable);
         Ok(tensor)
@@ -48,13 +48,13 @@ impl VariablesByPolicy {
 }
 
 /// The variables of a map. A panic under the lock does no harm, because each variable is inserted whole.
-fn locked(variables: &VarMap) -> MutexGuard<'_, HashMap<String, Var>> {
+fn lock(variables: &VarMap) -> MutexGuard<'_, HashMap<String, Var>> {
     variables.data().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The dtype in which random numbers are drawn. On CUDA devices candle draws none in 16 bits, and on the CPU
-/// it would round the parameters of the distribution as well.
-fn drawn_in(dtype: DType) -> DType {
+/// The dtype in which random numbers are drawn. On CUDA devices candle draws no numbers in 16 bits, and on
+/// the CPU it would round the parameters of the distribution as well.
+fn draw_dtype(dtype: DType) -> DType {
     if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype }
 }
 
@@ -67,19 +67,19 @@ impl SimpleBackend for VariablesByPolicy {
         dtype: DType,
         device: &Device,
     ) -> candle_core::Result<Tensor> {
-        Ok(self.variable(shape, path, init, dtype, device)?)
+        Ok(self.get_or_make(shape, path, init, dtype, device)?)
     }
 
     fn get_unchecked(&self, path: &str, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
-        let known = locked(&self.variables).get(path).map(|variable| variable.shape().clone());
-        let Some(shape) = known else {
+        let existing_shape = lock(&self.variables).get(path).map(|variable| variable.shape().clone());
+        let Some(shape) = existing_shape else {
             candle_core::bail!("{path}: a new variable needs a shape, use `get` instead of `get_unchecked`")
         };
         self.get(shape, path, Init::default(), dtype, device)
     }
 
     fn contains_tensor(&self, path: &str) -> bool {
-        locked(&self.variables).contains_key(path)
+        lock(&self.variables).contains_key(path)
     }
 }
 
@@ -87,13 +87,13 @@ impl PrecisionPolicy {
     /// A builder that makes each variable in `variables` with its dtype, for any candle-nn model.
     ///
     /// Initial values for 16 bits are drawn in F32 and rounded. If the model requests a floating-point dtype,
-    /// the policy overrides it; requests for integers are kept. The builder's own dtype, which models use for
-    /// their constants, is that of the last pattern. If `variables` has a variable already, the variable
-    /// stays as it is, and must have the dtype of the policy.
+    /// the policy overrides that dtype. An integer dtype is made as requested. The builder's own dtype, which
+    /// models use for their constants, is that of the last pattern. If `variables` has a variable already,
+    /// the variable stays as it is, and must have the dtype of the policy.
     ///
-    /// The model's constructor returns the errors. Call [`check`](PrecisionPolicy::check) when the model is
-    /// built. [`Weights::load_into`](crate::Weights::load_into) loads values from files, converted and
-    /// rounded once.
+    /// Errors of the builder come from the model's constructor. Call [`check`](PrecisionPolicy::check) when
+    /// the model is built. [`Weights::load_into`](crate::Weights::load_into) loads values from files,
+    /// converted and rounded once.
     pub fn builder(&self, variables: &VarMap, device: &Device) -> VarBuilder<'static> {
         let dtype = self.dtypes.last().copied().unwrap_or(DType::F32);
         let backend = VariablesByPolicy { policy: self.clone(), variables: variables.clone() };

@@ -6,12 +6,12 @@ use super::{check_supported, run_in};
 use crate::error::Result;
 use crate::model::{Model, Visitor};
 
-/// Runs a module in a dtype: converts the input to that dtype, and the output back to the input's.
+/// Runs a module in a dtype: converts the input to this dtype, and the output back to the input's dtype.
 ///
 /// Gradients pass through both conversions. The parameters of the module are not converted.
 ///
-/// Use it for layers whose parameters have another dtype than the rest of the model, such as F32 norms in an
-/// F16 model. A [`PrecisionPolicy`](crate::PrecisionPolicy) decides the dtype of each parameter.
+/// Use `InDtype` for layers whose parameters have another dtype than the rest of the model, such as F32 norms
+/// in an F16 model. A [`PrecisionPolicy`](crate::PrecisionPolicy) decides the dtype of each parameter.
 ///
 /// If the input is not floating-point (the tokens of an embedding), it is not converted, and the output stays
 /// in the module's dtype.
@@ -66,8 +66,8 @@ impl<M> InDtype<M> {
 
 impl<M: Module> Module for InDtype<M> {
     fn forward(&self, input: &Tensor) -> candle_core::Result<Tensor> {
-        let back = if input.dtype().is_float() { input.dtype() } else { self.dtype };
-        run_in(self.dtype, &self.module, input, back)
+        let output_dtype = if input.dtype().is_float() { input.dtype() } else { self.dtype };
+        run_in(self.dtype, &self.module, input, output_dtype)
     }
 }
 

@@ -8,7 +8,7 @@ use crate::model::Model;
 use crate::model::patterns::Patterns;
 use crate::step::setup::variables;
 
-/// The dtype of each parameter, by its path: that of the first pattern that matches.
+/// The dtype of each parameter, by its path: the dtype of the first pattern that matches.
 ///
 /// In a pattern `*` stands for any text, dots included, and `?` for one character. Everything else is
 /// literal, and the whole path must match. A path that no pattern matches is an error, so the last pattern is
@@ -47,8 +47,7 @@ use crate::step::setup::variables;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// For the opposite use [`Autocast`](crate::Autocast): F32 parameters, and some layers that compute in low
-/// precision.
+/// For F32 parameters, and some layers that compute in low precision, use [`Autocast`](crate::Autocast).
 #[must_use]
 #[derive(Clone, Debug, PartialEq)]
 pub struct PrecisionPolicy {
@@ -89,7 +88,8 @@ impl PrecisionPolicy {
     /// # Ok::<(), optimisers::Error>(())
     /// ```
     pub fn dtype(&self, path: &str) -> Result<DType> {
-        let pattern = self.patterns.first(&[path]).ok_or_else(|| self.patterns.uncovered(path))?;
+        let pattern =
+            self.patterns.first_match(&[path]).ok_or_else(|| self.patterns.uncovered_error(path))?;
         Ok(self.dtypes[pattern])
     }
 
@@ -99,7 +99,7 @@ impl PrecisionPolicy {
     ///
     /// # Errors
     /// - A parameter has another dtype than its pattern, or no pattern matches it.
-    /// - A pattern decides for no parameter: it is probably mistyped.
+    /// - A pattern decides for no parameter, because it is probably mistyped.
     /// - Two patterns with different dtypes match different paths of one parameter.
     ///
     /// ```
@@ -117,16 +117,13 @@ impl PrecisionPolicy {
     /// ```
     pub fn check<M: Model + ?Sized>(&self, model: &M) -> Result<()> {
         let variables = variables(model)?;
-        let chosen = self.patterns.choose(
-            &variables,
-            |one, other| self.dtypes[one] == self.dtypes[other],
-            |_, error| error,
-        )?;
+        let chosen =
+            self.patterns.choose(&variables, |a, b| self.dtypes[a] == self.dtypes[b], |_, error| error)?;
         for (variable, pattern) in variables.iter().zip(chosen) {
             let (got, expected) = (variable.x.dtype(), self.dtypes[pattern]);
             if got != expected {
-                let other = Error::dtype("its variable in the model", got, format_args!("{expected:?}"));
-                return Err(other.at(variable.path()).with_remedy("make it with `PrecisionPolicy::builder`"));
+                let error = Error::dtype("its variable in the model", got, format_args!("{expected:?}"));
+                return Err(error.at(variable.path()).with_remedy("make it with `PrecisionPolicy::builder`"));
             }
         }
         Ok(())

@@ -1,9 +1,9 @@
 //! Sharpness-aware minimisation: a step up, to a point that gives the gradient for the step down.
 //!
-//! The step up is an update with the rule [`Climb`], so it has the checks, engines and ranks of an update. It
-//! must not change the state of the training. So it works on a `StateTree::scratch_tree`, whose only state is
-//! copies of masters. The parameters are copied before the update, and a [`ParameterExchange`] brings them
-//! back when it is dropped.
+//! The step up is an update with the rule [`Climb`], so it has the checks, engines and ranks of an update.
+//! The step up must not change the state of the training, so it works on a `StateTree::scratch_tree`, whose
+//! only state is copies of masters. The parameters are copied before the update, and the drop of a
+//! [`ParameterExchange`] restores them.
 
 mod climb;
 
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::Model;
 use crate::model::gradients::Gradients;
-use crate::model::lent::{Lend, Lent, copied};
+use crate::model::lent::{Lend, Lent, copy_of};
 use crate::ranks::Call;
 use crate::rule::{IntoOptimiser, Optimiser, State, out_of_range, range};
 use crate::step::update::Update;
@@ -27,7 +27,7 @@ use climb::Climb;
 ///
 /// ```text
 /// x̂  = x + ρ·dx / ‖(dx of every parameter)‖₂              ascend, with the gradient at x
-/// x  = what it was, bit for bit                            restore
+/// x  = the x before the ascent, bit for bit                restore
 /// x' = x - (the step of the optimiser)                     update, with the gradient at x̂
 /// ```
 ///
@@ -49,22 +49,22 @@ use climb::Climb;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Until [`restore`](Climbed::restore), [`Climbed`] borrows the state, so an update, a checkpoint or another
-/// ascent does not compile. If an error leaves the loop, the parameters are restored as well. Do not write to
-/// parameters before `restore`, which would overwrite your values. Other variables that a forward pass moves,
-/// such as BatchNorm's running statistics, move twice.
+/// [`Climbed`] borrows the state until [`restore`](Climbed::restore), so an update, a checkpoint or another
+/// ascent before `restore` does not compile. If an error leaves the loop, the parameters are restored as
+/// well. Do not write to parameters before `restore`, which would overwrite your values. Other variables that
+/// a forward pass moves, such as BatchNorm's running statistics, move twice.
 ///
 /// # What moves
 /// - A parameter that is frozen or has no gradient does not move, and is left out of the norm. Tied weights
-///   move once, by the sum of their gradients. If no parameter has a gradient, that is an error, as in an
-///   update.
+///   move once, by the sum of their gradients. If no parameter has a gradient, `ascend` returns an error, as
+///   an update does.
 /// - A parameter with a master on its device ascends from the master, and the result is rounded. If a move is
 ///   smaller than half a unit in the last place of bf16, most elements stay, and some move by a whole unit.
 ///   Masters and state stay as they are.
-/// - If all gradients are zero, nothing moves. If the norm is infinite or NaN, that is an error before
-///   anything moves.
+/// - If all gradients are zero, nothing moves. If the norm is infinite or NaN, `ascend` returns an error
+///   before anything moves.
 ///
-/// An ascent needs memory for a copy of all parameters, and while it runs for a copy of all masters.
+/// An ascent needs memory for a copy of all parameters, and until `ascend` returns for a copy of all masters.
 ///
 /// # With a loss scaler
 /// Scale both losses, and give the scaler to the update. A scale does not change the direction of the ascent.
@@ -76,13 +76,13 @@ use climb::Climb;
 /// In a window of [`AccumGrad`](crate::AccumGrad) each micro-batch ascends by its own gradient. Over
 /// [ranks](crate::Setup::over) all ranks have to call `ascend`. They ascend by the mean of their gradients,
 /// with the weights of [`Update::weight`](crate::Update::weight), so the steps are those of one process with
-/// the whole batch. That costs one more exchange of gradients. To let each rank ascend by its own gradient,
-/// as the paper does on several devices, set up an undivided state of [`Descent`](crate::Descent) on each
-/// rank, only for the ascent.
+/// the whole batch. The mean costs one more exchange of gradients. In the paper, each device ascends by its
+/// own gradient. To do so, set up an undivided state of [`Descent`](crate::Descent) on each rank, only for
+/// the ascent.
 ///
 /// # Departures
-/// Compared with pytorch_optimizer's `SAM`, which takes the norm in f32, adds 1e-12 to it, and adds the
-/// ascent to the parameter as it is stored. torch, optax's core and Optimisers.jl have no SAM;
+/// pytorch_optimizer's `SAM` computes the norm in f32, adds 1e-12 to the norm, and adds the ascent to the
+/// stored parameter instead of a master. torch, optax's core and Optimisers.jl have no SAM.
 /// `optax.contrib.sam` takes the steps up with a separate optimiser.
 #[must_use = "it moves nothing until `ascend` is called"]
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -122,28 +122,28 @@ impl Sam {
     /// no effect. A [scaler](Update::scaler) stays as it is.
     ///
     /// # Errors
-    /// As [`update`](crate::update) about model and gradients. If ρ is out of range, or the norm is infinite
-    /// or NaN. After an error nothing has moved.
+    /// The errors of [`update`](crate::update) about model and gradients. Also if ρ is out of range, or the
+    /// norm is infinite or NaN. After an error nothing has moved.
     pub fn ascend<'s, M, G>(&self, update: Update<'s>, model: &'s M, grads: &G) -> Result<Climbed<'s>>
     where
         M: Model + ?Sized,
         G: Gradients + ?Sized,
     {
         let Update { state, mut options, .. } = update;
-        // The check of the norm covers `finite_only`, and an overflow on the wire. Parameters are not
-        // compared with masters, because the ascent only reads masters.
+        // `finite_only` is off and overflows on the wire are accepted, because the check of the norm finds
+        // both. Parameters are not compared with masters, because the ascent only reads masters.
         (options.finite_only, options.keep_masters, options.figures) = (false, true, false);
         options.takes_overflow = true;
         let Ascent { mut scratch, parameters, copies } = match self.prepare(state, model) {
-            Ok(prepared) => prepared,
+            Ok(ascent) => ascent,
             Err(error) => return state.settle(Call::Update, Err(error)),
         };
-        // Before the update, because its errors must restore as well: a device may have written some
-        // parameters, or a rank may have left.
+        // Made before the update, because an error of the update must restore parameters as well: a device
+        // may have written some, or a rank may have left.
         let mut exchanged = ParameterExchange::new(state, parameters, copies);
         let ascent = Update { state: &mut scratch, options, scaler: None };
-        let outcome = ascent.apply_scaled(model, grads, None).map_err(of_climb)?;
-        exchanged.keep(|index, leaf| scratch.leaves[index].steps() > leaf.steps());
+        let outcome = ascent.apply_scaled(model, grads, None).map_err(with_ascent_remedy)?;
+        exchanged.retain(|index, leaf| scratch.leaves[index].steps() > leaf.steps());
         Ok(Climbed { exchanged, norm: outcome.global_norm })
     }
 
@@ -152,11 +152,12 @@ impl Sam {
         if let Some(expected) = range::non_negative(self.rho) {
             return Err(out_of_range("Sam", "rho", self.rho, expected));
         }
-        let parameters = state.parameters_back(model)?;
+        let parameters = state.recover_parameters(model)?;
         let bare = Arc::new(self.climb().into_optimiser());
         let scratch = state.scratch_tree(|index, leaf| self.stand_in(leaf, &*parameters[index], &bare))?;
         let moving = parameters.iter().enumerate().filter(|(leaf, _)| !state.leaves[*leaf].is_frozen());
-        let copies = moving.map(|(leaf, x)| Ok((leaf, copied("parameter", &**x)?))).collect::<Result<_>>()?;
+        let copies =
+            moving.map(|(leaf, x)| Ok((leaf, copy_of("parameter", &**x)?))).collect::<Result<_>>()?;
         Ok(Ascent { scratch, parameters, copies })
     }
 
@@ -164,8 +165,8 @@ impl Sam {
         Climb { adaptive: self.is_adaptive, ..Climb::new(self.rho) }
     }
 
-    /// The optimiser for the ascent of a leaf, and its state. If the parameter has a master of another dtype
-    /// on its device, the optimiser is `MixedPrecision` with a copy of that master.
+    /// The optimiser for the ascent of a leaf, and the optimiser's state. If the parameter has a master of
+    /// another dtype on its device, the optimiser is `MixedPrecision` with a copy of that master.
     fn stand_in(&self, leaf: &Leaf, x: &dyn Lend, bare: &Arc<Optimiser>) -> Result<(Arc<Optimiser>, State)> {
         let part = leaf.own_part(x)?;
         let precise = leaf.optimiser.precise(&leaf.state, &*part)?;
@@ -191,18 +192,18 @@ struct Ascent<'m> {
 }
 
 /// The error of an ascent's update, with the remedy for an ascent.
-fn of_climb(error: Error) -> Error {
+fn with_ascent_remedy(error: Error) -> Error {
     if error.kind() != ErrorKind::NotFinite {
         return error;
     }
     let rank = error.rank();
-    let error = error.with_remedy(
+    let error_of_ascent = error.with_remedy(
         "leave this call out, because there is no direction to move in; with a loss scaler, give the \
          gradients to an update with `Update::scaler`, which skips the call and lowers the scale",
     );
     match rank {
-        Some(rank) => error.brought_by(rank),
-        None => error,
+        Some(rank) => error_of_ascent.caused_by_rank(rank),
+        None => error_of_ascent,
     }
 }
 
@@ -222,8 +223,8 @@ impl Climbed<'_> {
     /// an error of a device.
     ///
     /// # Errors
-    /// If a device fails. The state then keeps the copies of the parameters, refuses calls that need the
-    /// parameters, and the next [`Sam::ascend`] restores them first.
+    /// If a device fails. The state then keeps the copies of the parameters and refuses calls that need the
+    /// parameters. The next [`Sam::ascend`] restores the parameters first.
     pub fn restore(mut self) -> Result<()> {
         self.exchanged.put_back()
     }

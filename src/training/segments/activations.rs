@@ -1,11 +1,11 @@
-//! Activations, which go from one segment to the next: a tensor, several, or a type that has tensors.
+//! Activations, which go from one segment to the next: a tensor, several tensors, or a type with tensors.
 
 use candle_core::Tensor;
 
 /// The input or output of a segment of [`Segments`](crate::Segments): one tensor or several.
 ///
 /// Implemented for `Tensor`, for tuples of two to four tensors, and for `Vec<Tensor>`. A type of your own
-/// lists its tensors, and is built from the same number of tensors.
+/// lists its tensors in `tensors`, and is built from as many tensors in `from_tensors`.
 ///
 /// ```
 /// use candle_core::Tensor;
@@ -35,8 +35,8 @@ pub trait Activations {
     /// The value with these tensors.
     ///
     /// # Panics
-    /// May panic if the number of tensors is not that of [`tensors`](Activations::tensors).
-    /// [`Segments`](crate::Segments) always passes that number.
+    /// May panic if the number of tensors differs from that of [`tensors`](Activations::tensors).
+    /// [`Segments`](crate::Segments) always passes the right number.
     fn from_tensors(tensors: Vec<Tensor>) -> Self;
 }
 

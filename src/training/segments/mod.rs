@@ -1,21 +1,24 @@
-//! A training step in segments, whose activations are computed again when they are needed.
+//! A training step in segments, whose activations are computed again for the backward pass.
 //!
 //! A graph of candle keeps its activations. So the forward pass drops the graph of each segment at once, and
-//! the backward pass computes the segment again, from variables that have the values of its input. `backward`
-//! takes no gradient to begin with, but starts at 1. So it is called on the sum of y · ȳ over the outputs y
-//! of the segment, where ȳ is the gradient that the next segment has found for y as its input.
+//! the backward pass computes the segment again, from variables that have the values of its input. candle's
+//! `backward` cannot start from a given gradient, but always starts at 1. So `backward` is called on the sum
+//! of y · ȳ over the outputs y of the segment, where ȳ is the gradient of the loss with respect to y, which
+//! the backward pass of the next segment has found.
 //!
 //! Two things are difficult:
 //!
-//! - **When a gradient is complete**, because several segments may read one parameter. The forward pass notes
-//!   the first segment that reads each parameter. Once the gradients of that segment are there, the gradient
-//!   of the parameter is complete, and the parameter may move, because no segment that runs later reads it.
+//! - **When a gradient is complete**, because several segments may read one parameter. The forward pass
+//!   records the first segment that reads each parameter. After the backward pass of that segment, the
+//!   gradient of the parameter is complete, and the parameter may move, because no segment that runs later
+//!   reads it.
 //! - **The bits.** candle begins each gradient with zeros and adds to them, so 1 · ȳ is ȳ to the bit. The
-//!   gradient w̄ that later segments have found for a parameter w is one more term of the sum, w · w̄. Then
-//!   the graph of this segment adds to w̄, one use after another, as one graph of all segments would. Added
-//!   up outside of the graph, the rows that an embedding repeats would be added to each other first.
+//!   gradient w̄ that later segments have found for a parameter w enters the sum as one more term, w · w̄. So
+//!   the graph of this segment adds to w̄ one use of w after another, as one graph of all segments would. A
+//!   sum outside of the graph would have another order: the gradients of a row that an embedding looks up
+//!   several times would first be added to each other.
 //!
-//! The price of the sum is memory: candle computes a gradient of ȳ as well, which is not used.
+//! The price of these sums is memory: candle also computes the gradients of ȳ and w̄, which are not used.
 
 mod activations;
 
@@ -31,8 +34,8 @@ use candle_core::{Tensor, TensorId, Var};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::Model;
-use crate::model::cuts::{USUAL, cuts};
-use crate::step::loss_scaler::scaled::multiplied;
+use crate::model::cuts::{USUAL, cut_hint};
+use crate::step::loss_scaler::scaled::scale_loss;
 use crate::step::outcome::Outcome;
 use crate::step::update::Update;
 
@@ -41,8 +44,8 @@ pub use activations::Activations;
 /// A model in segments, trained with the activations of one segment in memory.
 ///
 /// A backward pass of candle needs the activations of the whole model, and returns all gradients at once.
-/// `Segments` keeps only the inputs of segments. It computes a segment again when the gradients of that
-/// segment are due, gives them to the step, and frees them. The price is a second forward pass, which is
+/// `Segments` keeps only the inputs of segments. In the backward pass it computes each segment again, gives
+/// the gradients of the segment to the step, and frees them. The price is a second forward pass, which is
 /// about a third of a step.
 ///
 /// ```
@@ -71,33 +74,35 @@ pub use activations::Activations;
 /// ```
 ///
 /// # What is in memory
-/// The input of each segment, the graph of one segment, and its gradients. For a transformer with a segment
-/// for each block these are the hidden states before each block, and the activations of one block. Segments
-/// of several blocks (`each(model.blocks.chunks(2), ..)`) keep fewer inputs and larger graphs. The last
-/// segment is not computed again, because the loss follows at once: let it be the head. Segments before the
-/// first variable keep nothing. The page on [memory](crate::guide::memory#activations) has figures.
+/// Memory holds the input of each segment, and the graph and the gradients of one segment. For a transformer
+/// with a segment for each block these are the hidden states before each block, and the activations of one
+/// block. Segments of several blocks (`each(model.blocks.chunks(2), ..)`) keep fewer inputs and larger
+/// graphs. The last segment is not computed again, because the loss follows at once, so let the last segment
+/// be the head. Segments before the first variable keep nothing. The page on
+/// [memory](crate::guide::memory#activations) has figures.
 ///
 /// # Bits
 /// Gradients, and with them parameters and state, have the bits of `loss.backward()` and
 /// [`update`](crate::update). This includes the embedding of a usual transformer that is tied to its last
 /// layer. In three cases a sum of three and more gradients may have another order, so that last digits
 /// differ:
-/// - Several segments read one parameter. Here its gradients are added up from the last segment to the first.
-///   candle does the same, except for an operation on the parameter alone (`w.exp()`, `w.to_dtype(..)`) that
-///   is the left operand of the next operation.
+/// - Several segments read one parameter. `Segments` adds up its gradients from the last segment to the
+///   first. candle has the same order, except for an operation on the parameter alone (`w.exp()`,
+///   `w.to_dtype(..)`) that is the left operand of the next operation.
 /// - Several tensors go between two segments, or a closure captures a tensor that depends on variables.
 /// - A tensor between two segments is not contiguous.
 ///
 /// # What a segment has to be
-/// - It reads the same variables and returns the same numbers when it runs again. Dropout does not, because
-///   the generator of candle cannot be wound back. So variables and output are compared with those before,
-///   and a segment with others is refused. While the state has no step, each segment that is to run again
-///   does so in the forward pass, before anything is written.
-/// - It takes contiguous tensors, as a copy of its input is contiguous. For these `LayerNorm` and `RmsNorm`
-///   of candle [cut](crate::guide::cuts) the graph, and for others they do not.
-/// - It detaches no parameter that a later segment trains. `train` may move that parameter before the segment
-///   runs again, which is noticed only if the output differs: use [`gradients`](Segments::gradients).
-/// - It may write elsewhere, such as BatchNorm's running statistics, but it does so in each run.
+/// - A segment reads the same variables and returns the same numbers when it runs again. Dropout does not,
+///   because the generator of candle cannot be wound back. So variables and output are compared with those of
+///   the first run, and a segment is refused if they differ. While the state has no step, each segment that
+///   has to run again does so in the forward pass, before anything is written.
+/// - A segment takes contiguous tensors, because a copy of its input is contiguous. For contiguous tensors
+///   `LayerNorm` and `RmsNorm` of candle [cut](crate::guide::cuts) the graph, and for others they do not.
+/// - A segment detaches no parameter that a later segment trains. `train` may move that parameter before the
+///   segment runs again, which is noticed only if the output differs. For such a segment use
+///   [`gradients`](Segments::gradients).
+/// - A segment may write elsewhere, for example to BatchNorm's running statistics, but it writes in each run.
 /// - A closure may capture tensors, such as a mask. If a captured tensor depends on variables, each segment
 ///   goes through the graph of that tensor again, and the gradients are right.
 ///
@@ -123,12 +128,12 @@ impl<X> std::fmt::Debug for Segments<'_, X> {
 impl<'a, X: Activations + 'a> Segments<'a, X> {
     /// Begins with the input of the model, and without segments.
     ///
-    /// The input must not depend on a variable: tokens or pictures, for example.
+    /// The input, such as tokens or pictures, must not depend on a variable.
     pub fn new(input: &X) -> Self {
         Segments { input: input.tensors(), runs: Vec::new(), output: PhantomData }
     }
 
-    /// Adds a segment, which takes what the segment before it returns.
+    /// Adds a segment, which takes the output of the segment before it.
     pub fn then<Y: Activations>(
         self,
         segment: impl Fn(&X) -> candle_core::Result<Y> + 'a,
@@ -138,7 +143,7 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
         Segments { input, runs, output: PhantomData }
     }
 
-    /// Adds a segment for each of these, such as the blocks of a model.
+    /// Adds a segment for each of these parts, such as the blocks of a model.
     pub fn each<T: Copy + 'a>(
         mut self,
         parts: impl IntoIterator<Item = T>,
@@ -158,18 +163,18 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
     /// [streamed step](crate::StreamedStep) of [`Update::begin`], with the options of that step. With a
     /// [scaler](Update::scaler) the loss is scaled here, but the returned loss is not.
     ///
-    /// If a gradient is not finite and the scaler is dynamic, its parameter stays, others move, and the scale
-    /// falls. To skip such a step as a whole, or to clip by the norm of all gradients, give those of
+    /// If the scaler is dynamic and a gradient is not finite, its parameter stays, others move, and the scale
+    /// falls. To skip such a step as a whole, or to clip by the norm of all gradients, give the result of
     /// [`gradients`](Segments::gradients) to an update with the scaler, or with
     /// [`finite_only`](Update::finite_only).
     ///
     /// # Errors
-    /// Before any segment has run: what [`Update::begin`] refuses, and a model with memory that is no
+    /// Before any segment has run: the errors of [`Update::begin`], and a model with memory that is no
     /// variable of candle's.
     ///
     /// Before any parameter has moved:
     /// - The input depends on a variable.
-    /// - No output of a segment depends on its input, as something [cuts](crate::guide::cuts) the graph.
+    /// - No output of a segment depends on its input, because something [cuts](crate::guide::cuts) the graph.
     /// - Neither a segment nor the loss reads a parameter, and all gradients are
     ///   [required](crate::StateTree::require_all).
     /// - A segment reads other variables or returns other numbers when it runs again, and the state has no
@@ -179,8 +184,8 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
     /// [dropped](crate::StreamedStep#what-it-promises-less-than-update):
     /// - A segment reads other variables or returns other numbers when it runs again.
     /// - A gradient is not finite, and there is no dynamic scaler.
-    /// - What [`push`](crate::StreamedStep::push) and [`finish`](crate::StreamedStep::finish) refuse
-    ///   otherwise, or an operation of candle fails.
+    /// - [`push`](crate::StreamedStep::push) or [`finish`](crate::StreamedStep::finish) returns another
+    ///   error, or an operation of candle fails.
     pub fn train<'s, M: Model + ?Sized>(
         self,
         update: Update<'s>,
@@ -192,11 +197,11 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
             scaler.factor()?;
         }
         let update = Update { state, options, scaler: scaler.as_deref_mut() };
-        let trained = catch_unwind(AssertUnwindSafe(|| self.step(update, model, loss)));
-        if let (Err(_) | Ok(Err(_)), Some(scaler)) = (&trained, scaler) {
+        let result = catch_unwind(AssertUnwindSafe(|| self.step(update, model, loss)));
+        if let (Err(_) | Ok(Err(_)), Some(scaler)) = (&result, scaler) {
             scaler.forget_loss();
         }
-        trained.unwrap_or_else(|panic| resume_unwind(panic))
+        result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     /// Trains by the scaled loss.
@@ -209,10 +214,10 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
         let is_first = update.state.steps() == 0;
         let mut step = update.begin(model)?;
         let paths = step.paths()?;
-        let (pass, with_graph) = self.forward(loss, is_first)?;
-        step.check_complete(|x| pass.first.contains_key(&x.id()))?;
-        let (root, loss) = (multiplied(&with_graph, step.loss_scale())?, with_graph.detach());
-        drop(with_graph);
+        let (pass, graph_loss) = self.forward(loss, is_first)?;
+        step.check_complete(|x| pass.first_reader.contains_key(&x.id()))?;
+        let (root, loss) = (scale_loss(&graph_loss, step.loss_scale())?, graph_loss.detach());
+        drop(graph_loss);
         pass.backward(root, &mut |x, gradient| match paths.get(&x.id()) {
             Some(path) => step.push_of_segment(path, &gradient),
             None => Ok(()),
@@ -240,7 +245,7 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
     ///
     /// With a [`LossScaler`](crate::LossScaler), return the loss in F32 times
     /// [`factor`](crate::LossScaler::factor) from the closure, and give the scaler to the update. The loss
-    /// that is returned then has this factor, too.
+    /// that `gradients` returns then has this factor, too.
     ///
     /// # Errors
     /// If the input depends on a variable, no output of a segment depends on its input, a segment reads other
@@ -251,7 +256,8 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
     ) -> Result<(Tensor, GradStore)> {
         let (pass, root) = self.forward(loss, false)?;
         let loss = root.detach();
-        // The store has the gradient 1 of the loss alone, because candle 0.10 makes no empty one.
+        // The store begins with the gradient of the loss alone, which is 1, because candle 0.10 makes no
+        // empty store.
         let mut gradients = loss.backward()?;
         pass.backward(root, &mut |x, gradient| {
             gradients.insert(x, gradient);
@@ -275,14 +281,15 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
         }
         // The loss follows the last segment at once, so the last segment need not run again.
         let last = runs.pop();
-        let mut pass = ForwardPass { runs, inputs: vec![input], reads: Vec::new(), first: HashMap::new() };
-        for place in 0..pass.runs.len() {
-            pass.advance(place, repeats)?;
+        let mut pass =
+            ForwardPass { runs, inputs: vec![input], reads: Vec::new(), first_reader: HashMap::new() };
+        for segment in 0..pass.runs.len() {
+            pass.advance(segment, repeats)?;
         }
         let x = &pass.inputs[pass.runs.len()];
         let y = last.map_or_else(|| Ok(x.clone()), |last| last(x))?;
         let loss = loss(&X::from_tensors(y))?;
-        pass.note(pass.runs.len(), slice::from_ref(&loss))?;
+        pass.record_reads(pass.runs.len(), slice::from_ref(&loss))?;
         Ok((pass, loss))
     }
 }
@@ -291,48 +298,48 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
 struct ForwardPass<'a> {
     /// All segments except the last.
     runs: Vec<SegmentRun<'a>>,
-    /// The inputs of all segments, also of the last. Inputs that have a gradient are variables. Empty for a
-    /// segment that need not run again.
+    /// The inputs of all segments, also of the last. Tensors that have a gradient are variables. The inputs
+    /// of a segment that need not run again are empty.
     inputs: Vec<Vec<Tensor>>,
     /// The variables that each segment reads.
     reads: Vec<HashSet<TensorId>>,
     /// The first segment that reads each variable.
-    first: HashMap<TensorId, usize>,
+    first_reader: HashMap<TensorId, usize>,
 }
 
 impl ForwardPass<'_> {
-    /// Runs a segment, and keeps what it returns as the input of the next.
-    fn advance(&mut self, place: usize, repeats: bool) -> Result<()> {
-        let y = (self.runs[place])(&self.inputs[place])?;
-        let are_variable = self.note(place, &y)?;
-        let runs_again = are_variable.contains(&true);
-        // A copy of what has a gradient, because `y` keeps its graph.
-        let kept = |(y, is_variable): (Tensor, bool)| match is_variable {
+    /// Runs a segment, and stores its output as the input of the next.
+    fn advance(&mut self, segment: usize, repeats: bool) -> Result<()> {
+        let y = (self.runs[segment])(&self.inputs[segment])?;
+        let depend_on_variables = self.record_reads(segment, &y)?;
+        let runs_again = depend_on_variables.contains(&true);
+        // Outputs with a gradient are copied to variables, because `y` keeps its graph.
+        let next_input = |(y, depends_on_variables): (Tensor, bool)| match depends_on_variables {
             true => Ok(Var::from_tensor(&y.detach())?.into_inner()),
             false => Ok(y.detach()),
         };
-        self.inputs.push(y.into_iter().zip(are_variable).map(kept).collect::<Result<_>>()?);
+        self.inputs.push(y.into_iter().zip(depend_on_variables).map(next_input).collect::<Result<_>>()?);
         if !runs_again {
-            self.inputs[place].clear();
+            self.inputs[segment].clear();
         } else if repeats {
-            self.run_again(place, &self.inputs[place + 1])?;
+            self.run_again(segment, &self.inputs[segment + 1])?;
         }
         Ok(())
     }
 
-    /// Notes which variables a segment reads, and returns which of its outputs depend on any.
-    fn note(&mut self, place: usize, y: &[Tensor]) -> Result<Vec<bool>> {
+    /// Records which variables a segment reads, and returns which of its outputs depend on a variable.
+    fn record_reads(&mut self, segment: usize, y: &[Tensor]) -> Result<Vec<bool>> {
         let reads: Vec<Vec<Tensor>> = y.iter().map(variables).collect();
-        reads.iter().flatten().for_each(|x| _ = self.first.entry(x.id()).or_insert(place));
+        reads.iter().flatten().for_each(|x| _ = self.first_reader.entry(x.id()).or_insert(segment));
         self.reads.push(reads.iter().flatten().map(Tensor::id).collect());
-        let own: Vec<_> = self.inputs[place].iter().filter(|x| x.is_variable()).collect();
-        if !own.is_empty() && !own.iter().any(|x| self.first.contains_key(&x.id())) {
-            let name = self.name(place);
+        let inputs: Vec<_> = self.inputs[segment].iter().filter(|x| x.is_variable()).collect();
+        if !inputs.is_empty() && !inputs.iter().any(|x| self.first_reader.contains_key(&x.id())) {
+            let name = self.name(segment);
             let problem = format!("no output of {name} depends on its input");
             return Err(Error::new(ErrorKind::NoGradient, problem).with_remedy(format!(
                 "find what cuts the graph in this segment, because no segment before it has a gradient. \
                  {}",
-                cuts(&USUAL)
+                cut_hint(&USUAL)
             )));
         }
         Ok(reads.iter().map(|reads| !reads.is_empty()).collect())
@@ -344,20 +351,21 @@ impl ForwardPass<'_> {
         mut root: Tensor,
         take: &mut dyn FnMut(&Tensor, Tensor) -> Result<()>,
     ) -> Result<()> {
-        // Variables that earlier segments read as well, with the gradients that later segments have found.
-        let mut open: HashMap<TensorId, (Tensor, Tensor)> = HashMap::new();
+        // The incomplete gradients: variables that earlier segments read as well, with the gradients that
+        // later segments have found.
+        let mut incomplete: HashMap<TensorId, (Tensor, Tensor)> = HashMap::new();
         while let Some(x) = self.inputs.pop() {
-            let place = self.inputs.len();
+            let segment = self.inputs.len();
             let mut gradients = root.backward()?;
-            // Detached, because what candle returns has a graph of its own, with intermediate gradients.
+            // Detached, because a gradient from candle has a graph of its own, with intermediate gradients.
             let mut gradient = |x: &Tensor| gradients.remove(x).map(|gradient| gradient.detach());
             let cotangents: Vec<_> = x.iter().map(|x| gradient(x).filter(|_| x.is_variable())).collect();
-            let found: Vec<_> =
+            let parameters: Vec<_> =
                 variables(&root).into_iter().filter_map(|x| Some((gradient(&x)?, x))).collect();
             drop((gradients, root));
-            for (gradient, x) in found {
-                if self.first.get(&x.id()).is_some_and(|&first| first < place) {
-                    open.insert(x.id(), (x, gradient));
+            for (gradient, x) in parameters {
+                if self.first_reader.get(&x.id()).is_some_and(|&reader| reader < segment) {
+                    incomplete.insert(x.id(), (x, gradient));
                 } else {
                     take(&x, gradient)?;
                 }
@@ -365,13 +373,13 @@ impl ForwardPass<'_> {
             if cotangents.iter().all(Option::is_none) {
                 break;
             }
-            let y = self.run_again(place - 1, &x)?;
-            let shared = y.iter().flat_map(variables).filter_map(|x| open.remove(&x.id()));
-            let shared: Vec<_> = shared.map(|(x, gradient)| (x, Some(gradient))).collect();
+            let y = self.run_again(segment - 1, &x)?;
+            let shared = y.iter().flat_map(variables).filter_map(|x| incomplete.remove(&x.id()));
+            let shared_terms: Vec<_> = shared.map(|(x, gradient)| (x, Some(gradient))).collect();
             // Shared variables last, because candle takes the terms of a sum from the last to the first. So
             // the segment adds its own gradients to those of later segments, in the order of one graph.
-            let terms = y.into_iter().zip(cotangents).chain(shared).filter_map(|(y, cotangent)| {
-                // Only gradients matter here: that of the sum is 1, so that of `y` is the cotangent.
+            let terms = y.into_iter().zip(cotangents).chain(shared_terms).filter_map(|(y, cotangent)| {
+                // Only gradients matter here: the gradient of the sum is 1, so that of `y` is the cotangent.
                 Some((y * cotangent?).and_then(|product| product.sum_all()?.to_dtype(F32)))
             });
             let sum = terms.reduce(|sum, term| {
@@ -381,29 +389,29 @@ impl ForwardPass<'_> {
             let Some(sum) = sum.transpose()? else { break };
             root = sum;
         }
-        // After a `break` these are left: no gradient reaches the earlier segments that read them.
-        open.into_values().try_for_each(|(x, gradient)| take(&x, gradient))
+        // Complete after all: after a `break` no gradient reaches the earlier segments that read these.
+        incomplete.into_values().try_for_each(|(x, gradient)| take(&x, gradient))
     }
 
-    /// Runs a segment once more, and checks that it returns what it returned before.
-    fn run_again(&self, place: usize, before: &[Tensor]) -> Result<Vec<Tensor>> {
-        let y = (self.runs[place])(&self.inputs[place])?;
-        let mut is_same = y.len() == before.len();
-        for (y, before) in y.iter().zip(before) {
-            is_same &= y.shape() == before.shape() && y.dtype() == before.dtype();
+    /// Runs a segment once more, and checks that it returns the same output.
+    fn run_again(&self, segment: usize, first_output: &[Tensor]) -> Result<Vec<Tensor>> {
+        let y = (self.runs[segment])(&self.inputs[segment])?;
+        let mut is_same = y.len() == first_output.len();
+        for (y, first) in y.iter().zip(first_output) {
+            is_same &= y.shape() == first.shape() && y.dtype() == first.dtype();
             if is_same && y.elem_count() > 0 {
                 // Two NaN are the same output, although NaN differs from itself.
-                let (differs, is_nan) = (y.ne(before)?, (y.ne(y)? * before.ne(before)?)?);
-                is_same = differs.ne(&is_nan)?.flatten_all()?.max(0)?.to_scalar::<u8>()? == 0;
+                let (differs, are_nan) = (y.ne(first)?, (y.ne(y)? * first.ne(first)?)?);
+                is_same = differs.ne(&are_nan)?.flatten_all()?.max(0)?.to_scalar::<u8>()? == 0;
             }
         }
-        let name = self.name(place);
+        let name = self.name(segment);
         let reads: HashSet<TensorId> = y.iter().flat_map(variables).map(|x| x.id()).collect();
-        if is_same && reads == self.reads[place] {
+        if is_same && reads == self.reads[segment] {
             return Ok(y);
         }
         if is_same {
-            // Some gradient would be lost, or come when that variable has moved already.
+            // A gradient would be lost, or would come after its variable has moved.
             let problem = format!("{name} reads other variables when it runs again");
             return Err(Error::new(ErrorKind::Contract, problem).with_remedy(
                 "let each segment read only its input, the model, and what does not change during the step: \
@@ -418,10 +426,10 @@ impl ForwardPass<'_> {
         ))
     }
 
-    fn name(&self, place: usize) -> String {
+    fn name(&self, segment: usize) -> String {
         let count = self.runs.len() + 1;
-        let loss = if place + 1 == count { ", with the loss," } else { "" };
-        format!("segment {} of {count}{loss}", place + 1)
+        let loss = if segment + 1 == count { ", with the loss," } else { "" };
+        format!("segment {} of {count}{loss}", segment + 1)
     }
 }
 

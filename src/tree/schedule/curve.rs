@@ -2,8 +2,9 @@
 //!
 //! Any count up to `u64::MAX` is valid, and values saturate at the largest number, because a step must not
 //! fail. A curve is checked once, at its least and its greatest value, without going through all steps:
-//! `turns` lists the few steps between which the curve only rises or only falls. A new kind of curve needs
-//! all of them there, otherwise it can leave the range of its field in a step that nobody has checked.
+//! `turns` lists the few steps between which the curve only rises or only falls. For a new kind of curve
+//! `turns` must list all such steps, otherwise the curve can leave the range of its field in a step that is
+//! never checked.
 
 use std::f64::consts::PI;
 
@@ -13,22 +14,22 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Curve {
     Constant(f64),
-    /// From `start` to `end` in `steps`, then `end`, by an easing.
+    /// From `start` to `end` in `steps`, along an easing, then `end`.
     Between {
         start: f64,
         end: f64,
         steps: u64,
         easing: Easing,
     },
-    /// Curves one after another, each with the step at which it begins and from which it counts; the first
-    /// begins at 0. There are at least two parts, which are not joined themselves.
+    /// Two or more curves one after another, each with the step at which it begins and from which it counts.
+    /// The first begins at 0, and none of them is `Joined`.
     Joined(Vec<(u64, Curve)>),
     /// One rise and fall, as torch's `OneCycleLR`.
     OneCycle {
         peak: f64,
         steps: u64,
     },
-    /// A cosine that starts anew, each time `factor` times as long.
+    /// A cosine that starts anew after each period. A period is `factor` times as long as the one before.
     Restarts {
         high: f64,
         low: f64,
@@ -58,7 +59,7 @@ pub(crate) enum Easing {
 }
 
 impl Curve {
-    /// Up to `peak` in `steps`, from `peak / steps` on.
+    /// From `peak / steps` linearly to `peak`, which the last of `steps` steps has.
     pub(crate) fn warm_up(peak: f64, steps: u64) -> Self {
         let (start, steps) = (peak / steps.max(1) as f64, steps.saturating_sub(1));
         Curve::Between { start, end: peak, steps, easing: Easing::Power(1.0) }
@@ -69,13 +70,13 @@ impl Curve {
         let parts = |curve| if let Curve::Joined(parts) = curve { parts } else { vec![(0, curve)] };
         let mut joined = parts(self);
         joined.truncate(joined.partition_point(|(begin, _)| *begin < steps));
-        // A part that would begin after the last step never does.
-        let next = parts(next).into_iter();
-        joined.extend(next.filter_map(|(begin, curve)| Some((steps.checked_add(begin)?, curve))));
+        // A part that would begin after step `u64::MAX` is dropped.
+        let next_parts = parts(next).into_iter();
+        joined.extend(next_parts.filter_map(|(begin, curve)| Some((steps.checked_add(begin)?, curve))));
         if joined.len() == 1 { joined.swap_remove(0).1 } else { Curve::Joined(joined) }
     }
 
-    /// Whether its parts begin one after another, as `then` makes them.
+    /// Whether joined parts begin one after another, as those of `then` do.
     pub(crate) fn is_ordered(&self) -> bool {
         let Curve::Joined(parts) = self else { return true };
         parts.first().is_some_and(|(begin, _)| *begin == 0)
@@ -83,7 +84,7 @@ impl Curve {
             && parts.iter().all(|(_, part)| part.is_ordered())
     }
 
-    /// The first number of its definition that is not finite.
+    /// The first number of the curve's definition that is not finite.
     pub(super) fn first_non_finite(&self) -> Option<f64> {
         let numbers = match *self {
             Curve::Constant(eta) => [eta, 0.0, 0.0],
@@ -107,25 +108,27 @@ impl Curve {
 
     /// Steps that include those with the least and the greatest value, each with its value.
     fn turns(&self) -> Vec<(u64, f64)> {
-        /// How many periods of warm restarts to look at. Each ends at its lowest value, a longer one at a
-        /// lower value, and after this many they no longer grow.
+        /// How many periods of warm restarts to look at. The last step of a period has its lowest value,
+        /// which is lower the longer the period is. After so many periods the lowest value no longer changes.
         const PERIODS: u32 = 64;
         let steps = match *self {
             Curve::Constant(_) => vec![0],
             Curve::InverseSquareRoot { warmup, .. } => {
                 vec![0, warmup.saturating_sub(1), warmup, u64::MAX]
             }
-            // Monotone, except that the first step may have no number and the last a large one.
+            // The value is monotone, except that the first step may have NaN and the last a large number.
             Curve::Between { steps, .. } => vec![0, 1, steps.saturating_sub(1), steps],
             Curve::Joined(ref parts) => {
                 let ends = parts.iter().skip(1).map(|(begin, _)| *begin).chain([u64::MAX]);
-                let of_part = |((begin, part), end): (&(u64, Curve), u64)| {
+                let turns_of_part = |((begin, part), end): (&(u64, Curve), u64)| {
                     let (begin, last) = (*begin, end - 1);
-                    let turns = part.turns().into_iter();
-                    let turns = turns.map(move |(step, value)| (begin.saturating_add(step), value));
+                    let turns = part
+                        .turns()
+                        .into_iter()
+                        .map(move |(step, value)| (begin.saturating_add(step), value));
                     turns.filter(move |(step, _)| *step < end).chain([(last, part.at(last - begin))])
                 };
-                return parts.iter().zip(ends).flat_map(of_part).collect();
+                return parts.iter().zip(ends).flat_map(turns_of_part).collect();
             }
             Curve::OneCycle { steps, .. } => {
                 let top = (0.3 * steps as f64 - 1.0).max(0.0) as u64;
@@ -166,8 +169,8 @@ impl Curve {
             }
             Curve::OneCycle { peak, steps } => {
                 let (first, lowest) = (peak / 25.0, peak / 250_000.0);
-                // As torch counts: the top is step 0.3·steps - 1, which may not be whole, and the last step
-                // is the end.
+                // As in torch, the peak is at step 0.3·steps - 1, which need not be a whole number, and the
+                // last step has the lowest value.
                 let (step, top, last) = (step as f64, 0.3 * steps as f64 - 1.0, steps as f64 - 1.0);
                 if step <= top {
                     along_cosine(first, peak, step / top)
@@ -178,8 +181,8 @@ impl Curve {
                 }
             }
             Curve::Exponential { start, rate, steps, staircase } => {
-                let times = step as f64 / steps.max(1) as f64;
-                saturating(start, rate.powf(if staircase { times.floor() } else { times }))
+                let exponent = step as f64 / steps.max(1) as f64;
+                saturating(start, rate.powf(if staircase { exponent.floor() } else { exponent }))
             }
             Curve::InverseSquareRoot { peak, warmup } => {
                 let (t, warmup) = (step as f64 + 1.0, warmup.max(1) as f64);
@@ -200,11 +203,11 @@ pub(crate) fn saturating(value: f64, factor: f64) -> f64 {
     if value.is_finite() { product.clamp(f64::MIN, f64::MAX) } else { product }
 }
 
-/// How far into its period a step is, from 0 to 1. The first period has `steps` steps, and each later period
-/// is `factor` times as long as the one before.
+/// The position of a step in its period, from 0 to 1. The first period has `steps` steps, and each later
+/// period is `factor` times as long as the one before.
 fn part_of_period(step: u64, steps: u64, factor: f64) -> f64 {
-    /// The tolerance for the start of a period: rounding of a factor such as 1.1 delays it (100 + 110 + 121
-    /// must start at step 331).
+    /// The tolerance for the start of a period. Rounding of a factor such as 1.1 delays this start: after
+    /// 100, 110 and 121 steps the next period must start at step 331.
     const DELAY: f64 = 1e-6;
     if factor <= 1.0 {
         return (step % steps) as f64 / steps as f64;
@@ -214,7 +217,7 @@ fn part_of_period(step: u64, steps: u64, factor: f64) -> f64 {
     let start = |period| steps * geometric(period, factor);
     let has_begun = |period| start(period) <= step + DELAY;
     let mut period = ((step / steps * growth).min(f64::MAX).ln_1p() / growth.ln_1p()).floor();
-    // Rounded logarithms can be one period off.
+    // With rounded logarithms `period` can be off by one.
     if !has_begun(period) {
         period -= 1.0;
     } else if has_begun(period + 1.0) {
@@ -226,8 +229,8 @@ fn part_of_period(step: u64, steps: u64, factor: f64) -> f64 {
 
 /// `1 + factor + factor² + ...`, with `terms` terms.
 fn geometric(terms: f64, factor: f64) -> f64 {
-    /// Up to this many terms are added up, which is exact if anything is. 65 terms exceed a u64 if the factor
-    /// is whole, and the digits of an f64 if it is not.
+    /// Up to this many terms are added up, which is more precise than the formula. With more terms the sum
+    /// exceeds a u64 if the factor is whole, and its digits exceed those of an f64 if the factor is not.
     const FEW: f64 = 64.0;
     if terms <= FEW {
         return (0..terms as u32).fold(0.0, |sum, _| sum * factor + 1.0);

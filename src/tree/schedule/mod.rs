@@ -15,8 +15,8 @@ pub(crate) use curve::{Curve, Easing, saturating};
 /// assert_eq!([0, 3, 4, 12].map(|step| schedule.at(step)), [0.25, 1.0, 1.0, 0.5]);
 /// ```
 ///
-/// Give it to a state with [`StateTree::schedule`](crate::StateTree::schedule), or to a part of one. The
-/// state then has the schedule's value in each step. A checkpoint has the schedule and the count of steps, so
+/// [`StateTree::schedule`](crate::StateTree::schedule) gives a schedule to a state, or to a part of a state,
+/// which then has the schedule's value in each step. A checkpoint has the schedule and the count of steps, so
 /// a restored run goes on by itself.
 ///
 /// ```
@@ -34,9 +34,9 @@ pub(crate) use curve::{Curve, Easing, saturating};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// By hand, without a schedule in the state, call `state.adjust(schedule.at(step))?` before each update.
+/// Without a schedule in the state, call `state.adjust(schedule.at(step))?` before each update.
 ///
-/// # What it drives
+/// # The driven field
 /// A schedule drives the learning rate, or the hyper-parameter that [`field`](Schedule::field) chooses.
 /// [`relative`](Schedule::relative) makes the values factors of each leaf's own value, so that different
 /// rates stay different.
@@ -44,13 +44,13 @@ pub(crate) use curve::{Curve, Easing, saturating};
 /// With the feature `config`, schedules are read from and written to JSON, TOML and the like: see the module
 /// `config`.
 ///
-/// Any counts are accepted: a phase of `u64::MAX` steps lasts for ever, and values saturate at the largest
+/// All counts are accepted. A phase of `u64::MAX` steps lasts for ever. Values saturate at the largest
 /// number.
 #[must_use = "it does nothing by itself: pass it to `StateTree::schedule`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Schedule {
     pub(crate) curve: Curve,
-    /// `None` for the default, the learning rate.
+    /// The driven field; `None` for the learning rate.
     pub(crate) field: Option<String>,
     pub(crate) is_relative: bool,
 }
@@ -61,7 +61,7 @@ impl Schedule {
         Self::along(Curve::Constant(eta))
     }
 
-    /// From `start` to `end` in `steps` equal steps, then `end`: a warm-up if it goes up.
+    /// From `start` to `end` in `steps` equal steps, then `end`. It is a warm-up if `end` is higher.
     pub fn linear(start: f64, end: f64, steps: u64) -> Self {
         Self::polynomial(start, end, steps, 1.0)
     }
@@ -82,7 +82,7 @@ impl Schedule {
     /// `end + (start - end)·(1 - √(step/steps))`, then `end`: steep at first and flat at the end.
     ///
     /// In Hägele et al. 2024 ([arXiv 2405.18392](https://arxiv.org/abs/2405.18392), there "1-sqrt", with
-    /// `end` 0) it is the best decay after a constant rate.
+    /// `end` 0) this curve is the best decay after a constant rate.
     ///
     /// ```
     /// use optimisers::Schedule;
@@ -109,7 +109,7 @@ impl Schedule {
     /// the others (Smith and Topin 2017, [arXiv 1708.07120](https://arxiv.org/abs/1708.07120)).
     ///
     /// These are the defaults of torch, except that torch moves the momentum or β₁ as well, unless it has
-    /// `cycle_momentum=False`. If 0.3·`steps` is a whole number, a second schedule does that:
+    /// `cycle_momentum=False`. If 0.3·`steps` is a whole number, a second schedule moves β₁ in the same way:
     ///
     /// ```
     /// use optimisers::Schedule;
@@ -138,8 +138,8 @@ impl Schedule {
     /// `peak·t / warmup` in the first `warmup` steps, then `peak·√(warmup / t)`, with t = step + 1.
     ///
     /// It is the schedule of the Transformer paper (Vaswani et al. 2017, [arXiv
-    /// 1706.03762](https://arxiv.org/abs/1706.03762)), `peak·√warmup·min(1/√t, t·warmup^-1.5)`, which counts
-    /// steps from 1 too, and whose peak is `1/√(width·warmup)`.
+    /// 1706.03762](https://arxiv.org/abs/1706.03762)), `peak·√warmup·min(1/√t, t·warmup^-1.5)`. There, too, t
+    /// counts from 1, and the peak is `1/√(width·warmup)`.
     pub fn inverse_square_root(peak: f64, warmup: u64) -> Self {
         Self::along(Curve::InverseSquareRoot { peak, warmup })
     }
@@ -155,8 +155,8 @@ impl Schedule {
 
     /// Linearly up to `peak` in `warmup` steps, `peak` for `stable`, then `decay` from its step 0 on.
     ///
-    /// The warm-up begins at `peak / warmup` and has `peak` in its last step, so every step moves something.
-    /// Those of transformers and optax begin at 0, as `linear(0.0, peak, warmup)` does.
+    /// The warm-up begins at `peak / warmup` and has `peak` in its last step, so no step has a rate of 0. The
+    /// warm-ups of transformers and optax begin at 0, as `linear(0.0, peak, warmup)` does.
     ///
     /// `decay` is any curve from `peak` down, such as
     /// [`one_minus_square_root`](Schedule::one_minus_square_root), [`cosine`](Schedule::cosine) or
@@ -168,8 +168,8 @@ impl Schedule {
 
     /// This schedule for the first `steps`, then another, which counts from 0 again.
     ///
-    /// If one of the two is [relative](Schedule::relative) or has a [field](Schedule::field), this holds for
-    /// the whole. If both have a field, the first schedule's field is used.
+    /// The whole schedule is [relative](Schedule::relative) if one of the two is. Its
+    /// [field](Schedule::field) is that of the first schedule, or of the second if the first has none.
     pub fn then(self, steps: u64, next: Schedule) -> Self {
         Schedule {
             curve: self.curve.then(steps, next.curve),
@@ -190,7 +190,7 @@ impl Schedule {
     ///
     /// The field has to be a real number, or one number of a pair or of three, with an index from 1 on:
     /// `beta1`. In a chain the name may begin with a place, as in `0.lambda`. If several members have the
-    /// name, a place is required, except for `eta`, which is their [product](crate::Adjust::adjust).
+    /// field, a place is required, except for `eta`, which is their [product](crate::Adjust::adjust).
     pub fn field(self, field: impl Into<String>) -> Self {
         Schedule { field: Some(field.into()), ..self }
     }
@@ -204,12 +204,12 @@ impl Schedule {
         Schedule { curve, field: None, is_relative: false }
     }
 
-    /// The field that it drives, as it was given.
+    /// The name of the driven field, as the program gave it.
     pub(crate) fn driven_field(&self) -> &str {
         self.field.as_deref().unwrap_or(RATE)
     }
 
-    /// Whether it drives a learning rate.
+    /// Whether the schedule drives a learning rate.
     pub(crate) fn drives_rate(&self) -> bool {
         self.driven_field().rsplit('.').next() == Some(RATE)
     }

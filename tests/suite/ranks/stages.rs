@@ -234,7 +234,7 @@ fn each_value_is_rounded_once_to_the_dtype_of_the_wire() {
 /// `Autocast` decides for arithmetic and wire alike: half of the bytes, the same bits. A list that differs
 /// causes a warning.
 #[test]
-fn the_layers_of_autocast_decide_the_wire() {
+fn t57_the_layers_of_autocast_decide_the_wire() {
     type Wire = fn(Setup) -> Setup;
     let trained = |wire: Wire| {
         let ranks = on(2, move |rank| {

@@ -27,7 +27,7 @@ fn step(state: &mut StateTree, model: &Vars) {
 
 /// A layer that was made after the optimiser, from one `VarMap`.
 #[test]
-fn a_layer_that_no_optimiser_has() {
+fn t51_a_layer_that_no_optimiser_has() {
     let variables = VarMap::new();
     let builder = VarBuilder::from_varmap(&variables, DType::F32, CPU);
     let hidden = linear(4, 8, builder.pp("hidden")).expect("a layer");
@@ -84,7 +84,7 @@ type Resume = (f64, Settle, Settle, f64, Settle, &'static [&'static str]);
 
 /// What the program sets up is compared with what the program of the file had set up.
 #[test]
-fn a_setting_that_the_file_replaces() {
+fn t52_a_setting_that_the_file_replaces() {
     let none: Settle = |_| ();
     let new_rate: Settle = |state| state.adjust(0.02).expect("a rate");
     let plateau: Settle = |state| {
@@ -163,7 +163,7 @@ fn a_setting_that_the_file_replaces() {
 
 /// `restore` instead of `restore_with_model`.
 #[test]
-fn a_model_that_was_not_restored() {
+fn t53_a_model_that_was_not_restored() {
     let not_restored = |warnings: &[Warning]| matches!(warnings, [Warning::ModelNotRestored { .. }]);
     for (dtype, is_master) in [(DType::F32, false), (DType::BF16, true)] {
         let optimiser = || MixedPrecision::new(DType::F32, Momentum::new(0.1));
@@ -259,7 +259,7 @@ fn a_trunk_in_two_states() {
 
 /// Calls that are skipped for ever.
 #[test]
-fn calls_without_a_step_between_them() {
+fn t54_calls_without_a_step_between_them() {
     let model = model(&[constant(1.0, 3, DType::F32)]);
     let nan = grads([Some(constant(f64::NAN, 3, DType::F32))]);
     let rule = OptimiserChain::new((AccumGrad::new(2), Descent::new(0.1)));
@@ -299,7 +299,7 @@ fn calls_without_a_step_between_them() {
 
 /// Factors that are taken for rates.
 #[test]
-fn rates_that_nobody_means() {
+fn t55_rates_that_nobody_means() {
     let model = pair(DType::F32);
     let factors = || Schedule::linear(0.0, 1.0, 10).then(10, Schedule::cosine(1.0, 0.1, 90));
     let rates = || Schedule::linear(0.0, 1e-3, 10).then(10, Schedule::cosine(1e-3, 1e-4, 90));

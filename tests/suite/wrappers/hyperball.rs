@@ -189,7 +189,7 @@ fn a_changed_parameter_is_refused_or_scaled_back() {
 /// Whatever rounding does to the norm in hundreds of steps is no change from outside. Other weights are, in
 /// every dtype and however they come.
 #[test]
-fn weights_from_outside_are_refused_and_drift_is_not() {
+fn t56_weights_from_outside_are_refused_and_drift_is_not() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("weights");
     for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {

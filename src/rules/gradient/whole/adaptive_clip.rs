@@ -13,16 +13,16 @@ crate::hyper_parameters! {
     /// dxᵢ' = dxᵢ·min(1, ω·max(‖xᵢ‖, ε) / ‖dxᵢ‖)
     /// ```
     ///
-    /// where xᵢ has the elements with index i in the first dimension; a vector or a number is one unit. Norms
-    /// are 2-norms. The rule comes before the rule that turns the gradient into a step, and uses candle's
-    /// tensor operations. The paper does not clip the last linear layer. A check for infinite elements and
-    /// NaN, before anything is written, costs one more read of the gradient.
+    /// where xᵢ (a unit) has the elements with index i in the first dimension; a vector or a number is one
+    /// unit. Norms are 2-norms. The rule comes before the rule that turns the gradient into a step, and uses
+    /// candle's tensor operations. The paper does not clip the last linear layer. A check for infinite
+    /// elements and NaN, before anything is written, costs one more read of the gradient.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
     /// use optimisers::{AdaptiveClip, Descent, OptimiserChain, setup, update};
     ///
-    /// // The first row has the norm 5 and a gradient of 10, which is to be 2.5 at most. The second has 0.5 and 0.1.
+    /// // Norms of rows are 5 and 0.5, those of their gradients 10 and 0.1. The first is limited to 2.5.
     /// let x = Var::new(&[[3f32, 4.0], [0.3, 0.4]], &Device::Cpu)?;
     /// let mut state = setup(OptimiserChain::new((AdaptiveClip::new(0.5), Descent::new(1.0))), &x)?;
     /// update(&mut state, &x, &[("", Tensor::new(&[[6f32, 8.0], [0.0, 0.1]], &Device::Cpu)?)])?;
@@ -35,8 +35,8 @@ crate::hyper_parameters! {
     /// [`Isa`](crate::Isa) is chosen. The rule needs the feature `candle`.
     ///
     /// # Departures
-    /// optax's `adaptive_grad_clip` has units along other dimensions, because the layout of its weights is
-    /// another. torch and Optimisers.jl have no counterpart.
+    /// optax's `adaptive_grad_clip` has units along other dimensions, because its weights have another
+    /// layout. torch and Optimisers.jl have no counterpart.
     pub struct AdaptiveClip: Clip {
         /// ω: the largest norm of a gradient, as a part of the weights' norm (λ in the paper).
         omega: f64 = 0.01 => range::positive,
@@ -49,10 +49,10 @@ crate::hyper_parameters! {
 
 impl Rule for AdaptiveClip {
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        // Only a check. It comes first, because the function below runs while parameters are written, too
-        // late to refuse.
-        let finite = dx.scale_by_norm(Norm::new(f64::INFINITY).on_non_finite(self.non_finite), |_| 1.0);
-        Ok(Flow::Step(finite.with_tensors_late(state, |_, x, dx, _| {
+        // This norm only checks the gradient. The check comes first, because the function below runs while
+        // parameters are written, too late to refuse.
+        let checked = dx.scale_by_norm(Norm::new(f64::INFINITY).on_non_finite(self.non_finite), |_| 1.0);
+        Ok(Flow::Step(checked.with_tensors_late(state, |_, x, dx, _| {
             let units = |tensor: &Tensor| {
                 as_matrix(tensor).and_then(|matrix| matrix.map_or_else(|| tensor.reshape((1, ())), Ok))
             };

@@ -1,4 +1,4 @@
-//! Steps on whole gradients, with candle's tensor operations.
+//! Rules that take the gradient as one tensor, because they use candle's tensor operations.
 
 mod adaptive_clip;
 mod centralise;

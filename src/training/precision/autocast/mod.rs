@@ -16,8 +16,9 @@ use crate::error::Result;
 /// Keeps all parameters in F32 and lets the layers of listed types compute in BF16 or F16.
 ///
 /// The list has linear and convolution layers (`Linear`, `Conv1d`, `Conv2d`, `ConvTranspose1d`,
-/// `ConvTranspose2d`), which take most of the time and tolerate low precision best. The list can be changed.
-/// Make every layer by [`layer`](Autocast::layer). A layer of a listed type converts its input and its
+/// `ConvTranspose2d`), which take most of the time and tolerate low precision best.
+/// [`with`](Autocast::with) and [`without`](Autocast::without) change the list. Make every layer by
+/// [`layer`](Autocast::layer). A layer of a listed type converts its input and its
 /// parameters, computes, and converts its output back. Other layers compute in F32. The conversions are part
 /// of the graph, so gradients arrive in F32, and the optimiser needs no masters.
 ///
@@ -48,12 +49,12 @@ use crate::error::Result;
 ///
 /// F16 also needs a [`LossScaler`](crate::LossScaler).
 ///
-/// # What it costs
+/// # Costs
 /// Each forward pass copies all parameters of listed layers to 16 bits, and each backward pass converts their
-/// gradients. The graph holds the copies in between. If parameters should take 2 bytes, use
+/// gradients. Until then the graph holds the copies. If parameters should take 2 bytes, use
 /// [`MixedPrecision`](crate::MixedPrecision) with a [`PrecisionPolicy`](crate::PrecisionPolicy). On the CPU
-/// candle widens BF16 matrices to F32 to multiply them, so there is no gain in speed: only the numbers are
-/// those of another device.
+/// candle widens BF16 matrices to F32 to multiply them, so the CPU computes the numbers of another device,
+/// but not faster.
 ///
 /// # Over ranks
 /// [`Setup::wire_as_computed`](crate::Setup::wire_as_computed) lets gradients travel in the dtypes of the
@@ -62,12 +63,12 @@ use crate::error::Result;
 /// # Departures
 /// torch decides by operation, and passes low-precision outputs to the next operation. Here a layer converts
 /// its output back, so operations between layers compute in F32. The list of types is that of DeepSpeed's
-/// `torch_autocast`, where it decides only in which dtype gradients travel.
+/// `torch_autocast`, where the list decides only in which dtype gradients travel.
 #[must_use]
 #[derive(Clone, Debug)]
 pub struct Autocast {
     dtype: DType,
-    listed: Vec<(TypeId, &'static str)>,
+    listed_types: Vec<(TypeId, &'static str)>,
 }
 
 impl Autocast {
@@ -82,7 +83,7 @@ impl Autocast {
         if !matches!(dtype, DType::BF16 | DType::F16 | DType::F32) {
             return Err(unsupported("Autocast", dtype, "BF16, F16 or F32"));
         }
-        let autocast = Autocast { dtype, listed: Vec::new() };
+        let autocast = Autocast { dtype, listed_types: Vec::new() };
         Ok(autocast
             .with::<Linear>()
             .with::<Conv1d>()
@@ -104,13 +105,13 @@ impl Autocast {
     /// ```
     pub fn with<L: Module + 'static>(self) -> Self {
         let mut without = self.without::<L>();
-        without.listed.push((TypeId::of::<L>(), type_name::<L>()));
+        without.listed_types.push((TypeId::of::<L>(), type_name::<L>()));
         without
     }
 
     /// Removes a type of layer from those that compute in low precision.
     pub fn without<L: Module + 'static>(mut self) -> Self {
-        self.listed.retain(|(listed, _)| *listed != TypeId::of::<L>());
+        self.listed_types.retain(|(id, _)| *id != TypeId::of::<L>());
         self
     }
 
@@ -121,20 +122,20 @@ impl Autocast {
 
     /// Makes a layer, which computes in low precision if its type is listed.
     ///
-    /// `constructor` is called here and makes its variables as usual, in F32 whatever the builder's dtype. If
-    /// the type is listed, the constructor is called again in each forward pass, with a builder that returns
-    /// the same variables in low precision. So it must do nothing but request tensors, the same in each call.
-    /// A layer that keeps anything between calls does not belong in the list.
+    /// `layer` calls `constructor`, which makes its variables as usual, in F32 whatever the builder's dtype.
+    /// If the type is listed, each forward pass calls the constructor again, with a builder that returns the
+    /// same variables in low precision. So the constructor must do nothing but request tensors, the same in
+    /// each call. A layer that keeps values between calls does not belong in the list.
     ///
     /// # Errors
-    /// If the constructor fails, or a variable exists already in another dtype than F32. If a layer of a
+    /// If the constructor fails, or a variable exists already in another dtype than F32. Also if a layer of a
     /// listed type has running statistics, recognised by their names (`running_*`, `num_batches_tracked`).
     pub fn layer<L, F>(&self, builder: VarBuilder<'_>, constructor: F) -> Result<AutocastLayer>
     where
         L: Module + Send + Sync + 'static,
         F: Fn(VarBuilder<'_>) -> candle_core::Result<L> + Send + Sync + 'static,
     {
-        let listed = self.listed.iter().any(|(listed, _)| *listed == TypeId::of::<L>());
-        AutocastLayer::new(if listed { self.dtype } else { DType::F32 }, builder, constructor)
+        let is_listed = self.listed_types.iter().any(|(id, _)| *id == TypeId::of::<L>());
+        AutocastLayer::new(if is_listed { self.dtype } else { DType::F32 }, builder, constructor)
     }
 }

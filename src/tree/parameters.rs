@@ -3,15 +3,17 @@
 use super::{Leaf, OtherPath, StateTree, is_trainable};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::{Lend, Lent};
-use crate::model::{Model, See, Visitor};
+use crate::model::{Model, TensorReceiver, Visitor};
 use crate::tensors::{Tensor, TensorId};
 
-/// The variables of a model, as a visit finds them, by their leaves.
+/// A visit of a model that finds the variable of each leaf.
 struct ParameterSearch<'s, 'm> {
     state: &'s StateTree,
-    found: Vec<Option<Lent<'m>>>,
-    unknown: Option<String>,
-    /// The variables in the order of an earlier visit, because a look-up for each of thousands is slow.
+    /// By the index of the leaf.
+    parameters: Vec<Option<Lent<'m>>>,
+    /// The first path of the model that is not in the state.
+    unknown_path: Option<String>,
+    /// The variables in the order of an earlier visit, because thousands of look-ups are slow.
     expected: std::slice::Iter<'s, (TensorId, usize)>,
     /// The order of this visit, if no earlier one is known.
     visited: Option<Vec<(TensorId, usize)>>,
@@ -20,22 +22,22 @@ struct ParameterSearch<'s, 'm> {
 impl<'m> ParameterSearch<'_, 'm> {
     fn add(&mut self, leaf: Option<Option<usize>>, path: &str, x: Lent<'m>) {
         match leaf {
-            Some(Some(leaf)) => self.found[leaf] = Some(x),
+            Some(Some(leaf)) => self.parameters[leaf] = Some(x),
             Some(None) => {}
-            None if self.unknown.is_none() => self.unknown = Some(path.to_string()),
+            None if self.unknown_path.is_none() => self.unknown_path = Some(path.to_string()),
             None => {}
         }
     }
 }
 
-impl<'m> See<'m> for ParameterSearch<'_, 'm> {
+impl<'m> TensorReceiver<'m> for ParameterSearch<'_, 'm> {
     fn tensor(&mut self, path: &str, tensor: &Tensor) {
         if !is_trainable(tensor) {
             return;
         }
         let leaf = match self.expected.as_slice().first() {
             Some((id, leaf)) if *id == tensor.id() => Some(Some(*leaf)),
-            _ => self.state.known(tensor, path),
+            _ => self.state.place_of_tensor(tensor, path),
         };
         if let Some(Some(leaf)) = leaf {
             self.expected.next();
@@ -56,54 +58,57 @@ impl StateTree {
     /// If model and state do not belong together.
     pub(crate) fn parameters<'m, M: Model + ?Sized>(&self, model: &'m M) -> Result<Vec<Lent<'m>>> {
         self.check_leaves()?;
-        // For this search, for gradients by path, and for a streamed step, which takes the leaves.
+        // Makes the cache for this search, for gradients by path, and for a streamed step, which takes the
+        // leaves.
         self.by_path();
-        let before = self.visited.get().map_or(&[][..], Vec::as_slice);
+        let earlier_visit = self.visited.get().map_or(&[][..], Vec::as_slice);
         let mut search = ParameterSearch {
             state: self,
-            found: vec![None; self.leaves.len()],
-            unknown: None,
-            expected: before.iter(),
-            visited: before.is_empty().then(|| Vec::with_capacity(self.leaves.len())),
+            parameters: vec![None; self.leaves.len()],
+            unknown_path: None,
+            expected: earlier_visit.iter(),
+            visited: earlier_visit.is_empty().then(|| Vec::with_capacity(self.leaves.len())),
         };
-        model.visit(&mut Visitor::seeing(&mut search));
-        let ParameterSearch { found, unknown, visited, .. } = search;
-        // Not for memory that is no tensor, because it has no id to compare in the next visit.
+        model.visit(&mut Visitor::with_receiver(&mut search));
+        let ParameterSearch { parameters, unknown_path, visited, .. } = search;
+        // Kept only if all variables are tensors, because other memory has no id to compare in the next
+        // visit.
         if let Some(visited) = visited
             && visited.len() >= self.leaves.len()
             && self.leaves.iter().all(|leaf| leaf.id.is_some())
         {
             let _ = self.visited.set(visited);
         }
-        if let Some(path) = unknown {
+        if let Some(path) = unknown_path {
             return Err(not_in_state(&path));
         }
-        self.in_order(found)
+        self.checked_parameters(parameters)
     }
 
     /// Refuses a leaf without a parameter, and a parameter of another shape or dtype.
-    fn in_order<'m>(&self, found: Vec<Option<Lent<'m>>>) -> Result<Vec<Lent<'m>>> {
+    fn checked_parameters<'m>(&self, parameters: Vec<Option<Lent<'m>>>) -> Result<Vec<Lent<'m>>> {
         let parameter = |(leaf, x): (&Leaf, Option<Lent<'m>>)| {
             let x = x.ok_or_else(|| leaf.not_in_model())?;
             leaf.check_like(&*x)?;
             Ok(x)
         };
-        self.leaves().zip(found).map(parameter).collect()
+        self.leaves().zip(parameters).map(parameter).collect()
     }
 
-    /// The index of a variable's leaf; `Some(None)` if it was left out, `None` if it is not in the state.
-    pub(crate) fn known(&self, x: &Tensor, path: &str) -> Option<Option<usize>> {
+    /// The index of a variable's leaf; `Some(None)` if the variable was left out, `None` if it is not in the
+    /// state.
+    pub(super) fn place_of_tensor(&self, x: &Tensor, path: &str) -> Option<Option<usize>> {
         let is_lent = |place: &Option<usize>| match place {
             Some(place) => self.leaves[*place].id.is_none(),
             None => matches!(self.other_paths.get(path), Some(OtherPath::LeftOut(None))),
         };
-        let of_path = || self.place(path).filter(is_lent);
-        self.by_id().get(&x.id()).copied().or_else(of_path)
+        let by_path = || self.place(path).filter(is_lent);
+        self.by_id().get(&x.id()).copied().or_else(by_path)
     }
 
-    /// The leaf of a parameter, as [`StateTree::known`].
-    pub(super) fn known_as(&self, x: &dyn Lend, path: &str) -> Option<Option<usize>> {
-        x.tensor().map_or_else(|| self.place(path), |x| self.known(x, path))
+    /// [`StateTree::place_of_tensor`] for a parameter, which may be memory that is no tensor.
+    pub(super) fn place_of_parameter(&self, x: &dyn Lend, path: &str) -> Option<Option<usize>> {
+        x.tensor().map_or_else(|| self.place(path), |x| self.place_of_tensor(x, path))
     }
 }
 
