@@ -104,7 +104,7 @@ pub use rule::{
     Gradient, HeldStates, IntoOptimiser, Kind, NonFinite, Norm, Numbers, Optimiser, Parameter, Parts, Role,
     Rule, Setting, Sizes, Slot, SlotFormat, SlotFormat::Q8, Slots, State, Sums, range,
 };
-// Hidden here, because the documentation has these types in `rules`.
+// The rules are hidden here, because the documentation has them in `rules`.
 #[doc(hidden, no_inline)]
 pub use rules::{adam::*, average::*, descent::*, gradient::*, schedule_free::*};
 pub use step::loss_scaler::{DynamicScale, LossScaler, OnOverflow};
@@ -120,7 +120,8 @@ pub use tree::schedule::Schedule;
 pub use tree::{Leaf, MasterValues, Outlier, Selection, StateChange, StateTree, StateValue};
 pub use wrappers::*;
 
-// Named one by one, because the compiler's error mentions a missing feature only for items that are named.
+// The items below are named one by one, because the compiler's error mentions a missing feature only for
+// named items.
 #[cfg(feature = "candle")]
 pub use numbers::OtherDType;
 #[cfg(feature = "candle")]

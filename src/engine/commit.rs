@@ -10,7 +10,7 @@ use crate::error::Result;
 /// Only if a device, or a function that was left to this stage, fails.
 pub(crate) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
     let (mut offloaded, local): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.offloaded.is_some());
-    // First, because these downloads can fail for lack of memory, and nothing is written yet.
+    // Downloads that can fail for lack of memory come first, while nothing is written.
     offload::download_strided(&mut offloaded)?;
     functions::commit(engine, local)?;
     offload::commit(engine, offloaded)

@@ -7,7 +7,7 @@ use super::device;
 use super::kernel::ChunkTotals;
 #[cfg(feature = "cuda")]
 use super::memory::rounded;
-use super::memory::{moved, set_lent_part, set_part};
+use super::memory::{on_device, set_lent_part, set_part};
 use super::plan::{Job, LeafView, ReductionRequest};
 #[cfg(feature = "candle")]
 use super::reference;
@@ -34,8 +34,8 @@ macro_rules! on_backend {
     };
 }
 
-/// Runs a function of the reference engine. Without candle there is no reference engine, and no job needs
-/// one, because all memory is on the CPU.
+/// Runs a function of the reference engine. Without candle the reference engine does not exist, and no job
+/// needs that engine, because all memory is on the CPU.
 macro_rules! by_tensors {
     ($run:ident, $data:expr, $job:expr) => {{
         #[cfg(feature = "candle")]
@@ -50,7 +50,7 @@ macro_rules! by_tensors {
 fn route_of<'j>(engine: Engine, job: &'j Job<'_>) -> Route<&'j Device> {
     match engine.route(job.x.device()) {
         // The device engine takes only tensors. Tensor operations first copy other memory to a tensor.
-        Route::Device(_) if !job.is_of_tensors() => Route::Tensors,
+        Route::Device(_) if !job.uses_only_tensors() => Route::Tensors,
         route => route,
     }
 }
@@ -68,7 +68,7 @@ fn by_route<I>(
             Some((_, group)) => group.push(item),
             None => {
                 let route = item_route.owned();
-                // Most often all items have one route.
+                // Most often all items have one route, so the first group gets room for all.
                 let mut group = Vec::with_capacity(if routed.is_empty() { count } else { 1 });
                 group.push(item);
                 routed.push((route, group));
@@ -97,21 +97,21 @@ fn answers<Q: Copy, A>(
 ) -> Result<Vec<A>> {
     let mut answers: Vec<Option<A>> = questions.iter().map(|_| None).collect();
     for (route, group) in by_route(questions.iter().copied().enumerate(), |(_, question)| route(question)) {
-        let (places, questions): (Vec<usize>, Vec<Q>) = group.into_iter().unzip();
+        let (indices, questions): (Vec<usize>, Vec<Q>) = group.into_iter().unzip();
         let engine_answers = match route {
             Route::Cpu(isa) => on_cpu(isa, &questions)?.into_iter().map(Some).collect(),
             // Without a kernel for a question, or a back-end for the device, the answer is `None`.
             Route::Device(device) => on_device(&device, &questions)?,
             Route::Tensors => questions.iter().map(|_| None).collect(),
         };
-        for ((place, question), answer) in places.into_iter().zip(questions).zip(engine_answers) {
-            answers[place] = Some(answer.map_or_else(|| by_tensors(question), Ok)?);
+        for ((index, question), answer) in indices.into_iter().zip(questions).zip(engine_answers) {
+            answers[index] = Some(answer.map_or_else(|| by_tensors(question), Ok)?);
         }
     }
     Ok(answers.into_iter().flatten().collect())
 }
 
-/// For each request, the totals of its chunks. One transfer for all requests to a device.
+/// For each request, the totals of its chunks. All requests to a device share one transfer.
 pub(super) fn reduce(engine: Engine, requests: &[ReductionRequest<'_, '_>]) -> Result<Vec<ChunkTotals>> {
     let on_device = |device: &Device, group: &[_]| {
         on_backend!(device, device::reduce_with, group, vec![None; group.len()])
@@ -122,13 +122,13 @@ pub(super) fn reduce(engine: Engine, requests: &[ReductionRequest<'_, '_>]) -> R
 
 /// The elements of views as tensors of the compute dtype.
 pub(super) fn materialise(engine: Engine, views: &[LeafView<'_, '_>]) -> Result<Vec<Tensor>> {
-    let uncomputed: Vec<_> = views.iter().filter(|view| view.tensor().is_none()).copied().collect();
+    let lazy_views: Vec<_> = views.iter().filter(|view| view.tensor().is_none()).copied().collect();
     let on_device =
         |device: &Device, group: &[_]| on_backend!(device, device::copy_with, group, vec![None; group.len()]);
     let on_cpu = |isa, group: &[_]| group.iter().map(|view| cpu::materialise(isa, *view)).collect();
     let by_tensors = |view: LeafView<'_, '_>| by_tensors!(materialise, view, view.job);
     let mut computed =
-        answers(&uncomputed, |view| route_of(engine, view.job), on_device, by_tensors, on_cpu)?.into_iter();
+        answers(&lazy_views, |view| route_of(engine, view.job), on_device, by_tensors, on_cpu)?.into_iter();
     let tensor = |view: &LeafView<'_, '_>| match view.tensor() {
         Some(tensor) => Ok(in_dtype(tensor, view.job.compute)?),
         None => computed.next().ok_or_else(|| view.job.defect("no engine has computed these elements")),
@@ -165,8 +165,8 @@ pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
                     if has_kernel { job.finish()? } else { by_tensors(job)? }
                 }
             }
-            // Not a `for` loop: without candle `by_tensors` always fails, and lints refuse a loop that always
-            // ends in its first turn.
+            // A `for` loop is refused by lints: without candle `by_tensors` always fails, so the loop would
+            // always end in its first turn.
             Route::Tensors => jobs.into_iter().try_for_each(by_tensors)?,
         }
     }
@@ -178,24 +178,24 @@ pub(crate) fn download(gradient: &Tensor) -> Result<Tensor> {
     match gradient.device() {
         #[cfg(feature = "cuda")]
         Device::Cuda(_) if gradient.is_contiguous() => super::cuda::download(gradient),
-        _ => Ok(moved(&gradient.detach(), &Device::Cpu)?),
+        _ => Ok(on_device(&gradient.detach(), &Device::Cpu)?),
     }
 }
 
 /// Rounds elements of a tensor on the CPU, and writes them to a parameter on another device.
-pub(super) fn upload(values: &Tensor, parameter: &dyn Lend, window: Range<usize>) -> Result<()> {
-    let part = values.detach().flatten_all()?.narrow(0, window.start, window.len())?;
-    let Some(parameter) = parameter.tensor() else { return set_lent_part(parameter, window.start, &part) };
+pub(super) fn upload(values: &Tensor, parameter: &dyn Lend, range: Range<usize>) -> Result<()> {
+    let slice = values.detach().flatten_all()?.narrow(0, range.start, range.len())?;
+    let Some(parameter) = parameter.tensor() else { return set_lent_part(parameter, range.start, &slice) };
     match parameter.device() {
         #[cfg(feature = "cuda")]
         Device::Cuda(_) => Ok(super::cuda::upload(
-            &rounded(&part, parameter.dtype())?.contiguous()?,
+            &rounded(&slice, parameter.dtype())?.contiguous()?,
             parameter,
-            window.start,
+            range.start,
         )?),
-        device if device.is_cpu() => Ok(set_part(parameter, window.start, &part)?),
-        // The part is copied, because candle transfers the whole storage of a view. The other arms transfer
-        // nothing, or only the part.
-        _ => Ok(set_part(parameter, window.start, &part.force_contiguous()?)?),
+        device if device.is_cpu() => Ok(set_part(parameter, range.start, &slice)?),
+        // The slice is copied, because candle transfers the whole storage of a view. The other arms transfer
+        // nothing, or only the slice.
+        _ => Ok(set_part(parameter, range.start, &slice.force_contiguous()?)?),
     }
 }

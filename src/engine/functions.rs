@@ -23,8 +23,8 @@ const FUNCTION_BATCH: usize = 1 << 20;
 /// If a function fails, returns a gradient that does not fit the parameter, or changes the shape of a state
 /// tensor.
 pub(super) fn run(engine: Engine, jobs: &mut [&mut Job<'_>], functions: &[(usize, usize)]) -> Result<()> {
-    // The storages that updates of any state write. A result that lies in one of them is copied.
-    let targets = UpdateTargets::all();
+    // The storages that updates of any state write. A result in a written storage is copied.
+    let targets = UpdateTargets::all_registered();
     for batch in batches(functions.iter().copied(), |&(job, _)| jobs[job].length, FUNCTION_BATCH) {
         let mut views = Vec::with_capacity(2 * batch.len());
         for &(job, step) in batch.iter().filter(|(job, _)| jobs[*job].length > 0) {
@@ -46,7 +46,7 @@ pub(super) fn run(engine: Engine, jobs: &mut [&mut Job<'_>], functions: &[(usize
 }
 
 /// Replaces the function at `index` by an empty result, because this rank has no elements. Other ranks have a
-/// result at this index, and all ranks must see the same steps.
+/// result at this index, and all ranks must have the same steps.
 fn skip_function(job: &mut Job<'_>, index: usize) -> Result<()> {
     let gradient = Lent::Tensor(zeros(job.x.shape(), job.compute, job.x.device())?);
     if let Step::Tensor(step) = std::mem::replace(&mut job.steps[index], Step::Identity) {
@@ -56,20 +56,21 @@ fn skip_function(job: &mut Job<'_>, index: usize) -> Result<()> {
     Ok(())
 }
 
-/// Runs the function at `index` on these inputs, and replaces the function by its result.
+/// Runs the function at `index` on `x` and `dx`, and replaces the function by its result.
 fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], targets: &WrittenStorages) -> Result<()> {
     let Step::Tensor(step) = std::mem::replace(&mut job.steps[index], Step::Identity) else {
         return Err(job.defect("no function to run"));
     };
     let TensorStep { function, slots, .. } = *step;
-    let value = |slot: &Buffer| {
+    let slot_value = |slot: &Buffer| {
         if is_supported(slot.dtype()) { in_dtype(&slot.tensor()?, job.compute) } else { slot.tensor() }
     };
     let mut values = slots
         .iter()
-        .map(|(_, slot)| Ok(value(slot)?.detach()))
+        .map(|(_, slot)| Ok(slot_value(slot)?.detach()))
         .collect::<crate::tensors::Result<Vec<_>>>()?;
-    // Detached, because a graph back to the parameter would keep all intermediate tensors alive.
+    // The inputs are detached, because a graph back to the parameter would keep all intermediate tensors
+    // alive.
     let result = function(&x.detach(), dx.detach(), &mut values).map_err(|error| error.at(job.path))?;
     if check_gradient(job.path, &x, &result).is_err() {
         return Err(Error::new(ErrorKind::Contract, "the tensor function of the rule returned")
@@ -110,9 +111,9 @@ fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], targets: &Writ
 
 /// Writes parameters and state of jobs that are not offloaded, and sets their counters.
 ///
-/// Functions from `Gradient::with_tensors_late` whose results the reduce stage did not need have not run yet.
-/// Such functions run here, on a batch of leaves at a time, right before the batch is written, so that only
-/// the results of one batch take memory.
+/// If the reduce stage did not need the result of a function from `Gradient::with_tensors_late`, the function
+/// has not run yet. Such functions run here, on a batch of leaves at a time, right before the batch is
+/// written, so that only the results of one batch take memory.
 ///
 /// # Errors
 /// Only if a device, or a function that runs here, fails.
@@ -167,7 +168,7 @@ pub(crate) fn elements<'a>(
     results.into_iter().next().ok_or_else(|| job.defect("no engine has computed these elements"))
 }
 
-/// Batches of neighbouring items with at most `limit` elements together. A larger item is a batch of its own.
+/// Batches of neighbouring items. A batch has at most `limit` elements, or is one item that is larger.
 pub(super) fn batches<I>(
     items: impl IntoIterator<Item = I>,
     length: impl Fn(&I) -> usize,

@@ -10,7 +10,7 @@
 //!
 //! **CPU.** A factor, a limit and a decay have no loop of their own: they are the prologue of the loop of the
 //! next step. If a chain still has several loops, a block of 512 bytes of each array goes through all loops
-//! while the block is in the first-level cache. A single loop needs no blocks if all its data is in place.
+//! while the block is in the first-level cache. A single loop that can run in place needs no blocks.
 //! Neighbouring leaves below 65 536 elements form rows, and a thread takes a row; all threads share a larger
 //! leaf. If all leaves together are small, they run on the caller's thread, otherwise on threads of the
 //! engine (see [`Engine`]).
@@ -27,8 +27,8 @@
 //! with a master, is for a sample of the parameter, which is compared with the master.
 //!
 //! **Offload.** A parameter may be on another device than its master and state (see
-//! [`Offload`](crate::Offload)). Its gradient is downloaded before the first read, the CPU computes the step,
-//! and the parameter is uploaded after its commit.
+//! [`Offload`](crate::Offload)). The gradient of such a parameter is downloaded before the first read, the
+//! CPU computes the step, and the parameter is uploaded after its commit.
 
 mod codegen;
 mod commit;
@@ -62,8 +62,8 @@ pub(crate) use functions::{elements, sum_to};
 pub use kernel::Isa;
 pub(crate) use kernel::{ChunkTotals, Reducer, chunk_length, erased};
 pub(crate) use memory::{
-    Buffer, UpdateTargets, WrittenStorages, compensated, filled, joined, keep_low_bits, moved, owned_on,
-    rounded, rounded_to, set_lent, set_lent_and, set_lent_part, set_part, split, unshared,
+    Buffer, UpdateTargets, WrittenStorages, compensated, filled, joined, on_device, owned_on, rounded,
+    rounded_to, set_lent, set_lent_and, set_lent_part, set_low_bits, set_part, split, unshared,
 };
 pub(crate) use pieces::{Piece, commit_pieces, is_splittable};
 pub(crate) use plan::{

@@ -70,18 +70,18 @@ struct PieceTransfer<'a> {
     upload: Option<Upload<'a>>,
 }
 
-/// The transfer of new values (`staging`, on the CPU) to the elements `window` of a parameter.
+/// The transfer of new values (`staging`, on the CPU) to the elements `range` of a parameter.
 struct Upload<'a> {
     staging: &'a Tensor,
     parameter: &'a dyn Lend,
-    window: Range<usize>,
+    range: Range<usize>,
 }
 
 /// Runs offloaded jobs and uploads the parameters that they write.
 ///
 /// # Errors
-/// Only if a device fails. A parameter whose upload has failed does not fit its state. The next update
-/// refuses the parameter, if the update's sample of elements shows a difference.
+/// Only if a device fails. A parameter whose upload has failed does not fit its state. If the sample of
+/// elements that the next update compares shows a difference, the update refuses the parameter.
 pub(super) fn commit<'a>(engine: Engine, mut jobs: Vec<&mut Job<'a>>) -> Result<()> {
     let mut devices: Vec<Device> = Vec::new();
     for parameter in jobs.iter().filter_map(|job| Some(job.offloaded?.parameter)) {
@@ -142,18 +142,17 @@ fn commit_overlapped<'a>(
         let uploader =
             scope.spawn(move || uploads.into_iter().try_for_each(upload_all).and(synchronise(devices)));
         // A thread that fails drops its ends of the channels, and the other threads then stop.
-        let computation = downloads.into_iter().try_for_each(|download| {
+        let compute_result = downloads.into_iter().try_for_each(|download| {
             let (batch, uploads) = download.map_err(Stop::Failed)?;
             compute(batch).map_err(Stop::Failed)?;
             upload_sender.send(uploads).map_err(|_| Stop::NoUploads)
         });
-        // Dropped, because the uploading thread would otherwise wait for more batches, and `join` for that
-        // thread.
+        // Without this drop the uploading thread would wait for more batches, and `join` for that thread.
         drop(upload_sender);
-        let upload = uploader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        match computation {
+        let upload_result = uploader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        match compute_result {
             Err(Stop::Failed(error)) => Err(error),
-            Ok(()) | Err(Stop::NoUploads) => upload,
+            Ok(()) | Err(Stop::NoUploads) => upload_result,
         }
     })
 }
@@ -165,7 +164,7 @@ enum Stop {
     NoUploads,
 }
 
-/// Downloads the gradients of a batch. Returns the uploads that follow its computation.
+/// Downloads the gradients of a batch. Returns the uploads, for which the batch has to be computed first.
 fn download_batch<'a>(batch: &mut [PieceTransfer<'a>]) -> Result<Vec<Upload<'a>>> {
     for transfer in batch.iter_mut().filter(|transfer| !transfer.is_downloaded) {
         download_all(&mut transfer.piece.gradients)?;
@@ -176,19 +175,19 @@ fn download_batch<'a>(batch: &mut [PieceTransfer<'a>]) -> Result<Vec<Upload<'a>>
 fn upload_all(uploads: Vec<Upload<'_>>) -> Result<()> {
     uploads
         .into_iter()
-        .try_for_each(|Upload { staging, parameter, window }| dispatch::upload(staging, parameter, window))
+        .try_for_each(|Upload { staging, parameter, range }| dispatch::upload(staging, parameter, range))
 }
 
-/// Cuts a job into pieces of at most a batch, or makes one piece of a job that cannot be divided. The job's
-/// gradients move into the pieces.
+/// Cuts a job into pieces of at most `BATCH` elements. A job that cannot be divided becomes one piece. The
+/// job's gradients move into the pieces.
 fn cut_into_pieces<'a>(engine: Engine, index: usize, job: &mut Job<'a>) -> Result<Vec<PieceTransfer<'a>>> {
     job.copy_lent()?;
     let (offloaded, length) = (job.offloaded, job.length);
     let is_downloaded = offloaded.is_none_or(|offloaded| offloaded.is_downloaded) || length == 0;
     let writes_x = job.epilogue.writes_x() && length > 0;
-    let make_upload = |window: Range<usize>| {
+    let make_upload = |range: Range<usize>| {
         let offloaded = offloaded.filter(|_| writes_x);
-        offloaded.map(|OffloadTarget { staging, parameter, .. }| Upload { staging, parameter, window })
+        offloaded.map(|OffloadTarget { staging, parameter, .. }| Upload { staging, parameter, range })
     };
     // Only a contiguous gradient can be cut into ranges of elements.
     let is_divided = length > BATCH && is_splittable(engine, job) && job.sources.iter().all(is_contiguous);
@@ -201,19 +200,20 @@ fn cut_into_pieces<'a>(engine: Engine, index: usize, job: &mut Job<'a>) -> Resul
         .iter()
         .map(|gradient| Ok(gradient.tensor_or_copy()?.detach().flatten_all()?))
         .collect::<Result<Vec<_>>>()?;
-    let piece = |window: Range<usize>| {
-        let upload = make_upload(window.clone());
-        let part = |gradient: &Tensor| Ok(Lent::Tensor(gradient.narrow(0, window.start, window.len())?));
-        let gradients = flat_gradients.iter().map(part).collect::<Result<_>>()?;
-        let piece = Piece { job: index, is_last: window.end == length, window: Some(window), gradients };
+    let piece = |range: Range<usize>| {
+        let upload = make_upload(range.clone());
+        let slice = |gradient: &Tensor| Ok(Lent::Tensor(gradient.narrow(0, range.start, range.len())?));
+        let gradients = flat_gradients.iter().map(slice).collect::<Result<_>>()?;
+        let piece = Piece { job: index, is_last: range.end == length, window: Some(range), gradients };
         Ok(PieceTransfer { piece, is_downloaded, upload })
     };
-    windows(length).map(piece).collect()
+    piece_ranges(length).map(piece).collect()
 }
 
-/// Ranges of about equal length, each at most a batch.
-fn windows(length: usize) -> impl Iterator<Item = Range<usize>> {
-    // A multiple of 1024, and so of 128, because records of state (codes, low bits) have 128 elements.
-    let part = length.div_ceil(length.div_ceil(BATCH)).next_multiple_of(1 << 10);
-    (0..length).step_by(part).map(move |start| start..length.min(start + part))
+/// Ranges of about equal length, each of at most `BATCH` elements.
+fn piece_ranges(length: usize) -> impl Iterator<Item = Range<usize>> {
+    // The length is a multiple of 1024, and so of 128, because records of state (codes, low bits) have 128
+    // elements.
+    let range_length = length.div_ceil(length.div_ceil(BATCH)).next_multiple_of(1 << 10);
+    (0..length).step_by(range_length).map(move |start| start..length.min(start + range_length))
 }

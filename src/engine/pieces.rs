@@ -8,9 +8,9 @@ use super::route::{Engine, Route};
 use super::{cpu, functions};
 use crate::error::Result;
 
-/// A leaf, or a part of a large leaf.
+/// A leaf, or a range of elements of a large leaf.
 pub(crate) struct Piece<'a> {
-    /// The index of its job.
+    /// The index of the leaf's job.
     pub(crate) job: usize,
     /// The elements of the piece. `None` for a whole leaf.
     pub(crate) window: Option<Range<usize>>,

@@ -1,8 +1,8 @@
 //! The reference engine: the same steps as candle tensor operations, one at a time, on any device.
 //!
 //! Results have the bits of the fused CPU engine: each node of the recorded arithmetic is one operation in
-//! the same dtype, gradients are added in the same pairs, and sums are taken on the host by the loop of that
-//! engine.
+//! the same dtype, gradients are added in the same pairs, and sums are taken on the host by the CPU engine's
+//! loop.
 
 use candle_core::{DType, Device, Tensor};
 
@@ -31,19 +31,19 @@ fn evaluate<'j>(
     links: impl Iterator<Item = Link<'j>>,
 ) -> Result<StepResult> {
     let dtype = x.dtype();
-    // Reshaped, because a gradient in lent memory may be a vector.
+    // A gradient in lent memory may be a vector, so each gradient is reshaped.
     let mut read = |source: &Lent<'_>| Ok(source.tensor_or_copy()?.to_dtype(dtype)?.reshape(x.shape())?);
     let sum = pairwise(sources, &mut read, &|a: Tensor, b: Tensor| -> Result<Tensor> { Ok((a + b)?) })?;
     let mut dx = sum.map_or_else(|| x.zeros_like(), Ok)?;
     let mut slots = Vec::new();
     for Link { kernel, slots: state } in links {
-        let before = state
+        let slots_before = state
             .iter()
             .map(|(_, slot)| slot.tensor()?.to_dtype(dtype))
             .collect::<candle_core::Result<Vec<_>>>()?;
-        let after;
-        (dx, after) = run_kernel(kernel, x, &dx, &before)?;
-        slots.extend(after);
+        let slots_after;
+        (dx, slots_after) = run_kernel(kernel, x, &dx, &slots_before)?;
+        slots.extend(slots_after);
     }
     Ok(StepResult { dx, slots })
 }
@@ -58,14 +58,14 @@ fn run_kernel(
     let graph = Graph::new(Vec::new(), Vec::new());
     let (x_in, dx_in) = (graph.input(), graph.input());
     let mut slot_values: Vec<_> = slots.iter().map(|_| graph.input()).collect();
-    let out = kernel.trace(x_in, dx_in, &mut slot_values).node();
-    let outputs: Vec<usize> = slot_values.iter().map(|slot| slot.node()).collect();
+    let dx_out = kernel.trace(x_in, dx_in, &mut slot_values).node();
+    let slots_out: Vec<usize> = slot_values.iter().map(|slot| slot.node()).collect();
 
     let inputs: Vec<&Tensor> = [x, dx].into_iter().chain(slots).collect();
     let values = evaluate_graph(graph, &inputs)?;
     // If a step ignores its inputs, its result is a scalar, and every element has that value.
-    let expanded = |node: usize| values[node].broadcast_as(x.shape())?.contiguous();
-    Ok((expanded(out)?, outputs.into_iter().map(expanded).collect::<candle_core::Result<_>>()?))
+    let expand = |node: usize| values[node].broadcast_as(x.shape())?.contiguous();
+    Ok((expand(dx_out)?, slots_out.into_iter().map(expand).collect::<candle_core::Result<_>>()?))
 }
 
 fn evaluate_graph(graph: Graph, inputs: &[&Tensor]) -> candle_core::Result<Vec<Tensor>> {
@@ -111,14 +111,14 @@ struct NextValues {
     slots: Vec<Tensor>,
     /// x as it is stored; `None` if the commit does not write x.
     x: Option<Tensor>,
-    /// What the stored x lacks: its low bits, or the compensation of a Kahan sum.
+    /// What the stored x lacks: the low bits, or the compensation of a Kahan sum.
     rest: Option<Tensor>,
 }
 
 /// Runs a job to its end: computes all values, then writes them.
 ///
-/// The parameter is written first: if its owner refuses to lend it, nothing has changed. State is written
-/// while the parameter is lent, so that no later error of the owner separates parameter and state.
+/// The parameter is written first: if the owner does not lend the parameter, nothing has changed. State is
+/// written while the parameter is lent, so that no later error of the owner separates parameter and state.
 pub(super) fn commit(job: &mut Job<'_>) -> Result<()> {
     let NextValues { slots, x: next, rest } = next_values(job)?;
     let (lender, follower) = match (&job.x, &job.epilogue) {
@@ -185,7 +185,7 @@ fn next_values(job: &Job<'_>) -> Result<NextValues> {
     Ok(next)
 }
 
-/// The parameter, or its master, joined with its low bits if there are any.
+/// x (the parameter or its master), joined with the low bits of x if there are any.
 fn joined_x(operand: &Operand<'_>, low_bits: Option<&Buffer>) -> Result<Tensor> {
     let x = match operand {
         Operand::Lent(lender) => lender.tensor_or_copy()?,
@@ -195,19 +195,19 @@ fn joined_x(operand: &Operand<'_>, low_bits: Option<&Buffer>) -> Result<Tensor> 
 }
 
 /// Rounds up or down at random, on the host: the random bits are a hash of `key` and the element's index.
-fn rounded_at_random(dtype: DType, next: &Tensor, key: [u32; 2]) -> candle_core::Result<Tensor> {
+fn rounded_at_random(dtype: DType, exact: &Tensor, key: [u32; 2]) -> candle_core::Result<Tensor> {
     let random = |element: usize| random_bits(key_at(key, element), element as u32);
-    let values = on_host::<f32>(&next.to_dtype(DType::F32)?)?.into_iter().enumerate();
-    let rounded = match dtype {
+    let values = on_host::<f32>(&exact.to_dtype(DType::F32)?)?.into_iter().enumerate();
+    let result = match dtype {
         DType::BF16 => {
             Tensor::from_iter(values.map(|(i, value)| stochastic_bf16(value, random(i))), &Device::Cpu)?
         }
         DType::F16 => {
             Tensor::from_iter(values.map(|(i, value)| stochastic_f16(value, random(i))), &Device::Cpu)?
         }
-        _ => next.clone(),
+        _ => exact.clone(),
     };
-    rounded.reshape(next.shape())
+    result.reshape(exact.shape())
 }
 
 pub(super) fn materialise(view: LeafView<'_, '_>) -> Result<Tensor> {

@@ -43,7 +43,7 @@ pub(super) enum Route<D> {
 }
 
 impl Route<&Device> {
-    /// The same route with a clone of the device. Called once for each route and not for each leaf,
+    /// The same route with a clone of the device. Call this once for each route and not for each leaf,
     /// because a clone changes several reference counts.
     pub(super) fn owned(self) -> Route<Device> {
         match self {
@@ -53,7 +53,7 @@ impl Route<&Device> {
         }
     }
 
-    /// Whether both routes lead to the same engine and, if printed code runs there, to the same device.
+    /// Whether both routes lead to the same engine and, if that engine runs printed code, to the same device.
     pub(super) fn is_same(self, other: &Route<Device>) -> bool {
         match (self, other) {
             (Route::Cpu(isa), Route::Cpu(other_isa)) => isa == *other_isa,

@@ -88,7 +88,7 @@ impl Error {
         self.0.kind
     }
 
-    /// The path of the parameter, if the error is about one.
+    /// The path of the parameter, if the error is about a parameter.
     pub fn path(&self) -> Option<&str> {
         self.0.path.as_deref()
     }

@@ -58,7 +58,7 @@ pub(crate) fn distinct<'n>(names: impl Iterator<Item = &'n str>) -> Vec<String> 
 }
 
 /// Names in other libraries and of other rules, each with the name in this crate. If a name has several rows,
-/// the first whose second name is available counts.
+/// the first row whose second name is available counts.
 const SYNONYMS: [(&str, &str); 12] = [
     ("lr", "eta"),
     ("learning_rate", "eta"),
@@ -81,18 +81,18 @@ pub(crate) fn suggestion(name: &str, available: &[impl AsRef<str>]) -> String {
     if name.len() > LONGEST {
         return String::new();
     }
-    let available = || available.iter().map(AsRef::as_ref);
-    let is_available = |ours: &str| available().any(|candidate| candidate == ours);
+    let candidates = || available.iter().map(AsRef::as_ref);
+    let is_available = |ours: &str| candidates().any(|candidate| candidate == ours);
     let synonym = SYNONYMS.iter().find(|(theirs, ours)| *theirs == name && is_available(ours));
     let is_same = |candidate: &str| candidate.eq_ignore_ascii_case(name);
     let nearest = || {
-        let distances = available().map(|candidate| (edit_distance(name, candidate), candidate));
+        let distances = candidates().map(|candidate| (edit_distance(name, candidate), candidate));
         let (distance, candidate) = distances.min()?;
         (distance <= (name.len() / 3).min(2)).then_some(candidate)
     };
     let best = synonym
         .map(|(_, ours)| *ours)
-        .or_else(|| available().find(|candidate| is_same(candidate)))
+        .or_else(|| candidates().find(|candidate| is_same(candidate)))
         .or_else(nearest);
     best.map_or_else(String::new, |best| format!(" (did you mean {best}?)"))
 }

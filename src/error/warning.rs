@@ -53,13 +53,13 @@ pub enum Warning {
     },
     /// Variables that the loss reaches and the state does not have, such as those of a later layer.
     ///
-    /// [`CandleOptimizer`](crate::CandleOptimizer) looks for them in the graph of the loss in its first step.
-    /// An update gets only gradients, and the gradient of a variable looks like that of a constant. For
-    /// programs that call `update`, [`audit`](crate::audit) finds such variables.
+    /// [`CandleOptimizer`](crate::CandleOptimizer) looks for such variables in the graph of the loss in its
+    /// first step. An update gets only gradients, and the gradient of a variable looks like that of a
+    /// constant. For programs that call `update`, [`audit`](crate::audit) finds such variables.
     NotInState {
         /// The number of these variables.
         variables: usize,
-        /// Their shapes and dtypes. After 20 the rest is `...`.
+        /// The shapes and dtypes of these variables. After 20 the rest is `...`.
         shapes: Vec<String>,
     },
     /// A file with numbers that are infinite or NaN. [Saving](crate::Checkpoint::save) returns this warning;
@@ -105,7 +105,7 @@ pub enum Warning {
 
     /// Parameters of 16 bits with neither a master nor another store of the bits that rounding loses.
     ///
-    /// A step below 2⁻⁹ of an element in BF16, or below 2⁻¹² of it in F16, does not move the element.
+    /// A step below 2⁻⁹ (BF16) or 2⁻¹² (F16) of an element does not move the element.
     /// [`StateTree::warnings`](crate::StateTree::warnings) has this warning from `setup` on, and the log from
     /// the first update on. A call of
     /// [`Selection::allow_low_precision`](crate::Selection::allow_low_precision) before the first update
@@ -208,7 +208,7 @@ pub enum Warning {
         /// The schedule of the file.
         file: String,
     },
-    /// A schedule of factors that is taken for one of learning rates, or the other way round.
+    /// A schedule of factors that is taken for a schedule of learning rates, or the other way round.
     ///
     /// The parameter's own rate is at most 0.1, and the schedule reaches exactly 1 or 100 times that rate, or
     /// the schedule is [relative](crate::Schedule::relative) and always below 1/100.
@@ -252,7 +252,7 @@ pub enum Warning {
     OrderUnseen {
         /// The number of the first parameters that have one shape and dtype.
         parameters: usize,
-        /// Their shape.
+        /// The shape of these parameters.
         shape: Vec<usize>,
     },
     /// Gradients that travel between ranks in another dtype than their layers compute in.
@@ -298,7 +298,7 @@ impl fmt::Display for Warning {
                 write!(
                     f,
                     "{}: {}. To train them, {TRAIN_OTHERS}",
-                    others_reached(*variables),
+                    others_reached_text(*variables),
                     comma_separated(shapes)
                 )
             }
@@ -442,8 +442,8 @@ impl fmt::Display for Warning {
     }
 }
 
-/// The problem that the loss reaches variables that the state does not have.
-pub(crate) fn others_reached(variables: usize) -> String {
+/// The text for a loss that reaches variables that the state does not have.
+pub(crate) fn others_reached_text(variables: usize) -> String {
     format!("the loss reaches {variables} variables that this state does not have and never trains")
 }
 
@@ -470,14 +470,15 @@ impl Warning {
     }
 }
 
-/// The warnings of a state, the first of each kind. The head of the file explains which leaves *show*.
+/// The warnings of a state, the first of each kind. The head of the file explains how leaves *show* one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Warnings {
     recorded: Vec<Warning>,
-    /// Whether nothing is recorded. True for a scratch tree, because the training's tree has its warnings.
+    /// Whether nothing is recorded. True for a scratch tree, because the training's tree records the
+    /// warnings.
     ignores_all: bool,
-    /// A cache of the recorded warnings and those that leaves show. Emptied by `clear_cache`.
-    all: OnceLock<Vec<Warning>>,
+    /// A cache of the recorded warnings and those that leaves show. `clear_cache` empties the cache.
+    cache: OnceLock<Vec<Warning>>,
     /// Whether `record_shown` has inspected the leaves since the last `clear_cache`.
     are_leaves_inspected: bool,
 }
@@ -490,12 +491,13 @@ impl Warnings {
 
     /// The recorded warnings for a state with other leaves, without the caches.
     pub(crate) fn for_other_leaves(&self) -> Self {
-        Warnings { all: OnceLock::new(), are_leaves_inspected: false, ..self.clone() }
+        Warnings { cache: OnceLock::new(), are_leaves_inspected: false, ..self.clone() }
     }
 
-    /// The recorded warnings in their order, then those that leaves `show` and no call has recorded yet.
+    /// The recorded warnings in their order, then the warnings that leaves `show` and no call has recorded
+    /// yet.
     pub(crate) fn all(&self, show: impl Fn() -> Vec<Warning>) -> &[Warning] {
-        self.all.get_or_init(|| {
+        self.cache.get_or_init(|| {
             let shown = show().into_iter().filter(|shown| self.is_first(shown));
             self.recorded.iter().cloned().chain(shown).collect()
         })
@@ -508,18 +510,18 @@ impl Warnings {
             return Vec::new();
         }
         let new = show().into_iter().filter_map(|warning| self.record(warning)).collect();
-        // Set last, because `record` clears it.
+        // The flag is set last, because `record` clears it.
         self.are_leaves_inspected = true;
         new
     }
 
     /// Drops the cache of the warnings that leaves show. Must be called wherever leaves may change.
     pub(crate) fn clear_cache(&mut self) {
-        self.all.take();
+        self.cache.take();
         self.are_leaves_inspected = false;
     }
 
-    /// Whether a warning of this kind would be the first. Callers use it to skip the search for a warning.
+    /// Whether a warning of this kind would be the first. Callers ask, to skip the search for a warning.
     pub(crate) fn would_record(&self, is_kind: impl Fn(&Warning) -> bool) -> bool {
         !self.ignores_all && !self.recorded.iter().any(is_kind)
     }
@@ -528,12 +530,13 @@ impl Warnings {
         self.would_record(|recorded| discriminant(recorded) == discriminant(warning))
     }
 
-    /// Replaces a recorded warning of this kind, whose count has grown. Without one, as [`Warnings::record`].
+    /// Replaces a recorded warning of this kind, because the count has grown. If no such warning is recorded,
+    /// does the same as [`Warnings::record`].
     pub(crate) fn record_count(&mut self, warning: Warning) -> Option<Warning> {
         let is_kind = |recorded: &&mut Warning| discriminant(&**recorded) == discriminant(&warning);
         if let Some(recorded) = self.recorded.iter_mut().find(is_kind) {
             *recorded = warning;
-            self.all.take();
+            self.cache.take();
             return None;
         }
         self.record(warning)

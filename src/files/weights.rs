@@ -112,9 +112,9 @@ impl Weights {
     /// no variable has.
     ///
     /// Load before [`setup`](crate::setup). If a rule has masters (more precise copies of parameters),
-    /// `setup` makes them from the rounded parameters. Loading later changes no master, so the next update
-    /// would refuse a parameter that does not fit its master. To give masters the unrounded values of the
-    /// files, call [`StateTree::set_masters`](crate::StateTree::set_masters).
+    /// `setup` makes the masters from the rounded parameters. Loading later changes no master, so the next
+    /// update would refuse a parameter that does not fit its master. To give masters the unrounded values of
+    /// the files, call [`StateTree::set_masters`](crate::StateTree::set_masters).
     ///
     /// # Errors
     /// If a tensor is missing, or has another shape than its variable, a dtype that is not converted, or a

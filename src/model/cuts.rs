@@ -1,7 +1,7 @@
 //! Texts for messages: why parameters have no gradient, and what to do.
 
-/// The two operations that cut off queries and keys, but not values. They leave equal graphs, so a message
-/// names both.
+/// The two operations that cut off queries and keys, but not values. The operations leave equal graphs, so a
+/// message names both.
 pub(crate) const QUERIES: &str = "`rotary_emb::rope` (use `rotary_emb::rope_slow`) and \
                                   `ops::softmax_last_dim` (use `ops::softmax`) cut off queries and keys";
 

@@ -1,4 +1,4 @@
-//! Where gradients come from: candle's `GradStore`, or a map or list by path.
+//! Sources of gradients: candle's `GradStore`, or a map or list by path.
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, HashMap};
@@ -12,8 +12,8 @@ use crate::tensors::Tensor;
 ///
 /// Implemented for
 /// - candle's `GradStore`, in which a gradient is found by its variable. Gradients of other tensors are
-///   ignored. Most are of constants, such as the targets of a loss. The store does not tell constants from
-///   variables that the state lacks, but [`audit`](crate::audit) does;
+///   ignored. Most such tensors are constants, such as the targets of a loss. The store does not tell
+///   constants from variables that the state lacks, but [`audit`](crate::audit) does;
 /// - maps from paths to tensors, and slices, arrays and vectors of pairs of path and tensor.
 ///
 /// Paths and tensors may be owned or borrowed: `HashMap<String, Tensor>`, `BTreeMap<&str, &Tensor>`,
@@ -78,8 +78,8 @@ pub trait Gradients: Sync {
 /// Gradients by path.
 pub type GradientMap<'g> = HashMap<&'g str, &'g dyn Lend>;
 
-/// The part of [`Gradients`] that an update needs. An update uses it as a trait object, because otherwise the
-/// whole update would be compiled again for each collection.
+/// The part of [`Gradients`] that an update needs, as a trait object: otherwise the whole update would be
+/// compiled again for each collection.
 pub(crate) trait GradientLookUp: Sync {
     fn find(&self, path: &str, x: &dyn Lend) -> Option<&dyn Lend>;
 
@@ -124,8 +124,8 @@ pub(crate) fn duplicate_gradient(path: &str) -> Error {
         .at(path)
 }
 
-/// The collection in which an update looks gradients up. If `grads` has a map, it is stored in `map` and
-/// returned, otherwise `grads`.
+/// The collection in which an update looks gradients up. If `grads` has a map, stores the map in `map` and
+/// returns the map; otherwise returns `grads`.
 pub(crate) fn look_up<'m, 'g, G: Gradients + ?Sized>(
     grads: &'m &'g G,
     map: &'m mut Option<GradientMap<'g>>,

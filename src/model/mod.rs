@@ -1,4 +1,4 @@
-//! The model that is trained: whatever implements [`Model`] and shows its tensors under their paths.
+//! The model that is trained: a type that implements [`Model`] and shows its tensors under their paths.
 //!
 //! `Model::visit` calls [`Visitor::child`] for parts, which builds the path, and [`Visitor::tensor`] or
 //! [`Visitor::lend`] for tensors. The visitor passes path and tensor on to a [`TensorReceiver`]. The receiver
@@ -51,8 +51,8 @@ use crate::tensors::Tensor;
 /// ```
 ///
 /// The program and this crate have two versions of candle, whose types differ: `cargo tree -d` lists both.
-/// This crate takes candle 0.10.2 to 0.11, and Cargo chooses the newest for this crate, whichever the program
-/// has.
+/// This crate takes candle 0.10.2 to 0.11, and Cargo chooses the newest for this crate, whichever version the
+/// program has.
 ///
 /// | the program has | to make both use one candle |
 /// | --- | --- |
@@ -185,7 +185,7 @@ impl Model for Tensor {
     }
 }
 
-/// A field's name in paths: `type` for the raw identifier `r#type`; for [`model!`](crate::model).
+/// A field's name in paths: `type` for the raw identifier `r#type`. [`model!`](crate::model) uses it.
 #[doc(hidden)]
 pub fn field_name(identifier: &'static str) -> &'static str {
     identifier.strip_prefix("r#").unwrap_or(identifier)
@@ -194,8 +194,8 @@ pub fn field_name(identifier: &'static str) -> &'static str {
 /// Implements [`Model`](crate::Model) for a struct by the names of its fields.
 ///
 /// A raw identifier `r#type` is `type` in paths. Only the listed fields are trained. A list that lacks a
-/// field does not compile, so that no field is forgotten. If fields are left out on purpose, because they
-/// have no variables or none that are to be trained, end the list with `..`.
+/// field does not compile, so that no field is forgotten. To leave out fields on purpose (fields without
+/// variables, or with variables that are not trained), end the list with `..`.
 ///
 /// ```
 /// use candle_nn::{Embedding, Linear};

@@ -14,8 +14,8 @@ use crate::error::{Error, ErrorKind, Result, distinct, first_names, one_of};
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Patterns {
     texts: Vec<String>,
-    /// The patterns without `*` and `?`, each with the index of the first pattern of that text. A map,
-    /// because there may be one for each parameter.
+    /// The patterns without `*` and `?`, each with the index of the first pattern of that text. The field is
+    /// a map, because there may be a pattern for each parameter.
     literals: BTreeMap<String, usize>,
     /// The patterns with `*` or `?`, with their indices.
     wildcards: Vec<(usize, WildMatch)>,
@@ -40,7 +40,7 @@ impl Patterns {
     #[cfg(any(feature = "candle", feature = "config"))]
     fn matches(&self, pattern: usize, paths: &[impl AsRef<str>]) -> bool {
         match self.wildcards.binary_search_by_key(&pattern, |(index, _)| *index) {
-            Ok(place) => paths.iter().any(|path| self.wildcards[place].1.matches(path.as_ref())),
+            Ok(wildcard) => paths.iter().any(|path| self.wildcards[wildcard].1.matches(path.as_ref())),
             Err(_) => paths.iter().any(|path| path.as_ref() == self.texts[pattern]),
         }
     }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use super::gradients::{Gradients, duplicate_gradient};
-use super::lent::{Lend, MemoryMut, MemoryRef, View, read_only};
+use super::lent::{Lend, MemoryMut, MemoryRef, View, read_only_error};
 use super::{Model, Visitor, duplicate_path};
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::{DType, Shape, UNCOUNTED};
@@ -231,7 +231,7 @@ impl<S: AsRef<[usize]> + Send + Sync> Lend for TensorSlice<'_, S> {
     }
 
     fn write(&self, _: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {
-        Err(read_only())
+        Err(read_only_error())
     }
 }
 

@@ -51,9 +51,9 @@ pub(crate) fn identity(x: &Lent<'_>) -> Identity {
     }
 }
 
-/// Whether two handles of equal identity are certainly one parameter. Handles of one object are. Handles of
-/// two objects are only if the owners report an offset, and shape and dtype agree. Objects of size 0 prove
-/// nothing, because several of them can have one address.
+/// Whether two handles of equal identity are certainly one parameter. Two handles of one object are one
+/// parameter. Handles of two objects are one parameter only if the owners report an offset, and shape and
+/// dtype agree. Objects of size 0 prove nothing, because several such objects can have one address.
 fn are_surely_one(a: &Lent<'_>, b: &Lent<'_>) -> bool {
     b.tensor().is_some() || a.has_same_elements(b) == Some(true)
 }

@@ -2,8 +2,8 @@
 
 use super::{DType, OtherDType, Shape};
 
-/// Implements the conversions of dtypes. The list has the dtypes that both crates name. Others are wrapped in
-/// [`OtherDType`].
+/// Implements the conversions of dtypes. The list has the dtypes that both crates name. Other dtypes are
+/// wrapped in [`OtherDType`].
 macro_rules! dtypes {
     ($($Variant:ident)*) => {
         impl From<candle_core::DType> for DType {

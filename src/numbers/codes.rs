@@ -12,10 +12,11 @@
 //! ```
 //!
 //! The upper bits of the exponent are the same for all y from 1.0 down to the smallest code, so they need not
-//! be stored. 1.0 has the largest code of all finite numbers, each octave below has eight, and 0 has code 0.
+//! be stored. 1.0 has the largest code of all finite numbers, each octave below has eight codes, and 0 has
+//! code 0.
 //!
-//! Steps of encoding, each with the same bits on every processor (`engine/cpu/avx2.rs` and
-//! `engine/codegen/codes.cu` repeat them, so they change together):
+//! The steps of encoding follow. Each has the same bits on every processor. `engine/cpu/avx2.rs` and
+//! `engine/codegen/codes.cu` repeat these steps, so all three files must change together.
 //!
 //! 1. The bits of the largest size give the scale and its reciprocal ([`BlockScale`]).
 //! 2. y = size · reciprocal.
@@ -44,8 +45,8 @@ const SCALE: usize = size_of::<f32>();
 /// How many of the lowest bits of an f32 a code lacks.
 pub(crate) const CUT_BITS: u32 = 20;
 
-/// The bits of 1.0 without the lowest [`CUT_BITS`]. The lowest eight of `ONE` are the code of 1.0 without a
-/// sign, the lowest seven with a sign.
+/// The bits of 1.0 without the lowest [`CUT_BITS`]. The lowest eight bits of `ONE` are the code of 1.0
+/// without a sign, the lowest seven bits are the code with a sign.
 pub(crate) const ONE: u32 = 0x3f8;
 
 /// The bits of the smallest y above 0 that has a code without a sign: code 1.
@@ -138,7 +139,7 @@ pub(crate) fn scales(records: &[u8]) -> impl Iterator<Item = f32> {
 }
 
 impl Code {
-    /// The first number of a record that is infinite or NaN, with its place. An infinite or NaN scale, which
+    /// The first number of a record that is infinite or NaN, with its index. An infinite or NaN scale, which
     /// only a damaged record has, counts as the first number.
     pub(crate) fn first_non_finite(self, record: &[u8; RECORD]) -> Option<(usize, f32)> {
         let scale = scale_of(record);
@@ -149,10 +150,10 @@ impl Code {
         if !has_non_finite(codes, size_mask) {
             return None;
         }
-        let place = codes.iter().position(|code| has_non_finite(&[*code], size_mask))?;
+        let index = codes.iter().position(|code| has_non_finite(&[*code], size_mask))?;
         let mut number = [0.0];
-        self.decode(record, place, &mut number, |number| number);
-        Some((place, number[0]))
+        self.decode(record, index, &mut number, |number| number);
+        Some((index, number[0]))
     }
 
     /// The mask for the bits of a code without the sign.
@@ -237,8 +238,8 @@ impl BlockScale {
         if largest == 0 {
             return Some(BlockScale { unit: 0.0, inverse: 0.0 });
         }
-        // At least the smallest normal number, because the reciprocal of a subnormal number could be
-        // infinite.
+        // The unit is at least the smallest normal number, because the reciprocal of a subnormal number could
+        // be infinite.
         let unit = f32::from_bits(largest).max(f32::MIN_POSITIVE);
         Some(BlockScale { unit, inverse: f32::from_bits((1.0 / unit).to_bits() + 2) })
     }
@@ -273,21 +274,22 @@ fn encode_non_finite<const SIGNED: bool, T>(
     }
 }
 
-/// Steps 2 to 4 of the head of the file.
+/// The code of a number: steps 2 to 4 of the head of the file.
 #[inline(always)]
 fn code_of<const SIGNED: bool>(number: f32, inverse: f32) -> u8 {
     let abs = f32::from_bits(number.to_bits() & SIZE_MASK);
     let y = abs * inverse;
     if SIGNED {
-        let near = (y.to_bits() + (1 << (CUT_BITS - 1))).max((ONE & !SIGNED_SIZE_MASK) << CUT_BITS);
-        return (near >> CUT_BITS & SIGNED_SIZE_MASK | number.to_bits() >> 24 & !SIGNED_SIZE_MASK) as u8;
+        let rounded = (y.to_bits() + (1 << (CUT_BITS - 1))).max((ONE & !SIGNED_SIZE_MASK) << CUT_BITS);
+        return (rounded >> CUT_BITS & SIGNED_SIZE_MASK | number.to_bits() >> 24 & !SIGNED_SIZE_MASK) as u8;
     }
     // 0 is selected before the hash, because the hash of 0 is 0, and a selection among bytes takes longer.
     let size = if abs.to_bits() == 0 { 0 } else { y.to_bits().max(SMALLEST) };
-    // 20 bits of hash, below the cut. If they carry into the code, the code is rounded up.
-    let up = size.wrapping_mul(HASH) >> (32 - CUT_BITS);
-    // Limited, because the largest y is slightly above 1 and must not be rounded up beyond the code of 1.
-    ((size + up).min(((ONE + 1) << CUT_BITS) - 1) >> CUT_BITS) as u8
+    // The hash has 20 bits, below the cut. If the sum carries into the code, the code is rounded up.
+    let hash = size.wrapping_mul(HASH) >> (32 - CUT_BITS);
+    // The sum is limited, because the largest y is slightly above 1 and must not be rounded up beyond the
+    // code of 1.
+    ((size + hash).min(((ONE + 1) << CUT_BITS) - 1) >> CUT_BITS) as u8
 }
 
 #[inline(always)]
@@ -352,10 +354,10 @@ mod tests {
             record[..SCALE].copy_from_slice(&3.0f32.to_le_bytes());
             let mut all = Vec::new();
             let top = if code == Code::Signed { 0x78 } else { 0xf8 };
-            let is_one = |byte: &u8| {
+            let is_code = |byte: &u8| {
                 if code == Code::Signed { byte & 0x7f <= top && *byte != 0x80 } else { *byte <= top }
             };
-            for codes in (0..=255u8).filter(is_one).collect::<Vec<_>>().chunks(BLOCK / 2) {
+            for codes in (0..=255u8).filter(is_code).collect::<Vec<_>>().chunks(BLOCK / 2) {
                 // The scale is the largest size in its block, so each block has to have it.
                 record[SCALE..SCALE + codes.len()].copy_from_slice(codes);
                 record[SCALE + codes.len()..].fill(top);
@@ -374,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_is_so_alone_in_its_block() {
+    fn infinity_and_nan_change_no_other_number_of_their_block() {
         let finite: Vec<f32> = (0..3 * BLOCK).map(|i| (i as f32 - 200.0) * 0.37).collect();
         for code in CODES {
             let finite: Vec<f32> = if code == Code::Signed {
@@ -400,15 +402,15 @@ mod tests {
                         &back[place..]
                     );
                     assert!(scales(&records).all(f32::is_finite));
-                    let found: Vec<_> =
+                    let firsts: Vec<_> =
                         records.as_chunks().0.iter().map(|record| code.first_non_finite(record)).collect();
                     let (block, in_block) = (place / BLOCK, place % BLOCK);
-                    for (other, found) in found.into_iter().enumerate() {
-                        let found = found.map(|(place, number)| (place, number.is_nan(), number > 0.0));
+                    for (index, first) in firsts.into_iter().enumerate() {
+                        let got = first.map(|(place, number)| (place, number.is_nan(), number > 0.0));
                         let is_positive = expected[place] > 0.0;
                         assert_eq!(
-                            found,
-                            (other == block).then_some((in_block, bad.is_nan(), is_positive)),
+                            got,
+                            (index == block).then_some((in_block, bad.is_nan(), is_positive)),
                             "{bad} at {place}"
                         );
                     }

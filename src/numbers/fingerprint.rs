@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A hash of values. FNV-1a of 64 bits, because ranks on different machines must have the same hashes.
+/// A hash of values: FNV-1a of 64 bits, because ranks on different machines must have the same hashes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fingerprint(u64);
 
@@ -11,8 +11,8 @@ impl Fingerprint {
         Fingerprint(0xcbf2_9ce4_8422_2325)
     }
 
-    /// Adds the number of bytes and the bytes. Without the number, `["ab", "c"]` and `["a", "bc"]` would be
-    /// equal.
+    /// Adds the number of bytes and the bytes. Without the number, `["ab", "c"]` and `["a", "bc"]` would have
+    /// one hash.
     #[must_use]
     pub(crate) fn bytes(self, bytes: &[u8]) -> Self {
         self.number(bytes.len() as u64).hash_bytes(bytes)

@@ -9,7 +9,7 @@ use super::DType;
 
 /// Cuts elements into ranges of at most 1 MiB of f64, so that a reader needs memory for one range at a time.
 pub(crate) fn ranges(elements: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-    /// In elements. 1 MiB stays in the cache.
+    /// The number of elements: 1 MiB of f64 stays in the cache.
     const LENGTH: usize = 1 << 17;
     let end = elements.end;
     elements.step_by(LENGTH).map(move |start| start..end.min(start + LENGTH))
@@ -33,7 +33,7 @@ pub(crate) fn first_non_finite_in(bytes: &[u8], from: DType, to: DType) -> Optio
         number: impl Fn([u8; N]) -> f64,
     ) -> Option<(usize, f64)> {
         let numbers = bytes.as_chunks().0;
-        // A fold without an early exit, so that the compiler vectorises it.
+        // The fold has no early exit, so that the compiler vectorises it.
         if from == to && numbers.iter().fold(true, |all, bytes| all & is_finite(*bytes)) {
             return None;
         }
@@ -59,7 +59,7 @@ pub(crate) fn first_non_finite_in(bytes: &[u8], from: DType, to: DType) -> Optio
 pub(crate) fn first_negative_in(bytes: &[u8], dtype: DType) -> Option<(usize, f64)> {
     fn first<const N: usize>(bytes: &[u8], number: impl Fn([u8; N]) -> f64) -> Option<(usize, f64)> {
         let numbers = bytes.as_chunks().0;
-        // A fold without an early exit, so that the compiler vectorises it.
+        // The fold has no early exit, so that the compiler vectorises it.
         if !numbers.iter().fold(false, |any, bytes| any | (number(*bytes) < 0.0)) {
             return None;
         }
@@ -74,13 +74,13 @@ pub(crate) fn first_negative_in(bytes: &[u8], dtype: DType) -> Option<(usize, f6
     }
 }
 
-/// The smallest number that the dtype rounds to infinity: half a unit above the largest finite one.
+/// The smallest number that the dtype rounds to infinity: half a unit above the largest finite number.
 fn overflow_limit(dtype: DType) -> f64 {
-    let above = |exponent: i32, digits: i32| (2.0 - 2f64.powi(-digits)) * 2f64.powi(exponent);
+    let limit = |exponent: i32, digits: i32| (2.0 - 2f64.powi(-digits)) * 2f64.powi(exponent);
     match dtype {
-        DType::F16 => above(15, 11),
-        DType::BF16 => above(127, 8),
-        DType::F32 => above(127, 24),
+        DType::F16 => limit(15, 11),
+        DType::BF16 => limit(127, 8),
+        DType::F32 => limit(127, 24),
         _ => f64::INFINITY,
     }
 }

@@ -56,7 +56,8 @@ fn nearest(bits: u32) -> bf16 {
     bf16::from_bits((bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16)
 }
 
-/// Whether a number is half a unit above its bf16: a tie whose upper half is even, and so is the bf16.
+/// Whether a number is half a unit above its bf16: a tie that is rounded down, because its upper half is
+/// even.
 #[inline(always)]
 fn is_tie_above(bits: u32) -> bool {
     bits & 0x1_ffff == 0x8000
@@ -92,27 +93,27 @@ pub(crate) fn split_block<T>(
     record: &mut [u8; LOW_RECORD],
 ) {
     let Some((halves, further)) = record.split_first_chunk_mut::<LOW_HALVES>() else { return };
-    let mut has_tie = 0;
+    let mut tie_flag = 0;
     for ((value, high), half) in values.iter().zip(high).zip(halves.as_chunks_mut().0) {
         let bits = bits_of(read(value));
         *high = nearest(bits);
         *half = (bits as u16).to_le_bytes();
-        // Without a branch, so that the compiler can vectorise the loop. If there are ties, they are found
-        // again after the loop.
-        has_tie |= u32::from(is_tie_above(bits));
+        // There is no branch, so that the compiler can vectorise the loop. If there are ties, the code after
+        // the loop finds them again.
+        tie_flag |= u32::from(is_tie_above(bits));
     }
     further.fill(0);
-    if has_tie != 0 {
+    if tie_flag != 0 {
         let ties = values.iter().map(|value| is_tie_above(bits_of(read(value))));
         set_further(further, ties);
     }
 }
 
-/// Sets the further bits for which `is_set` is true.
+/// Sets the further bits of the numbers that are `ties`.
 #[cold]
-fn set_further(further: &mut [u8], is_set: impl Iterator<Item = bool>) {
-    for (place, _) in is_set.enumerate().filter(|(_, is_set)| *is_set) {
-        further[place / 8] |= 1 << (place % 8);
+fn set_further(further: &mut [u8], ties: impl Iterator<Item = bool>) {
+    for (index, _) in ties.enumerate().filter(|(_, is_tie)| *is_tie) {
+        further[index / 8] |= 1 << (index % 8);
     }
 }
 
@@ -130,15 +131,15 @@ pub(crate) fn join_block<T>(
     for ((value, high), half) in values.iter_mut().zip(high).zip(halves) {
         *value = make(joined(*high, i16::from_le_bytes(*half).into()));
     }
-    // The loop has taken the distance of a number half a unit above its bf16 for -0x8000.
+    // For a number half a unit above its bf16, the loop has used the distance -0x8000 instead of 0x8000.
     if further.iter().fold(0, |any, byte| any | byte) != 0 {
         join_ties_above(high, further, first, values, make);
     }
 }
 
 /// Whether the further bit of a number is set.
-fn is_set(further: &[u8], place: usize) -> bool {
-    further[place / 8] >> (place % 8) & 1 == 1
+fn has_further_bit(further: &[u8], index: usize) -> bool {
+    further[index / 8] >> (index % 8) & 1 == 1
 }
 
 /// Joins again the numbers whose further bit is set.
@@ -150,8 +151,8 @@ fn join_ties_above<T>(
     values: &mut [T],
     make: impl Fn(f32) -> T,
 ) {
-    for (place, (value, high)) in (first..).zip(values.iter_mut().zip(high)) {
-        if is_set(further, place) {
+    for (index, (value, high)) in (first..).zip(values.iter_mut().zip(high)) {
+        if has_further_bit(further, index) {
             *value = make(joined(*high, HALF_UNIT));
         }
     }
@@ -175,9 +176,12 @@ pub(crate) fn distances_of(records: &[u8], length: usize) -> Vec<f32> {
     let mut lows = vec![0.0; length];
     for (lows, record) in lows.chunks_mut(BLOCK).zip(records.as_chunks::<LOW_RECORD>().0) {
         let (halves, further) = record.split_at(LOW_HALVES);
-        for (place, (low, half)) in lows.iter_mut().zip(halves.as_chunks().0).enumerate() {
-            *low =
-                if is_set(further, place) { HALF_UNIT as f32 } else { f32::from(i16::from_le_bytes(*half)) };
+        for (index, (low, half)) in lows.iter_mut().zip(halves.as_chunks().0).enumerate() {
+            *low = if has_further_bit(further, index) {
+                HALF_UNIT as f32
+            } else {
+                f32::from(i16::from_le_bytes(*half))
+            };
         }
     }
     lows
@@ -265,7 +269,8 @@ mod tests {
         }
     }
 
-    /// The distance from the nearest bf16 is the low bits; from its neighbours it is limited to half a unit.
+    /// The distance from the nearest bf16 is the low bits; that from its neighbours is limited to half a
+    /// unit.
     #[test]
     fn low_bits_beside_a_given_number_reach_half_a_unit() {
         for value in samples().into_iter().filter(|value| value.is_finite()) {

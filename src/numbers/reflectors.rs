@@ -17,7 +17,7 @@ impl Reflector {
         if largest == 0.0 {
             return (Reflector { u: x, beta: 0.0 }, 0.0);
         }
-        // Divided by the largest, so that squares neither overflow nor vanish.
+        // The vector is divided by its largest element, so that squares neither overflow nor vanish.
         x.iter_mut().for_each(|x| *x /= largest);
         // α has the opposite sign of `x[0]`, so that no digits are lost in `x[0] - alpha`.
         let alpha = -x.iter().map(|x| x * x).sum::<f64>().sqrt().copysign(x[0]);
@@ -43,7 +43,7 @@ impl Reflector {
     pub(super) fn apply_to_both_sides(&self, matrix: &mut [f64], n: usize) {
         let (u, from) = (&self.u, n - self.u.len());
         let mut q = vec![0.0; u.len()];
-        // p, as a sum of rows, which are the columns because B is symmetric.
+        // p is computed as a sum of rows, which are also the columns, because B is symmetric.
         for (row, u) in matrix.chunks_exact(n).skip(from).zip(u) {
             add_multiple(&mut q, &row[from..], self.beta * u);
         }
@@ -65,8 +65,8 @@ fn add_multiple(x: &mut [f64], y: &[f64], factor: f64) {
 pub(super) fn product(reflectors: &[Reflector], n: usize) -> Vec<f64> {
     let mut q = vec![0.0; n * n];
     q.iter_mut().step_by(n + 1).for_each(|element| *element = 1.0);
-    // The shortest first, so that each reflection leaves out the columns before its own, which are still
-    // those of the unit matrix.
+    // The shortest reflection comes first, so that each reflection leaves out the columns before its own,
+    // which are still those of the unit matrix.
     reflectors.iter().rev().for_each(|reflector| reflector.apply(&mut q, n, n - reflector.u.len()));
     q
 }

@@ -14,11 +14,11 @@ pub(crate) fn stochastic_bf16(value: f32, random: u32) -> bf16 {
     let bits = value.to_bits();
     let random = if value.abs() > LARGEST { HALF } else { random };
     // Random bits are added to the bits that are cut off, so that the sum carries into the bf16 with the
-    // right probability. Infinity and NaN get no random bits, because a carry could make a number of a NaN. A
-    // NaN gets the quiet bit, because its other bits may all be cut off.
-    let added = if value.is_finite() { random >> 16 } else { 0 };
+    // right probability. Infinity and NaN get no random bits, because a carry could turn a NaN into a number.
+    // A NaN gets the quiet bit, because its other bits may all be cut off.
+    let addend = if value.is_finite() { random >> 16 } else { 0 };
     let quiet = u32::from(value.is_nan()) << 22;
-    bf16::from_bits(((bits | quiet).wrapping_add(added) >> 16) as u16)
+    bf16::from_bits(((bits | quiet).wrapping_add(addend) >> 16) as u16)
 }
 
 /// [`stochastic_bf16`] for f16.
@@ -31,9 +31,10 @@ pub(crate) fn stochastic_f16(value: f32, random: u32) -> f16 {
     let bits = value.to_bits();
     let random = if value.abs() > LARGEST { HALF } else { random };
     let normal = f32::from_bits(bits.wrapping_add(random >> 19) & !0x1fff);
-    // The number in units, plus a random number in [0, 1) of 11 bits, for which an f32 below 1024 has room.
-    let part = (random >> 21) as f32 * (1.0 / 2048.0);
-    let subnormal = ((value.abs() / UNIT + part).floor() * UNIT).copysign(value);
+    // The number is counted in units. The random number in [0, 1) that is added has 11 bits, for which an f32
+    // below 1024 has room.
+    let fraction = (random >> 21) as f32 * (1.0 / 2048.0);
+    let subnormal = ((value.abs() / UNIT + fraction).floor() * UNIT).copysign(value);
     let rounded = if value.abs() < SMALLEST_NORMAL { subnormal } else { normal };
     f16::from_f32_const(if value.is_finite() { rounded } else { value })
 }
@@ -41,8 +42,8 @@ pub(crate) fn stochastic_f16(value: f32, random: u32) -> f16 {
 /// Rounds f64 to f32 so that a second rounding, to 16 bits, gives the result of one rounding from f64.
 ///
 /// An inexact result gets an odd last bit (Boldo and Melquiond, "Emulation of FMA and correctly rounded
-/// sums", 2008). No number halfway between two of a narrower type has an odd last bit, so the second rounding
-/// finds no tie that the f64 did not have.
+/// sums", 2008). No number halfway between two numbers of a narrower type has an odd last bit, so the second
+/// rounding finds no tie that the f64 did not have.
 #[inline(always)]
 pub(crate) fn round_to_odd(value: f64) -> f32 {
     let nearest = value as f32;
@@ -80,8 +81,8 @@ mod tests {
                 assert!(value.to_bits() & 0xffff != 0 || brain == exact, "{value:e} is a bf16");
 
                 let half = stochastic_f16(value, random);
-                let below = |h: f16| f64::from(h.to_f32_const());
-                let distance = (below(half) - f64::from(value)).abs();
+                let widen = |h: f16| f64::from(h.to_f32_const());
+                let distance = (widen(half) - f64::from(value)).abs();
                 let unit = f64::from(value.abs()).log2().floor().max(-14.0).exp2() / 1024.0;
                 assert!(distance < unit || half.is_infinite(), "{value:e} {half}");
                 assert!(!half.is_infinite() || value.abs() > 65504.0, "{value:e}");

@@ -41,7 +41,8 @@ pub(crate) fn elem_count(dims: &[usize]) -> usize {
     if nonzero_product < UNCOUNTED && dims.contains(&0) { 0 } else { nonzero_product }
 }
 
-/// The count of a shape with too many elements. No memory has that many, so length checks refuse the shape.
+/// The count of a shape with too many elements. No memory has that many elements, so length checks refuse the
+/// shape.
 pub(crate) const UNCOUNTED: usize = usize::MAX;
 
 /// The offset in memory, from the first element, of the element with this index in row-major order.

@@ -1,7 +1,7 @@
 //! Eigenvectors of symmetric matrices (Wilkinson and Reinsch 1971, contributions II/2 and II/4):
 //!
 //! 1. Divide the matrix by its largest element.
-//! 2. Bring it to tridiagonal form by reflections.
+//! 2. Bring the matrix to tridiagonal form by reflections.
 //! 3. For each row l: implicit QL steps with Wilkinson's shift, until the off-diagonal at l is zero.
 //! 4. Sort the eigenvalues, which are then on the diagonal.
 //!
@@ -30,8 +30,8 @@ pub(crate) fn eigen(mut matrix: Vec<f64>, n: usize) -> Option<Eigen> {
         return None;
     }
     let largest = matrix.iter().fold(0.0f64, |largest, x| largest.max(x.abs()));
-    // Divided by `unit`, so that squares of elements neither overflow nor vanish, and one bound for zero fits
-    // all matrices.
+    // The matrix is divided by `unit`, so that squares of elements neither overflow nor vanish, and one bound
+    // for zero fits all matrices.
     let unit = if largest == 0.0 { 1.0 } else { largest };
     matrix.iter_mut().for_each(|x| *x /= unit);
     let (mut diagonal, mut off, mut rows) = tridiagonal(matrix, n);
@@ -90,10 +90,10 @@ fn step(l: usize, end: usize, diagonal: &mut [f64], off: &mut [f64], rows: &mut 
             return;
         }
         (sine, cosine) = (f / r, g / r);
-        let before = diagonal[i + 1] - shift;
-        let r = (diagonal[i] - before) * sine + 2.0 * cosine * b;
+        let shifted = diagonal[i + 1] - shift;
+        let r = (diagonal[i] - shifted) * sine + 2.0 * cosine * b;
         shift = sine * r;
-        diagonal[i + 1] = before + shift;
+        diagonal[i + 1] = shifted + shift;
         g = cosine * r - b;
         let (first, second) = rows[i * n..(i + 2) * n].split_at_mut(n);
         rotate(first, second, sine, cosine);
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_basis_keeps_what_its_first_columns_span() {
+    fn first_columns_of_a_basis_span_those_of_the_matrix() {
         let n = 4;
         let matrix = product_of(n, n, (1.0, 1.0), false);
         let (q, columns) = (transposed(&orthonormal(matrix.clone(), n), n), transposed(&matrix, n));

@@ -12,7 +12,7 @@ use crate::numbers::DType;
 use crate::rule::{Optimiser, SlotFormat, State, Store};
 use crate::tensors::{Device, Tensor, dtype_of, in_dtype};
 
-/// A parameter with two different elements, so that a copy of it is no constant.
+/// A parameter with two different elements, so that a copy of the parameter is no constant.
 pub(super) fn probe(dtype: DType) -> Result<Tensor> {
     Ok(in_dtype(&Tensor::from_vec(vec![1f32, 2.0], 2, &Device::Cpu)?, dtype)?)
 }

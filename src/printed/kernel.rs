@@ -9,7 +9,7 @@ use crate::tensors::{Device, bytes_of};
 
 /// The code of a step of one parameter, and the arguments of its function.
 ///
-/// One launch updates a whole parameter. It has [`blocks`](PrintedKernel::blocks) blocks of
+/// One launch updates a whole parameter. A launch has [`blocks`](PrintedKernel::blocks) blocks of
 /// [`threads`](PrintedKernel::threads) threads, both in one dimension, and no dynamic shared memory. Equal
 /// kernels have equal sources, so compiled functions can be cached by source.
 #[derive(Clone, Debug, PartialEq)]
@@ -81,7 +81,7 @@ pub enum BufferRole {
     Gradient,
     /// The precise copy of [`MixedPrecision`](crate::MixedPrecision). The parameter is the rounded master.
     Master,
-    /// The low bits of [`SplitMaster`](crate::SplitMaster): those of an f32 that a bf16 lacks.
+    /// The low bits of [`SplitMaster`](crate::SplitMaster): the bits of an f32 that a bf16 lacks.
     ///
     /// The low bits are I16 in records of 272 bytes: the I16 of 128 elements, then one bit for each of these
     /// elements, which is set for a low part of 32768. The first element has the lowest bit of the first
@@ -129,8 +129,8 @@ impl PrintedKernel {
 
     /// The source for a C++17 compiler of the host, to test without a device.
     ///
-    /// The source has one function. Like `cuLaunchKernel`, it takes the number of blocks and a pointer to the
-    /// value of each argument. It runs all threads one after another:
+    /// The source has one function. Like `cuLaunchKernel`, the function takes the number of blocks and a
+    /// pointer to the value of each argument. The function runs all threads one after another:
     ///
     /// ```text
     /// extern "C" void launch(unsigned int blocks, void** values);

@@ -81,7 +81,7 @@ struct ProbedParameter {
 #[derive(Debug)]
 struct CachedKernel {
     traced: TracedKernel,
-    /// The full names of slots. They tell apart equal traces, because a trace has names without the place in
+    /// The full names of slots, which tell apart equal traces, because a trace has names without the place in
     /// a chain.
     slots: Vec<String>,
     /// The indices of the traced scalars that the kernel takes.
@@ -136,12 +136,12 @@ impl Printed {
         self.optimiser.adjust_field(field, value)
     }
 
-    /// Counters and numbers after the last step.
+    /// Counters, numbers and calls after the last step.
     pub fn progress(&self) -> PrintedProgress {
         PrintedProgress { counters: self.state.counters(), numbers: self.state.numbers(), calls: self.calls }
     }
 
-    /// Resumes from this progress, as after a restart. Hyper-parameters are not part of it.
+    /// Resumes from this progress, as after a restart. The progress has no hyper-parameters.
     ///
     /// # Errors
     /// If `progress` is not of this optimiser.
@@ -194,7 +194,7 @@ impl Printed {
     /// Plans the next step, and prints its kernel if the kernel is new. If `advances`, counters and numbers
     /// move.
     fn plan(&mut self, advances: bool) -> Result<PrintedStep> {
-        // Taken before the plan, which borrows the state.
+        // Names and progress are taken before the plan borrows the state.
         let (names, progress_before) = (slot_names(&self.state), self.progress());
         let Printed { optimiser, parameter, state, calls, kernels, .. } = self;
         let mut job = parameter.job(optimiser, state, *calls)?;
@@ -207,7 +207,7 @@ impl Printed {
             0
         };
         let slots = job_slots(&job, &names);
-        let bound = trace_job(&job).ok_or_else(writes_nothing)?;
+        let bound = trace_job(&job).ok_or_else(nothing_written_error)?;
         // Most steps have the same kernel, which is printed once.
         let index = kernels
             .iter()
@@ -221,7 +221,7 @@ impl Printed {
             *calls = if windows.open { counts::add(*calls, 1) } else { 0 };
         }
         let CachedKernel { kernel, scalars: indices, .. } = &kernels[index];
-        let scalars = indices.iter().map(|&index| bound.scalars[index]).collect();
+        let scalars = indices.iter().map(|&scalar| bound.scalars[scalar]).collect();
         Ok(PrintedStep { kernel: kernel.clone(), scalars, key, moves: progress == Progress::Applied })
     }
 }
@@ -249,7 +249,7 @@ impl ProbedParameter {
         let trace = |optimiser: &Optimiser, progress: &PrintedProgress| {
             let mut state = optimiser.make_state(&self.x)?;
             progress.write_to(&mut state);
-            trace_job(&self.job(optimiser, &mut state, progress.calls)?).ok_or_else(writes_nothing)
+            trace_job(&self.job(optimiser, &mut state, progress.calls)?).ok_or_else(nothing_written_error)
         };
         let dependencies = dependencies(bound, optimiser, progress, trace);
         let comment = text::comment(optimiser, dtype_of(&self.x), dtype_of(&self.gradient));
@@ -269,6 +269,6 @@ fn job_slots(job: &Job<'_>, slot_names: &[(usize, String)]) -> Vec<String> {
 }
 
 /// The error for a step that writes nothing.
-fn writes_nothing() -> Error {
+fn nothing_written_error() -> Error {
     Error::new(ErrorKind::Unsupported, "a step that writes nothing cannot be printed")
 }

@@ -24,8 +24,8 @@ use crate::tree::{NumberPlace, fields_with};
 /// Everything that the scalars of a step depend on.
 type Causes = (Optimiser, PrintedProgress);
 
-/// Candidates for the counters and numbers of a usual step, the best first. Early, bias corrections have not
-/// settled yet.
+/// Candidates for the counters and numbers of a usual step, the best first. In an early step bias
+/// corrections have not settled yet.
 const LATE: [f64; 7] = [10.0, 11.0, 0.5, 3.0, 2.0, 1.0, 0.0];
 const EARLY: [f64; 7] = [1.0, 0.5, 2.0, 3.0, 10.0, 11.0, 0.0];
 
@@ -74,10 +74,10 @@ pub(super) fn dependencies(
             }
         }
     }
-    let changing = || causes.iter().zip(&changes).filter(|(_, changes)| changes.contains(&true));
+    let changing_causes = || causes.iter().zip(&changes).filter(|(_, changes)| changes.contains(&true));
     let suffixes = |index: usize| {
-        let names = || changing().map(|((name, _), _)| &**name);
-        let scalar_causes = changing().filter(|(_, changes)| changes[index]);
+        let names = || changing_causes().map(|((name, _), _)| &**name);
+        let scalar_causes = changing_causes().filter(|(_, changes)| changes[index]);
         scalar_causes.map(|((name, _), _)| format!("_{}", identifier(name, names()))).collect()
     };
     (0..kernel.scalars.len()).map(suffixes).collect()
@@ -85,23 +85,23 @@ pub(super) fn dependencies(
 
 /// All causes by name. The numbers of hyper-parameters are named as in schedules: β₁ is `beta1`.
 fn all_causes(optimiser: &Optimiser, progress: &PrintedProgress) -> Vec<(String, Cause)> {
-    let mut all = Vec::new();
+    let mut causes = Vec::new();
     for (index, ((_, value), name)) in optimiser.fields().into_iter().zip(optimiser.places()).enumerate() {
-        let part = |part| (format!("{name}{}", part + 1), Cause::Field((index, Some(part))));
+        let list_cause = |number| (format!("{name}{}", number + 1), Cause::Field((index, Some(number))));
         match value {
-            FieldValue::Real(_) => all.push((name, Cause::Field((index, None)))),
-            value => all.extend((0..value.numbers().len()).map(part)),
+            FieldValue::Real(_) => causes.push((name, Cause::Field((index, None)))),
+            value => causes.extend((0..value.numbers().len()).map(list_cause)),
         }
     }
     let counters = progress.counters.iter().enumerate();
-    all.extend(counters.map(|(index, (name, _))| (name.clone(), Cause::Counter(index))));
+    causes.extend(counters.map(|(index, (name, _))| (name.clone(), Cause::Counter(index))));
     let numbers = progress.numbers.iter().enumerate();
-    all.extend(numbers.map(|(index, (name, _))| (name.clone(), Cause::Number(index))));
-    all
+    causes.extend(numbers.map(|(index, (name, _))| (name.clone(), Cause::Number(index))));
+    causes
 }
 
-/// Copies of the causes with other values of one cause. A hyper-parameter gets the values that `field` makes
-/// of its value and that are in range, a counter or number gets the `candidates`.
+/// Copies of the causes with other values of one cause. A hyper-parameter gets those values that `field`
+/// makes of its value, if they are in range. A counter or number gets the `candidates`.
 fn variants(
     (optimiser, progress): &Causes,
     cause: Cause,
@@ -124,20 +124,20 @@ fn variants(
         (FieldValue::Real(number), _) => number,
         (list, part) => list.numbers()[part.unwrap_or_default()],
     };
-    let changed = |number| {
+    let with_field = |number| {
         let mut changed = optimiser.clone();
         let write = changed.write(&fields_with(optimiser, once((place, number))));
         write.and_then(|()| changed.check()).is_ok().then(|| (changed, progress.clone()))
     };
-    field(value).into_iter().filter_map(changed).collect()
+    field(value).into_iter().filter_map(with_field).collect()
 }
 
-/// A name such as `1.eta` as an identifier: `eta` if no other name of `all` ends in `eta`, else `1_eta`.
-fn identifier<'n>(name: &str, all: impl Iterator<Item = &'n str>) -> String {
+/// A name such as `1.eta` as an identifier: `eta` if no other name of `names` ends in `eta`, else `1_eta`.
+fn identifier<'n>(name: &str, names: impl Iterator<Item = &'n str>) -> String {
     fn last(name: &str) -> &str {
         name.rsplit('.').next().unwrap_or(name)
     }
-    let is_unique = all.filter(|other| last(other) == last(name)).count() == 1;
+    let is_unique = names.filter(|other| last(other) == last(name)).count() == 1;
     let name = if is_unique { last(name).to_string() } else { name.replace('.', "_") };
     name.chars().filter(|letter| letter.is_ascii_alphanumeric() || *letter == '_').collect()
 }

@@ -26,9 +26,10 @@ pub(super) fn check_dtypes(parameter: DType, gradient: DType) -> Result<()> {
     }
 }
 
-/// Refuses an optimiser whose step of an element depends on other elements.
+/// Refuses an optimiser whose step of an element depends on other elements, on a second device, or on a
+/// choice by path and shape.
 pub(super) fn check_elementwise(optimiser: &Optimiser) -> Result<()> {
-    let refuse = |need, limit, remedy| Err(not_elementwise(optimiser, need, limit, remedy));
+    let refuse = |need, limit, remedy| Err(not_elementwise_error(optimiser, need, limit, remedy));
     match optimiser.rule().kind() {
         Kind::WholeModel => return refuse("a number computed over the whole model", ONE_ELEMENT, FACTOR),
         Kind::WholeTensor => return refuse("the whole parameter", ONE_ELEMENT, FACTOR),
@@ -59,17 +60,18 @@ pub(super) fn check_arithmetic(optimiser: &Optimiser, job: &Job<'_>) -> Result<(
         Step::Check => Some("a check of the whole gradient"),
         Step::Tensor(_) | Step::Output(_) => Some("a function of the whole parameter"),
     });
-    need.map_or(Ok(()), |need| Err(not_elementwise(optimiser, need, ONE_ELEMENT, FACTOR)))
+    need.map_or(Ok(()), |need| Err(not_elementwise_error(optimiser, need, ONE_ELEMENT, FACTOR)))
 }
 
 /// The error for an optimiser with a `need` that no printed kernel meets. `limit` says what a kernel does.
-fn not_elementwise(optimiser: &Optimiser, need: &str, limit: &str, remedy: &'static str) -> Error {
+fn not_elementwise_error(optimiser: &Optimiser, need: &str, limit: &str, remedy: &'static str) -> Error {
     let rules = rules_at_fault(optimiser);
     let problem = format!("{rules} needs {need}, but a printed kernel {limit}");
     Error::new(ErrorKind::Unsupported, problem).with_remedy(remedy)
 }
 
-/// The names of the rules that are not elementwise, or that of the optimiser if no such rule is in the list.
+/// The names of the rules that are not elementwise. If no such rule is in the list: the name of the
+/// optimiser.
 fn rules_at_fault(optimiser: &Optimiser) -> String {
     let listings = catalogue();
     let is_not_elementwise = |name: &&str| {

@@ -13,7 +13,7 @@ use crate::rule::State;
 #[non_exhaustive]
 pub struct PrintedStep {
     /// The kernel. Most steps have the same kernel. A step in which the rule computes something else has
-    /// another, as at the end of a window of [`AccumGrad`](crate::AccumGrad).
+    /// another kernel, as at the end of a window of [`AccumGrad`](crate::AccumGrad).
     pub kernel: Arc<PrintedKernel>,
     /// The scalars that the code takes by value, such as hyper-parameters and bias corrections.
     ///

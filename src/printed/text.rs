@@ -17,14 +17,14 @@ const ENTRY: &str = "optimiser_step";
 /// An argument, and its type and name in C.
 struct Declaration {
     argument: KernelArgument,
-    kind: String,
+    c_type: String,
     name: String,
 }
 
 /// The kernel, and the indices of the traced scalars that the kernel takes.
 ///
 /// `x` is the role of the array that the arithmetic works on. `slots` has the names of state tensors in the
-/// order of their arrays, and `dependencies` those of the traced scalars.
+/// order of their arrays, and `dependencies` the names of the causes of each traced scalar.
 pub(super) fn kernel(
     traced: &TracedKernel,
     x: &BufferRole,
@@ -53,9 +53,9 @@ pub(super) fn kernel(
 
 /// The arguments of the function: the fields of a row, except those that the function computes itself.
 fn declare_arguments(layout: &RowLayout, x: &BufferRole, slots: &[String]) -> Vec<Declaration> {
-    let declaration = |argument, kind: &str, name: &str| Declaration {
+    let declaration = |argument, c_type: &str, name: &str| Declaration {
         argument,
-        kind: kind.to_string(),
+        c_type: c_type.to_string(),
         name: name.to_string(),
     };
     let mut declarations = Vec::new();
@@ -103,9 +103,9 @@ fn array_role(layout: &RowLayout, to: PointerTo, x: &BufferRole, slots: &[String
             ArrayRole::Compensation => BufferRole::Compensation,
             ArrayRole::Slot(name) => {
                 // `name` is the slot's name in its rule. `slots` has the name with the place in a chain.
-                let slot =
+                let slot_index =
                     arrays[..index].iter().filter(|array| matches!(array.role, ArrayRole::Slot(_))).count();
-                BufferRole::Slot(slots.get(slot).map_or(name, |name| name).to_string())
+                BufferRole::Slot(slots.get(slot_index).map_or(name, |name| name).to_string())
             }
         },
     }
@@ -121,11 +121,11 @@ pub(super) fn comment(optimiser: &Optimiser, parameter: DType, gradient: DType) 
     for member in optimiser.description().all() {
         // Fields are compared, because a rule of the program may have the name of a rule of this crate.
         let field_names = member.rule.fields.iter().map(|field| field.name);
-        let is_member = |listing: &&Listing| {
+        let is_of_member = |listing: &&Listing| {
             let listed_names = listing.rule.fields().into_iter().map(|(name, _)| name);
             listing.name == member.rule.kind && listed_names.eq(field_names.clone())
         };
-        if let Some(name) = listings.iter().find(is_member).map(|listing| listing.name)
+        if let Some(name) = listings.iter().find(is_of_member).map(|listing| listing.name)
             && let Some(recurrence) = recurrence(name)
         {
             text += &format!("// {name}: {recurrence}\n");
@@ -137,7 +137,7 @@ pub(super) fn comment(optimiser: &Optimiser, parameter: DType, gradient: DType) 
 /// The function that a launch calls. It makes a row from its arguments and passes the row to `run_block`.
 fn entry_function(layout: &RowLayout, declarations: &[Declaration]) -> String {
     let parameters: Vec<String> =
-        declarations.iter().map(|Declaration { kind, name, .. }| format!("{kind} {name}")).collect();
+        declarations.iter().map(|Declaration { c_type, name, .. }| format!("{c_type} {name}")).collect();
     let misalignments: Vec<String> = layout
         .pointers()
         .map(|pointer| format!("(u64){} % ({} * LANES)", pointer.name, pointer.dtype.size_in_bytes()))
@@ -166,7 +166,7 @@ fn host_source(body: &str, declarations: &[Declaration]) -> String {
     let values: Vec<String> = declarations
         .iter()
         .enumerate()
-        .map(|(index, Declaration { kind, .. })| format!("*({kind}*)values_now[{index}]"))
+        .map(|(index, Declaration { c_type, .. })| format!("*({c_type}*)values_now[{index}]"))
         .collect();
     // `values_now` is a static, because the shim calls `run_thread` without arguments.
     let launch = format!(

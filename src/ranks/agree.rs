@@ -26,12 +26,12 @@ pub(crate) struct StateWorld {
     count: Arc<Mutex<AgreementCount>>,
 }
 
-/// The name of a state, and the count of its agreements. After the first agreement both are the same on all
-/// ranks.
+/// The name of a state, and the count of its agreements. After the first agreement name and count are the
+/// same on all ranks.
 #[derive(Debug)]
 struct AgreementCount {
-    /// The name of the state in the job. Before the first agreement each rank has a number of its own here.
-    /// In the first agreement all ranks take over that of rank 0.
+    /// The name of the state in the job, a number. Before the first agreement each rank has a number of its
+    /// own. In the first agreement all ranks take over the number of rank 0.
     state: u64,
     agreements: u64,
 }
@@ -74,22 +74,23 @@ impl StateWorld {
         }
     }
 
-    /// Agrees on a call or a stage of it. `own` has the bytes that this rank sends to the others, or the
-    /// error with which it refuses. Returns the bytes of all ranks, in rank order.
+    /// Agrees on a call or on a stage of a call. `own_message` has the bytes that this rank sends to the
+    /// others, or the error with which this rank refuses. Returns the bytes of all ranks, in rank order.
     ///
     /// # Errors
     /// If a rank refuses or makes another call, on every rank. A rank that refuses gets its own error, the
     /// others get an error of the kind [`Ranks`](ErrorKind::Ranks) with the text of that error. In the next
     /// call all ranks have the same count.
-    pub(crate) fn agree(&self, call: Call, own: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
+    pub(crate) fn agree(&self, call: Call, own_message: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
         if self.size() == 1 {
-            return Ok(vec![own?]);
+            return Ok(vec![own_message?]);
         }
-        let (bytes, refusal) = match own {
+        let (bytes, refusal) = match own_message {
             Ok(bytes) => (bytes, None),
             Err(error) => (error.to_string().into_bytes(), Some(error)),
         };
-        // Locked until both messages are through, because agreements of two clones must not interleave.
+        // The count is locked until both messages are through, because agreements of two clones must not
+        // interleave.
         let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
         let AgreementCount { state, agreements } = *count;
         let openings = self.gather_openings(Opening::new(
@@ -112,9 +113,13 @@ impl StateWorld {
         }
     }
 
-    /// [`StateWorld::agree`] that also returns a value of this rank.
-    pub(crate) fn agree_with<T>(&self, call: Call, own: Result<(T, Vec<u8>)>) -> Result<(T, Vec<Vec<u8>>)> {
-        match own {
+    /// [`StateWorld::agree`] that also returns a value of this rank, which is prepared with the bytes.
+    pub(crate) fn agree_with<T>(
+        &self,
+        call: Call,
+        prepared: Result<(T, Vec<u8>)>,
+    ) -> Result<(T, Vec<Vec<u8>>)> {
+        match prepared {
             Ok((value, bytes)) => Ok((value, self.agree(call, Ok(bytes))?)),
             Err(error) => match self.agree(call, Err(error)) {
                 Err(error) => Err(error),
@@ -125,46 +130,46 @@ impl StateWorld {
         }
     }
 
-    /// [`StateWorld::agree_with`] without bytes: returns the own value if no rank refuses. Without a world this
-    /// process is the only rank.
+    /// [`StateWorld::agree_with`] without bytes: returns the value of `result` if no rank refuses. Without a
+    /// world this process is the only rank.
     ///
     /// # Errors
     /// As [`StateWorld::agree`].
-    pub(crate) fn settle<T>(world: Option<&StateWorld>, call: Call, own: Result<T>) -> Result<T> {
+    pub(crate) fn settle<T>(world: Option<&StateWorld>, call: Call, result: Result<T>) -> Result<T> {
         match world {
-            Some(world) => Ok(world.agree_with(call, own.map(|value| (value, Vec::new())))?.0),
-            None => own,
+            Some(world) => Ok(world.agree_with(call, result.map(|value| (value, Vec::new())))?.0),
+            None => result,
         }
     }
 
     /// The openings of all ranks.
-    fn gather_openings(&self, own: Opening) -> Result<Vec<Opening>> {
-        let all = self.gather_bytes(own.to_bytes(), |_| size_of::<Opening>())?;
-        Ok(all.iter().map(|bytes| Opening::from_bytes(bytes)).collect())
+    fn gather_openings(&self, own_opening: Opening) -> Result<Vec<Opening>> {
+        let messages = self.gather_bytes(own_opening.to_bytes(), |_| size_of::<Opening>())?;
+        Ok(messages.iter().map(|bytes| Opening::from_bytes(bytes)).collect())
     }
 
-    /// Sends the own bytes to all ranks, and returns the bytes of all ranks. `length` returns the number of a
-    /// rank's bytes.
-    fn gather_bytes(&self, own: Vec<u8>, length: impl Fn(usize) -> usize) -> Result<Vec<Vec<u8>>> {
+    /// Sends this rank's bytes to all ranks, and returns the bytes of all ranks. `length_of` returns the
+    /// number of a rank's bytes.
+    fn gather_bytes(&self, own_bytes: Vec<u8>, length_of: impl Fn(usize) -> usize) -> Result<Vec<Vec<u8>>> {
         let rank = self.rank();
-        let mut all: Vec<Vec<u8>> =
-            (0..self.size()).map(|other| vec![0; if other == rank { 0 } else { length(other) }]).collect();
+        let mut messages: Vec<Vec<u8>> =
+            (0..self.size()).map(|other| vec![0; if other == rank { 0 } else { length_of(other) }]).collect();
         let mut from: Vec<Vec<&mut [u8]>> =
-            all.iter_mut().map(|bytes| without_empty([&mut bytes[..]])).collect();
-        let to = without_empty([&own[..]]);
+            messages.iter_mut().map(|bytes| without_empty([&mut bytes[..]])).collect();
+        let to = without_empty([&own_bytes[..]]);
         // If nobody has bytes, no rank calls the transport: all ranks have the same lengths.
         if !to.is_empty() || from.iter().any(|slices| !slices.is_empty()) {
             self.communicator.gather(&to, &mut from)?;
         }
-        all[rank] = own;
-        Ok(all)
+        messages[rank] = own_bytes;
+        Ok(messages)
     }
 }
 
 impl AgreementCount {
     /// Takes over the largest count of the ranks with the same state, so that the next call succeeds.
     fn catch_up(&mut self, openings: &[Opening]) {
-        // The name of a new state is a number of this rank, which may be that of another state elsewhere.
+        // The name of a new state is a number of this rank, which may name another state on another rank.
         if self.agreements > 0 {
             let same_state =
                 openings.iter().filter(|opening| opening.agreements > 0 && opening.state == self.state);
@@ -204,16 +209,17 @@ mod tests {
     }
 
     /// The result as text: an error, or `fine`.
-    fn message(result: Result<Vec<Vec<u8>>>) -> String {
+    fn result_text(result: Result<Vec<Vec<u8>>>) -> String {
         result.map_or_else(|error| error.to_string(), |_| "fine".to_string())
     }
 
-    fn fine(world: &StateWorld, call: Call) -> String {
-        message(world.agree(call, Ok(vec![7])))
+    /// Agrees on a call, and returns the result as text.
+    fn agree(world: &StateWorld, call: Call) -> String {
+        result_text(world.agree(call, Ok(vec![7])))
     }
 
     /// Sends bytes that are no opening.
-    fn say(world: &dyn Communicator, bytes: &[u8]) -> std::result::Result<(), CommunicationError> {
+    fn send_bytes(world: &dyn Communicator, bytes: &[u8]) -> std::result::Result<(), CommunicationError> {
         let mut openings = vec![[0; size_of::<Opening>()]; world.size()];
         let mut from: Vec<Vec<&mut [u8]>> = openings.iter_mut().map(|bytes| vec![&mut bytes[..]]).collect();
         from[world.rank()].clear();
@@ -227,9 +233,9 @@ mod tests {
     fn every_rank_gets_the_bytes_of_all() {
         let all = together(3, |own| {
             let world = world(&own);
-            let say =
+            let gather =
                 |length: usize| world.agree(Call::Update, Ok(vec![world.rank() as u8; length])).unwrap();
-            [say(4), say(world.rank()), say(0)]
+            [gather(4), gather(world.rank()), gather(0)]
         });
         for answers in all {
             assert_eq!(answers[0], [[0; 4], [1; 4], [2; 4]]);
@@ -244,19 +250,19 @@ mod tests {
             let world = world(&own);
             let refused_by = |ranks: &[usize]| {
                 let refuses = ranks.contains(&own.rank());
-                let own = if refuses {
+                let own_message = if refuses {
                     Err(Error::other(format!("no, says {}", own.rank())))
                 } else {
                     Ok(vec![1; 9])
                 };
-                world.agree(Call::Update, own)
+                world.agree(Call::Update, own_message)
             };
             let error = refused_by(&[2]).unwrap_err();
             let of_others = (ErrorKind::Ranks, Some(2));
             let expected = if own.rank() == 2 { (ErrorKind::Other, None) } else { of_others };
             assert_eq!((error.kind(), error.rank()), expected, "its own error is as it was");
-            let refusals = [&[2][..], &[3, 1], &[0, 1, 2, 3]].map(|ranks| message(refused_by(ranks)));
-            (refusals.to_vec(), fine(&world, Call::Plan))
+            let refusals = [&[2][..], &[3, 1], &[0, 1, 2, 3]].map(|ranks| result_text(refused_by(ranks)));
+            (refusals.to_vec(), agree(&world, Call::Plan))
         });
         let expected = [
             ["rank 2 refused: no, says 2", "rank 1 refused: no, says 1", "no, says 0"],
@@ -277,16 +283,16 @@ mod tests {
                 one(0, Call::Commit),
                 if own.rank() == 0 { Call::Update } else { Call::Reduce },
             ];
-            let texts = unlike.map(|call| fine(&world, call)).to_vec();
-            let refuses = world.agree(
+            let texts = unlike.map(|call| agree(&world, call)).to_vec();
+            let result = world.agree(
                 one(2, Call::Setup),
                 if own.rank() == 1 { Err(Error::other("no")) } else { Ok(vec![1]) },
             );
-            let refusal = refuses.unwrap_err();
+            let refusal = result.unwrap_err();
             assert_eq!((refusal.kind(), refusal.rank()), (ErrorKind::Ranks, Some(2)));
             let unread = format!("rank 2 called setup, and rank 0 update; {ADVICE}");
             assert_eq!(refusal.to_string(), unread, "nobody reads the reason of a refusal of something else");
-            (texts, fine(&world, Call::Update))
+            (texts, agree(&world, Call::Update))
         });
         let texts = [
             format!("rank 1 called the plan of an update, and rank 0 update; {ADVICE}"),
@@ -300,7 +306,7 @@ mod tests {
     fn another_state_is_an_error_on_all_and_the_next_call_works_on_each() {
         let all = together(3, |own| {
             let [first, second] = [world(&own), world(&own)];
-            let before = [&first, &second, &second].map(|world| fine(world, Call::Update));
+            let before = [&first, &second, &second].map(|world| agree(world, Call::Update));
             let (one, other) = if own.rank() == 2 { (&second, &first) } else { (&first, &second) };
             let new = world(&own);
             let swapped = [one, other, if own.rank() == 0 { one } else { &new }]
@@ -311,7 +317,7 @@ mod tests {
             });
             let states = [&first, &second]
                 .map(|world| format!("update of the state {}", world.count.lock().unwrap().state));
-            (before, swapped, states, [first, second].map(|world| fine(&world, Call::Update)))
+            (before, swapped, states, [first, second].map(|world| agree(&world, Call::Update)))
         });
         let [first, second] = all[0].2.clone();
         assert_ne!(first, second);
@@ -337,12 +343,12 @@ mod tests {
     fn ranks_that_have_counted_differently_are_set_equal() {
         let all = together(3, |own| {
             let world = world(&own);
-            let before = fine(&world, Call::Setup);
+            let before = agree(&world, Call::Setup);
             world.count.lock().unwrap().agreements += own.rank() as u64;
             [
                 before,
-                fine(&world, Call::Update),
-                fine(&world, Call::Update),
+                agree(&world, Call::Update),
+                agree(&world, Call::Update),
                 world.count.lock().unwrap().agreements.to_string(),
             ]
         });
@@ -358,7 +364,7 @@ mod tests {
         let all = together(2, |own| {
             let world = world(&own);
             let clone = world.clone();
-            [if own.rank() == 0 { &world } else { &clone }, &world].map(|world| fine(world, Call::Setup))
+            [if own.rank() == 0 { &world } else { &clone }, &world].map(|world| agree(world, Call::Setup))
         });
         assert_eq!(all, vec![["fine", "fine"]; 2]);
     }
@@ -367,10 +373,10 @@ mod tests {
     fn another_version_is_an_error_on_all() {
         let all = together(3, |own| {
             if own.rank() == 1 {
-                say(&own, &[9; size_of::<Opening>()]).unwrap();
+                send_bytes(&own, &[9; size_of::<Opening>()]).unwrap();
                 return String::new();
             }
-            fine(&world(&own), Call::Update)
+            agree(&world(&own), Call::Update)
         });
         let text = "the ranks cannot communicate: rank 1 runs another version of optimisers than rank 0; \
                     run one build on all ranks";
@@ -383,11 +389,11 @@ mod tests {
             let world = world(&own);
             if own.rank() == 1 {
                 return vec![
-                    say(world.communicator(), &[0; 5]).unwrap_err().to_string(),
-                    fine(&world, Call::Update),
+                    send_bytes(world.communicator(), &[0; 5]).unwrap_err().to_string(),
+                    agree(&world, Call::Update),
                 ];
             }
-            (0..4).map(|_| fine(&world, Call::Update)).collect()
+            (0..4).map(|_| agree(&world, Call::Update)).collect()
         });
         let length = "rank 1 sent 5 bytes where 48 were expected; run one program on all ranks, with one \
                       model and the same options";

@@ -1,9 +1,9 @@
 //! Aspects of a call that have to be the same on all ranks, and the error if one differs.
 //!
-//! An aspect can be long, such as the list of all paths, and nearly always it is equal. So ranks send each
-//! other a fingerprint for each aspect. Only if fingerprints differ, a second agreement ([`Call::Differ`])
-//! sends the words of the first aspect that differs. All ranks compare the same fingerprints, so all find the
-//! same aspect and take part in the second agreement.
+//! An aspect can be long, such as the list of all paths, and is nearly always equal on all ranks. So ranks
+//! send each other a fingerprint for each aspect. Only if fingerprints differ, a second agreement
+//! ([`Call::Differ`]) sends the words of the first aspect that differs. All ranks compare the same
+//! fingerprints, so all find the same aspect and take part in the second agreement.
 
 use std::fmt::{Display, Write};
 
@@ -23,7 +23,8 @@ pub(crate) struct Aspect {
 
 /// The aspects of a call that have to be the same on all ranks.
 pub(crate) struct Agreement<'a> {
-    prints: Vec<u64>,
+    fingerprints: Vec<u64>,
+    /// Makes the aspect with an index.
     aspect: Box<dyn Fn(usize) -> Aspect + 'a>,
 }
 
@@ -37,35 +38,35 @@ impl Aspect {
         Aspect { name: name.into(), value }
     }
 
-    fn print(&self) -> u64 {
-        let print = Fingerprint::new().bytes(self.name.as_bytes());
-        self.value.iter().fold(print, |print, word| print.bytes(word.as_bytes())).finish()
+    fn fingerprint(&self) -> u64 {
+        let of_name = Fingerprint::new().bytes(self.name.as_bytes());
+        self.value.iter().fold(of_name, |print, word| print.bytes(word.as_bytes())).finish()
     }
 }
 
 impl<'a> Agreement<'a> {
     /// An agreement on aspects whose words exist already.
     pub(crate) fn new(mut aspects: Vec<Aspect>) -> Agreement<'static> {
-        let prints = aspects.iter().map(Aspect::print).collect();
-        // An empty aspect stands for places at which only other ranks have an aspect.
+        let fingerprints = aspects.iter().map(Aspect::fingerprint).collect();
+        // An empty aspect stands for all indices at which only other ranks have an aspect.
         aspects.push(Aspect { name: String::new(), value: Vec::new() });
         let last = aspects.len() - 1;
-        let aspect = move |place: usize| {
-            let Aspect { name, value } = &aspects[place.min(last)];
+        let aspect = move |index: usize| {
+            let Aspect { name, value } = &aspects[index.min(last)];
             Aspect { name: name.clone(), value: value.clone() }
         };
-        Agreement { prints, aspect: Box::new(aspect) }
+        Agreement { fingerprints, aspect: Box::new(aspect) }
     }
 
-    /// An agreement on aspects whose words `aspect` makes when an error needs them. `prints` has a
-    /// fingerprint of each.
-    pub(crate) fn lazy(prints: Vec<u64>, aspect: impl Fn(usize) -> Aspect + 'a) -> Self {
-        Agreement { prints, aspect: Box::new(aspect) }
+    /// An agreement on aspects that `aspect` makes when an error needs their words. `fingerprints` has a
+    /// fingerprint of each aspect.
+    pub(crate) fn lazy(fingerprints: Vec<u64>, aspect: impl Fn(usize) -> Aspect + 'a) -> Self {
+        Agreement { fingerprints, aspect: Box::new(aspect) }
     }
 
     /// The message of a rank: the number of aspects, their fingerprints, then the bytes in `payload`.
     fn message(&self, payload: &[u8]) -> Vec<u8> {
-        let words = std::iter::once(self.prints.len() as u64).chain(self.prints.iter().copied());
+        let words = std::iter::once(self.fingerprints.len() as u64).chain(self.fingerprints.iter().copied());
         words.flat_map(u64::to_le_bytes).chain(payload.iter().copied()).collect()
     }
 }
@@ -78,26 +79,26 @@ impl StateWorld {
     pub(crate) fn agree_on<T>(
         &self,
         call: Call,
-        own: Result<(T, Agreement<'_>, Vec<u8>)>,
+        prepared: Result<(T, Agreement<'_>, Vec<u8>)>,
     ) -> Result<(T, Vec<Vec<u8>>)> {
-        let prepared = own.map(|(value, agreement, payload)| {
+        let prepared_with_message = prepared.map(|(value, agreement, payload)| {
             let message = agreement.message(&payload);
             ((value, agreement), message)
         });
-        let ((value, agreement), messages) = self.agree_with(call, prepared)?;
+        let ((value, agreement), messages) = self.agree_with(call, prepared_with_message)?;
         let contents = messages
             .iter()
             .enumerate()
             .map(|(rank, message)| split_message(message).ok_or_else(|| unreadable_error(rank)))
             .collect::<Result<Vec<_>>>()?;
         let first_difference = |(prints, _): &(&[[u8; 8]], &[u8])| {
-            let first = contents[0].0;
-            let shared = first.iter().zip(*prints).position(|(first, own)| first != own);
-            shared.or_else(|| (first.len() != prints.len()).then_some(first.len().min(prints.len())))
+            let expected = contents[0].0;
+            let index = expected.iter().zip(*prints).position(|(expected, print)| expected != print);
+            index.or_else(|| (expected.len() != prints.len()).then_some(expected.len().min(prints.len())))
         };
         match contents.iter().filter_map(first_difference).min() {
             None => Ok((value, contents.iter().map(|(_, payload)| payload.to_vec()).collect())),
-            Some(place) => Err(self.describe_difference((agreement.aspect)(place))?),
+            Some(index) => Err(self.describe_difference((agreement.aspect)(index))?),
         }
     }
 
@@ -108,17 +109,17 @@ impl StateWorld {
     pub(crate) fn all_agree_on<T>(
         world: Option<&StateWorld>,
         call: Call,
-        own: Result<(T, Agreement<'_>, Vec<u8>)>,
+        prepared: Result<(T, Agreement<'_>, Vec<u8>)>,
     ) -> Result<(T, Vec<Vec<u8>>)> {
         match world {
-            Some(world) => world.agree_on(call, own),
-            None => own.map(|(value, _, bytes)| (value, vec![bytes])),
+            Some(world) => world.agree_on(call, prepared),
+            None => prepared.map(|(value, _, bytes)| (value, vec![bytes])),
         }
     }
 
     /// The error for an aspect that differs, with the words of all ranks.
-    fn describe_difference(&self, own: Aspect) -> Result<Error> {
-        let messages = self.agree(Call::Differ, serde_json::to_vec(&own).map_err(Error::other))?;
+    fn describe_difference(&self, own_aspect: Aspect) -> Result<Error> {
+        let messages = self.agree(Call::Differ, serde_json::to_vec(&own_aspect).map_err(Error::other))?;
         let aspect = |(rank, message): (usize, &Vec<u8>)| {
             serde_json::from_slice(message).map_err(|error| unreadable_error(rank).caused_by(error))
         };
@@ -130,14 +131,14 @@ impl StateWorld {
             .find(|name| !name.is_empty())
             .unwrap_or(&aspects[0].name);
         // The first word that differs. The end of a list counts as different, so that the search ends.
-        let place = (0..).find(|i| {
+        let word_index = (0..).find(|i| {
             aspects
                 .iter()
                 .any(|aspect| aspect.value.get(*i) != aspects[0].value.get(*i) || aspect.value.len() <= *i)
         });
         let text = |aspect: &Aspect| {
-            let word = place.and_then(|place| aspect.value.get(place)).map_or("nothing more", String::as_str);
-            let word = shortened(word);
+            let word = word_index.and_then(|index| aspect.value.get(index));
+            let word = shorten(word.map_or("nothing more", String::as_str));
             if aspect.name == *name || aspect.name.is_empty() {
                 word
             } else {
@@ -151,14 +152,15 @@ impl StateWorld {
                 None => values.push((word, vec![rank])),
             }
         }
-        let mut what = format!("{name}: ");
+        let mut difference = format!("{name}: ");
         for (i, (word, ranks)) in values.iter().enumerate() {
             let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
             let ranks: Vec<String> = ranks.iter().map(usize::to_string).collect();
             let separator = if i == 0 { "" } else { "; " };
-            write!(what, "{separator}{word} on {noun} {}", ranks.join(" and ")).map_err(Error::other)?;
+            write!(difference, "{separator}{word} on {noun} {}", ranks.join(" and "))
+                .map_err(Error::other)?;
         }
-        Ok(difference_error(rank, what))
+        Ok(difference_error(rank, difference))
     }
 }
 
@@ -176,7 +178,7 @@ pub(crate) fn unreadable_error(rank: usize) -> Error {
 }
 
 /// A word, cut to a length that fits an error.
-fn shortened(word: &str) -> String {
+fn shorten(word: &str) -> String {
     const LONGEST: usize = 200;
     word.char_indices()
         .nth(LONGEST)

@@ -6,7 +6,7 @@ use crate::error::{Error, ErrorKind};
 
 /// An error of a [`Communicator`](crate::Communicator), the transport between the ranks of a job.
 ///
-/// All ranks get the same error from the same call. It converts to an [`Error`] of the kind
+/// All ranks get the same error from the same call. The error converts to an [`Error`] of the kind
 /// [`Communication`](ErrorKind::Communication).
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]

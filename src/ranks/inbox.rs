@@ -2,8 +2,8 @@
 //!
 //! All rounds (see `rounds.rs`) have about the same size, so an `Inbox` has one tensor of each dtype and
 //! grows it to the largest round. A message is received into a view of that tensor. If the transport has no
-//! device, it takes bytes: a tensor to send is locked for reading and lends its bytes, and the tensors of the
-//! inbox are locked for writing as long as the call of the transport lasts.
+//! device, the transport takes bytes: a tensor to send is locked for reading and lends its bytes, and the
+//! tensors of the inbox are locked for writing as long as the call of the transport lasts.
 
 use std::collections::HashMap;
 use std::ops::Deref;
@@ -21,7 +21,7 @@ use crate::tensors::{
 /// The flat tensors that a rank is to send, in order, by dtype and length.
 pub(crate) type ExpectedTensors = Vec<(DType, usize)>;
 
-/// Memory for the tensors that other ranks send, by dtype. Each round uses it again.
+/// Memory for the tensors that other ranks send, by dtype. Each round uses the memory again.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox(HashMap<DType, Tensor>);
 
@@ -32,15 +32,15 @@ impl Inbox {
     /// Views to receive into: a flat tensor for each expected tensor.
     fn views(&mut self, expected: &[ExpectedTensors], device: &Device) -> Result<Vec<Vec<Tensor>>> {
         let mut ends: HashMap<DType, usize> = HashMap::new();
-        let mut places = Vec::with_capacity(expected.len());
+        let mut positions = Vec::with_capacity(expected.len());
         for tensors in expected {
-            let place = |&(dtype, length): &(DType, usize)| {
+            let position = |&(dtype, length): &(DType, usize)| {
                 let end = ends.entry(dtype).or_default();
                 let start = *end;
                 *end += length.next_multiple_of(ALIGNED);
                 (dtype, start, length)
             };
-            places.push(tensors.iter().map(place).collect::<Vec<_>>());
+            positions.push(tensors.iter().map(position).collect::<Vec<_>>());
         }
         for (dtype, end) in ends {
             if self.0.get(&dtype).is_none_or(|memory| memory.elem_count() < end) {
@@ -49,7 +49,7 @@ impl Inbox {
         }
         let view =
             |&(dtype, start, length): &(DType, usize, usize)| Ok(self.0[&dtype].narrow(0, start, length)?);
-        places.iter().map(|places| places.iter().map(view).collect()).collect()
+        positions.iter().map(|positions| positions.iter().map(view).collect()).collect()
     }
 
     /// The bytes of `views`, by rank. `memory` has the bytes of all tensors in the map's order.
@@ -76,7 +76,7 @@ impl Inbox {
         to: &[Vec<Tensor>],
         expected: &[ExpectedTensors],
     ) -> Result<Vec<Vec<Tensor>>> {
-        let to = to.iter().map(|tensors| contiguous(world, tensors)).collect::<Result<Vec<_>>>()?;
+        let to = to.iter().map(|tensors| make_sendable(world, tensors)).collect::<Result<Vec<_>>>()?;
         if let Some(device) = world.communicator().device() {
             return self.on_device(world, device, &to, expected);
         }
@@ -95,7 +95,7 @@ impl Inbox {
         own: &[Tensor],
         expected: &[ExpectedTensors],
     ) -> Result<Vec<Vec<Tensor>>> {
-        let own = contiguous(world, own)?;
+        let own = make_sendable(world, own)?;
         if let Some(device) = world.communicator().device() {
             let to: Vec<Vec<Tensor>> = (0..world.size())
                 .map(|rank| if rank == world.rank() { Vec::new() } else { own.clone() })
@@ -128,7 +128,7 @@ impl Inbox {
     ) -> Result<Vec<Vec<Tensor>>> {
         let views = self.views(expected, &Device::Cpu)?;
         let mut outcome = Ok(());
-        // `slices` reads the keys: keys and values of an unchanged map have the same order.
+        // `Inbox::slices` reads the keys: keys and values of an unchanged map have the same order.
         let memory: Vec<&Tensor> = self.0.values().collect();
         with_bytes_mut(&memory, Vec::new(), &mut |memory| outcome = talk(&mut self.slices(&views, memory)))?;
         outcome?;
@@ -136,8 +136,8 @@ impl Inbox {
     }
 }
 
-/// The tensors, contiguous, and on the host unless the transport has a device.
-fn contiguous(world: &StateWorld, tensors: &[Tensor]) -> Result<Vec<Tensor>> {
+/// Makes tensors contiguous, and brings them to the host unless the transport has a device.
+fn make_sendable(world: &StateWorld, tensors: &[Tensor]) -> Result<Vec<Tensor>> {
     let prepare = |tensor: &Tensor| match tensor.device() {
         device if device.is_cpu() => Ok(tensor.contiguous()?),
         _ if world.communicator().device().is_some() => Ok(tensor.contiguous()?),
@@ -173,7 +173,8 @@ fn locked_bytes<'l>(
 
 /// Calls `run` with `slices` and the bytes of all tensors. Each tensor must have a storage of its own.
 ///
-/// Recursive, because `with_numbers_mut` lends a storage only during a call, and `run` needs all at once.
+/// The function is recursive, because `with_numbers_mut` lends a storage only during a call, and `run` needs
+/// all at once.
 fn with_bytes_mut(
     tensors: &[&Tensor],
     slices: Vec<&mut [u8]>,
@@ -206,7 +207,7 @@ impl KeptSums {
         dtype: DType,
         device: &Device,
     ) -> Result<Tensor> {
-        // Nothing is kept for a device, because its allocator keeps memory.
+        // Nothing is kept for a device, because the device's allocator keeps memory.
         if !device.is_cpu() {
             return Ok(zeros(length, dtype, device)?);
         }

@@ -47,7 +47,7 @@ pub fn ranks(size: usize) -> Vec<LocalRank> {
     let empty = CallState {
         messages: (0..size).map(|_| None).collect(),
         answers: (0..size).map(|_| None).collect(),
-        gone: None,
+        first_left: None,
     };
     let meeting = Arc::new(MeetingPlace { board: Mutex::new(empty), changed: Condvar::new() });
     (0..size)
@@ -79,14 +79,14 @@ struct MeetingPlace {
     changed: Condvar,
 }
 
-/// The board: the call that is under way, and the answers of the last one.
+/// The board: the call that is under way, and the answers of the last call.
 struct CallState {
     /// By rank: its messages for the call, or the error with which it cannot take part.
     messages: Vec<Option<Result<RankMessages, CommunicationError>>>,
     /// By rank: its answer of the last call in which all took part, until it is fetched.
     answers: Vec<Option<Result<Vec<Letter>, CommunicationError>>>,
     /// The first rank that has left.
-    gone: Option<usize>,
+    first_left: Option<usize>,
 }
 
 /// The bytes from one rank to another. All receivers of a `gather` share one allocation.
@@ -182,7 +182,7 @@ impl MeetingPlace {
     /// Notes that a rank will make no more calls.
     fn leave(&self, rank: usize) {
         let mut board = self.board();
-        board.gone.get_or_insert(rank);
+        board.first_left.get_or_insert(rank);
         // No rank can complete the call, so its letters are freed.
         board.messages.fill_with(|| None);
         self.changed.notify_all();
@@ -192,12 +192,13 @@ impl MeetingPlace {
 impl CallState {
     /// Returns an error if a rank has left.
     fn check_present(&self) -> Result<(), CommunicationError> {
-        self.gone.map_or(Ok(()), |rank| Err(CommunicationError::Gone { rank }))
+        self.first_left.map_or(Ok(()), |rank| Err(CommunicationError::Gone { rank }))
     }
 
     /// Answers all ranks, once all have put messages on the board.
     fn hand_out(&mut self) {
-        // All places are emptied for the next call, before the second `collect` stops at the first error.
+        // All messages are taken from the board for the next call, before the second `collect` stops at the
+        // first error.
         let messages: Vec<_> = self.messages.iter_mut().filter_map(Option::take).collect();
         match messages.into_iter().collect::<Result<_, _>>().and_then(check_messages) {
             Ok(messages) => {
@@ -210,7 +211,7 @@ impl CallState {
     }
 }
 
-/// Refuses messages that do not fit together: other functions, or other lengths than expected.
+/// Refuses messages that do not fit together, because functions differ or lengths are not as expected.
 fn check_messages(messages: Vec<RankMessages>) -> Result<Vec<RankMessages>, CommunicationError> {
     for (rank, sender) in messages.iter().enumerate() {
         if sender.function != messages[0].function {

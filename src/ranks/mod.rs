@@ -33,12 +33,12 @@ pub(crate) use share::share;
 /// The transport between the ranks of a data-parallel job.
 ///
 /// All ranks call the same functions in the same order. A transport carries bytes without a dtype, and never
-/// adds up numbers: the receiver does. [`ranks`] makes the ranks for threads of one process.
+/// adds up numbers, because the receiver adds them up. [`ranks`] makes the ranks for threads of one process.
 ///
 /// # Implementing it
-/// - `exchange` and `gather` return when the own bytes are sent and those of the others have arrived, or with
-///   an error.
-/// - An error on one rank has to be an error on all ranks, in the same call, so that none is left waiting.
+/// - `exchange` and `gather` return when the own bytes are sent and the bytes of the others have arrived, or
+///   with an error.
+/// - An error on one rank has to be an error on all ranks, in the same call, so that no rank is left waiting.
 ///   After an error the content of `from` is not defined.
 /// - After [`CommunicationError::Gone`] every call has to fail with that error, at once.
 /// - Calls come from any thread, but never from a pool whose threads are needed to answer them. If one rank
@@ -100,8 +100,8 @@ pub(crate) fn without_empty<B: AsRef<[u8]>>(slices: impl IntoIterator<Item = B>)
     slices.into_iter().filter(|slice| !slice.as_ref().is_empty()).collect()
 }
 
-/// Refuses a list that has not one entry for each rank, or has bytes from a rank to itself. `lengths` has the
-/// number of bytes in each entry.
+/// Refuses a list without exactly one entry for each rank, or with bytes from a rank to itself. `lengths` has
+/// the number of bytes in each entry.
 pub(crate) fn check_entries(
     list: &str,
     [rank, size]: [usize; 2],

@@ -11,7 +11,7 @@ const FORMAT: u64 = u64::from_le_bytes(*b"optimis\x01");
 macro_rules! calls {
     ($($call:ident = $number:literal $name:literal,)*) => {
         /// The calls that all ranks make together.
-        // Without the feature `mpi` nothing makes `End`, and without `nccl` nothing makes `Nccl`. The
+        // Without the feature `mpi` no code makes `End`, and without `nccl` no code makes `Nccl`. The
         // compiler would warn of such dead code.
         #[cfg_attr(not(all(feature = "mpi", feature = "nccl")), allow(dead_code))]
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,10 +112,14 @@ impl Opening {
         let name = Call::name(self.call);
         if self.call != other.call {
             name.to_string()
-        } else if self.known_state() != other.known_state() {
+        } else if self.agreed_state() != other.agreed_state() {
             format!(
                 "{name} of {}",
-                if self.is_new() { "a new state".to_string() } else { format!("the state {}", self.state) }
+                if self.has_new_state() {
+                    "a new state".to_string()
+                } else {
+                    format!("the state {}", self.state)
+                }
             )
         } else {
             format!("{name} after {} agreements among ranks", self.agreements)
@@ -123,11 +127,11 @@ impl Opening {
     }
 
     /// The name of the state, if the ranks have agreed on one.
-    fn known_state(&self) -> Option<u64> {
-        (!self.is_new()).then_some(self.state)
+    fn agreed_state(&self) -> Option<u64> {
+        (!self.has_new_state()).then_some(self.state)
     }
 
-    pub(super) fn is_new(&self) -> bool {
+    pub(super) fn has_new_state(&self) -> bool {
         self.agreements == 0
     }
 }
@@ -137,15 +141,15 @@ impl Opening {
 pub(super) fn check_openings(openings: &[Opening]) -> Result<()> {
     // The version is compared first, because the words of another version mean something else.
     let formats: Vec<u64> = openings.iter().map(|opening| opening.format).collect();
-    if let Some(Odd { rank, usual }) = odd_rank(&formats) {
+    if let Some(OddRank { rank, usual }) = odd_rank(&formats) {
         let reason = format!(
             "rank {rank} runs another version of optimisers than rank {usual}; run one build on all ranks"
         );
         return Err(Error::from(CommunicationError::Other { reason }).of_rank(rank));
     }
     let calls: Vec<_> =
-        openings.iter().map(|opening| (opening.call, opening.agreements, opening.known_state())).collect();
-    if let Some(Odd { rank, usual }) = odd_rank(&calls) {
+        openings.iter().map(|opening| (opening.call, opening.agreements, opening.agreed_state())).collect();
+    if let Some(OddRank { rank, usual }) = odd_rank(&calls) {
         let (odd_opening, usual_opening) = (&openings[rank], &openings[usual]);
         let problem = format!(
             "rank {rank} called {}, and rank {usual} {}",
@@ -160,7 +164,7 @@ pub(super) fn check_openings(openings: &[Opening]) -> Result<()> {
 }
 
 /// A rank whose value differs from the most frequent value.
-pub(super) struct Odd {
+pub(super) struct OddRank {
     pub(super) rank: usize,
     /// The first rank with the most frequent value.
     pub(super) usual: usize,
@@ -168,12 +172,12 @@ pub(super) struct Odd {
 
 /// Finds the first rank whose value differs from the most frequent value. If several values are equally
 /// frequent, the value of the lowest rank counts as the most frequent. Returns `None` if all are equal.
-pub(super) fn odd_rank<T: PartialEq>(values: &[T]) -> Option<Odd> {
+pub(super) fn odd_rank<T: PartialEq>(values: &[T]) -> Option<OddRank> {
     let count = |rank: &usize| values.iter().filter(|value| **value == values[*rank]).count();
     // In reverse, because `max_by_key` returns the last of equal maxima.
     let usual = (0..values.len()).rev().max_by_key(count)?;
     let rank = values.iter().position(|value| *value != values[usual])?;
-    Some(Odd { rank, usual })
+    Some(OddRank { rank, usual })
 }
 
 #[cfg(test)]

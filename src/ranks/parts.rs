@@ -3,8 +3,9 @@
 //! `divide` gives all ranks about equally many elements:
 //!
 //! 1. Each parameter that cannot be cut goes whole to the rank with the smallest load, the largest first.
-//! 2. All other parameters are one line of elements, in path order. Each rank takes from it what its load
-//!    lacks of the mean load. If a rank has more than the mean already, the others take less in proportion.
+//! 2. All other parameters are one line of elements, in path order. Each rank takes from the line as many
+//!    elements as its load lacks of the mean load. If a rank has more than the mean already, the others take
+//!    less in proportion.
 //! 3. The end of a part moves to the nearest chunk of a norm (`chunk_length`). So the chunks of each rank are
 //!    chunks of the whole parameter, and norms have the bits of a single process.
 //!
@@ -22,7 +23,8 @@ use crate::numbers::DType;
 #[derive(Clone, Debug)]
 pub(crate) struct LeafParts {
     rank: usize,
-    all: Arc<[Range<usize>]>,
+    /// The ranges of all ranks.
+    by_rank: Arc<[Range<usize>]>,
     /// The dtype in which gradients travel; `None` for their own.
     pub(crate) wire: Option<DType>,
 }
@@ -32,51 +34,51 @@ impl LeafParts {
     pub(crate) fn all_on_first(length: usize, rank: usize, size: usize) -> Self {
         LeafParts {
             rank,
-            all: (0..size).map(|rank| if rank == 0 { 0..length } else { length..length }).collect(),
+            by_rank: (0..size).map(|rank| if rank == 0 { 0..length } else { length..length }).collect(),
             wire: None,
         }
     }
 
     /// Sets the dtype in which gradients travel.
-    pub(crate) fn set_wire(self, wire: Option<DType>) -> Self {
+    pub(crate) fn with_wire(self, wire: Option<DType>) -> Self {
         LeafParts { wire, ..self }
     }
 
     /// This rank's range.
     pub(crate) fn own(&self) -> Range<usize> {
-        self.all[self.rank].clone()
+        self.by_rank[self.rank].clone()
     }
 
     /// How much of the state this rank has.
     pub(crate) fn held(&self) -> Held {
-        let length = self.all.last().map_or(0, |last| last.end);
-        let owner = self.all.iter().position(|part| !part.is_empty()).unwrap_or(0);
+        let length = self.by_rank.last().map_or(0, |last| last.end);
+        let owner = self.by_rank.iter().position(|part| !part.is_empty()).unwrap_or(0);
         match (self.own(), owner == self.rank) {
             (own, true) if own.len() == length => Held::All,
-            _ if self.all[owner].len() == length => Held::Nothing,
+            _ if self.by_rank[owner].len() == length => Held::Nothing,
             (own, _) => Held::Part(own),
         }
     }
 
     /// Whether several ranks have elements.
     pub(crate) fn are_cut(&self) -> bool {
-        self.all.iter().filter(|part| !part.is_empty()).count() > 1
+        self.by_rank.iter().filter(|part| !part.is_empty()).count() > 1
     }
 
     /// The ranges of all ranks.
     pub(crate) fn all(&self) -> &[Range<usize>] {
-        &self.all
+        &self.by_rank
     }
 }
 
 /// How much of a leaf's state a rank has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Held {
-    /// All of it; no other rank has any. Rank 0 has the state of a leaf without elements.
+    /// All of the state; no other rank has any of it. Rank 0 has the state of a leaf without elements.
     All,
     /// A range of elements, maybe empty. Every state tensor has one number for each element of the range.
     Part(Range<usize>),
-    /// Nothing, because another rank has all of it.
+    /// Nothing, because another rank has all of the state.
     Nothing,
 }
 
@@ -103,15 +105,15 @@ pub(crate) fn divide(parameters: &[Divisible], rank: usize, size: usize) -> Vec<
 
     let total: usize = parameters.iter().map(|parameter| parameter.length).sum();
     let room: Vec<usize> = loads.iter().map(|load| (total / size + 1).saturating_sub(*load)).collect();
-    let cut: usize =
+    let line_length: usize =
         parameters.iter().filter(|parameter| parameter.can_be_cut).map(|parameter| parameter.length).sum();
-    let all_room: usize = room.iter().sum();
+    let total_room: usize = room.iter().sum();
     // Where each rank ends in the line of all elements that can be cut. The product of two counts of elements
-    // may not fit 64 bits, so it is in u128. The division by `all_room` is needed because the rooms may
-    // exceed the line.
+    // may not fit 64 bits, so the product is in u128. The division by `total_room` is needed because the
+    // rooms may exceed the line.
     let ends = room.iter().scan(0, |filled, room| {
         *filled += room;
-        Some((cut as u128 * *filled as u128 / all_room.max(1) as u128) as usize)
+        Some((line_length as u128 * *filled as u128 / total_room.max(1) as u128) as usize)
     });
     let ends: Vec<usize> = ends.collect();
 
@@ -128,11 +130,11 @@ pub(crate) fn divide(parameters: &[Divisible], rank: usize, size: usize) -> Vec<
             true if rank + 1 == size => length,
             true => nearest_chunk(ends[rank].saturating_sub(start).min(length), length),
         };
-        let all = (0..size).map(|rank| if rank == 0 { 0 } else { end(rank - 1) }..end(rank)).collect();
+        let by_rank = (0..size).map(|rank| if rank == 0 { 0 } else { end(rank - 1) }..end(rank)).collect();
         if can_be_cut {
             start += length;
         }
-        LeafParts { rank, all, wire: None }
+        LeafParts { rank, by_rank, wire: None }
     };
     parameters.iter().enumerate().map(leaf_parts).collect()
 }

@@ -48,7 +48,7 @@ pub(crate) fn rounds<'p>(
     parts: impl Fn(usize) -> &'p LeafParts,
 ) -> impl Iterator<Item = Round> {
     let part = move |leaf: usize, rank: usize| parts(leaf).all()[rank].clone();
-    // For each rank: the leaves that are not begun, and the rest of the leaf before these.
+    // For each rank: the leaves that are not begun, and the rest of the leaf that is begun.
     let mut remaining: Vec<(&[usize], Run)> = vec![(leaves, Run { leaf: 0, elements: 0..0 }); ranks];
     std::iter::from_fn(move || {
         let runs = remaining.iter_mut().enumerate().map(|(rank, (leaves, run))| {

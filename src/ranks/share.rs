@@ -11,9 +11,9 @@ use crate::model::lent::Lent;
 /// Fills tensors with the parts of the other ranks. The tensors are contiguous and of the whole shape. This
 /// rank's part of each tensor must have its values already.
 pub(crate) fn share(world: &StateWorld, tensors: &[(LeafParts, Lent<'_>)]) -> Result<()> {
-    let all: Vec<usize> = (0..tensors.len()).collect();
+    let indices: Vec<usize> = (0..tensors.len()).collect();
     let mut inbox = Inbox::default();
-    for round in rounds(&all, world.size(), |index| &tensors[index].0) {
+    for round in rounds(&indices, world.size(), |index| &tensors[index].0) {
         let own_runs = &round[world.rank()];
         let values = own_runs.iter().map(|Run { leaf, elements }| {
             let values = tensors[*leaf].1.part(elements.clone())?.tensor_or_copy()?;

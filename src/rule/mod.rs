@@ -18,12 +18,12 @@ pub use description::adjust::Adjust;
 pub(crate) use description::adjust::Described;
 pub(crate) use description::order::order_faults;
 pub(crate) use description::rates::{
-    RATE, RateField, Rates, conflicting_rates, is_same_rate, unreachable_rate,
+    RATE, RateField, Rates, conflicting_rates_error, is_same_rate, unreachable_rate_error,
 };
 pub(crate) use description::record::OptimiserRecord;
 pub use description::record::Setting;
 pub use description::role::Role;
-pub(crate) use description::{FieldDescription, FieldValues, out_of_range, unknown_name};
+pub(crate) use description::{FieldDescription, FieldValues, out_of_range, unknown_name_error};
 pub use evaluation::Evaluation;
 pub use field::{Average, Choice, FieldValue, NonFinite, Sizes, range};
 pub(crate) use gradient::LeafNorms;

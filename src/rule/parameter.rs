@@ -75,14 +75,14 @@ impl<'a> Parameter<'a> {
 
     /// The values as a tensor. An error for the master in a step.
     pub(super) fn values(self) -> Result<Tensor> {
-        let absent = || {
+        let absent_error = || {
             Error::new(
                 ErrorKind::Contract,
                 "a rule reads the values of its parameter in a step, but only `Rule::init` has these values",
             )
             .with_remedy("in `Rule::init`, make a state tensor of the values")
         };
-        self.values.ok_or_else(absent)?.tensor_or_copy()
+        self.values.ok_or_else(absent_error)?.tensor_or_copy()
     }
 }
 

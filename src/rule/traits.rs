@@ -142,7 +142,7 @@ pub(super) enum Purpose<'v> {
     Read,
     /// Compares values with their ranges, and runs requirements.
     Check,
-    /// Sets these fields. Records nothing, because a step may set fields of thousands of rules.
+    /// Sets these fields. The run records nothing, because a step may set fields of thousands of rules.
     Write(&'v [(usize, FieldValue)]),
     /// Makes every choice, for the parameter with these paths.
     Choose(&'v [String], Parameter<'v>),
@@ -158,8 +158,8 @@ pub struct Describer<'v> {
     purpose: Purpose<'v>,
     pub(super) description: Description,
     next_index: usize,
-    /// The number of members and alternatives so far.
-    members: usize,
+    /// The number of the next member or alternative.
+    next_number: usize,
     pub(super) check_result: CheckResult,
 }
 
@@ -203,7 +203,7 @@ impl Describer<'_> {
     /// Adds a hyper-parameter, with its default and its [range](crate::range).
     ///
     /// `F` is a type for which [`FieldValue`] has a variant, or an enum of [`choice!`](crate::choice).
-    // Not inlined, because rules have hundreds of fields, of a few types.
+    // The function is not inlined, because rules have hundreds of fields, of a few types.
     #[inline(never)]
     pub fn field<F: Copy + Into<FieldValue> + TryFrom<FieldValue, Error = Error>>(
         &mut self,
@@ -281,8 +281,8 @@ impl Describer<'_> {
     /// Fields of `rule` are addressed by its index, from 0 on. The learning rates of all members are
     /// multiplied.
     pub fn member(&mut self, rule: &mut dyn Rule) {
-        self.add_held(ChildPlace::Member(self.members), rule);
-        self.members += 1;
+        self.add_held(ChildPlace::Member(self.next_number), rule);
+        self.next_number += 1;
     }
 
     /// Names the next of several alternatives: only one of these rules acts at a time.
@@ -292,8 +292,8 @@ impl Describer<'_> {
     /// `None` if they differ. If alternatives keep averages, [`Rule::evaluation`] has to return the average
     /// of the alternative that acts.
     pub fn alternative(&mut self, rule: &mut dyn Rule) {
-        self.add_held(ChildPlace::Alternative(self.members), rule);
-        self.members += 1;
+        self.add_held(ChildPlace::Alternative(self.next_number), rule);
+        self.next_number += 1;
     }
 
     fn add_held(&mut self, place: ChildPlace, rule: &mut dyn Rule) {
@@ -305,7 +305,8 @@ impl Describer<'_> {
 
     /// Adds a held rule or a store, which `describe` describes.
     pub(crate) fn add_part(&mut self, place: ChildPlace, describe: &mut dyn FnMut(&mut Describer<'_>)) {
-        // Skipped after a fault, because a requirement may assume that all fields before it are right.
+        // The part is skipped after a fault, because a requirement may assume that all fields before it are
+        // right.
         if self.check_result.is_err() {
             return;
         }
@@ -361,7 +362,7 @@ impl<'v> Describer<'v> {
         describe: &mut dyn FnMut(&mut Describer<'_>),
     ) -> Self {
         let description = Description::default();
-        let mut rule = Describer { purpose, description, next_index, members: 0, check_result: Ok(()) };
+        let mut rule = Describer { purpose, description, next_index, next_number: 0, check_result: Ok(()) };
         describe(&mut rule);
         rule.check_kind();
         rule
@@ -443,17 +444,18 @@ pub trait Holder {
 /// written. If the rule panics, all threads stop first, and the panic reaches the caller of
 /// [`update`](crate::update). Nothing has been written if the panic comes from [`apply`](Rule::apply), from
 /// [`Elementwise::scalars`](crate::Elementwise::scalars), from a function of `with_tensors`, or from
-/// arithmetic before a norm, a sum, a check or such a function: all of these run before the first write.
+/// arithmetic before a norm, a sum, a check or a function of `with_tensors`: all this code runs before the
+/// first write.
 ///
-/// All other arithmetic of an [`Elementwise`](crate::Elementwise) rule runs while parameters are written. A
-/// panic there leaves
+/// All other arithmetic of an [`Elementwise`](crate::Elementwise) rule runs while parameters are written.
+/// After a panic of this arithmetic
 ///
-/// - its own parameter torn: some elements and their state have moved, others have not, and its counters
-///   stay. On a CUDA device and with [`Engine::Tensors`](crate::Engine::Tensors) the parameter is unchanged,
-///   because there the arithmetic is recorded before it runs;
-/// - every other parameter either unchanged, or moved as a whole with its state and counters, whatever the
-///   order of the paths;
-/// - the number of calls that windows of [`AccumGrad`](crate::AccumGrad) have counted unchanged.
+/// - the parameter of the arithmetic is torn: some elements and their state have moved, others have not, and
+///   the counters stay. On a CUDA device and with [`Engine::Tensors`](crate::Engine::Tensors) this parameter
+///   is unchanged, because there the arithmetic is recorded before it runs;
+/// - every other parameter is either unchanged, or has moved as a whole with its state and counters, whatever
+///   the order of the paths;
+/// - the number of calls that windows of [`AccumGrad`](crate::AccumGrad) have counted is unchanged.
 ///
 /// If an owner of [lent memory](crate::Lend) panics during these writes, only one thing is different: the
 /// owner's parameter is not torn, but unchanged or moved as a whole with its state and counters.
@@ -473,9 +475,9 @@ pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send +
     /// A tensor that is to start as x has to be a [`Slot::parameter`](crate::Slot::parameter), because no
     /// other tensor follows new weights.
     ///
-    /// By default there are only the states of the [held](crate::Describer::holds) rules. An `init` that
-    /// makes entries of its own adds these states by [`State::with_held`]; [`setup`](crate::setup) refuses a
-    /// state without them.
+    /// By default, the state has only the states of the [held](crate::Describer::holds) rules. An `init` that
+    /// makes entries of its own adds the held states by [`State::with_held`]; [`setup`](crate::setup) refuses
+    /// a state without the held states.
     ///
     /// # Errors
     /// If the device has no memory left, or the rule does not fit the parameter.
@@ -493,8 +495,8 @@ pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send +
 
     /// What the step of one element depends on.
     ///
-    /// The default is the widest kind of the held rules, and [`Kind::WholeTensor`] if there are none. Every
-    /// [`Elementwise`](crate::Elementwise) rule is [`Kind::Elementwise`].
+    /// The default is the widest kind of the held rules, and [`Kind::WholeTensor`] if the rule holds none.
+    /// Every [`Elementwise`](crate::Elementwise) rule is [`Kind::Elementwise`].
     fn kind(&self) -> Kind {
         if let Some(rule) = self.delegate() {
             return rule.kind();
@@ -511,18 +513,21 @@ pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send +
     /// and sums of the [gradient](Gradient), which are taken over all parts. Return `false` for functions of
     /// tensors, and if shape, number or places of elements matter.
     ///
-    /// By default a rule that holds other rules is divisible if all of these are, and any other rule if its
-    /// kind is [`Kind::Elementwise`]. Each parameter of a rule that is not divisible stays whole on one rank.
+    /// By default, a rule that holds other rules is divisible if all held rules are divisible. Any other rule
+    /// is divisible if its kind is [`Kind::Elementwise`]. Each parameter of a rule that is not divisible
+    /// stays whole on one rank.
     fn is_divisible(&self) -> bool {
         if let Some(rule) = self.delegate() {
             return rule.is_divisible();
         }
-        let mut all = None;
-        self.visit_held(&mut |_, held| all = Some(all.unwrap_or(true) && held.is_divisible()));
-        all.unwrap_or_else(|| self.kind() == Kind::Elementwise)
+        let mut all_divisible = None;
+        self.visit_held(&mut |_, held| {
+            all_divisible = Some(all_divisible.unwrap_or(true) && held.is_divisible());
+        });
+        all_divisible.unwrap_or_else(|| self.kind() == Kind::Elementwise)
     }
 
-    /// Discards all that the rule has collected over calls, because its step will not be taken.
+    /// Discards all that the rule has collected over calls, because the step of this window is not taken.
     ///
     /// The default calls `end_window` of the held rules, which is right for a rule that collects nothing
     /// itself.
@@ -544,7 +549,8 @@ pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send +
     /// with its state from [`State::held`].
     ///
     /// # Errors
-    /// If the state is not this rule's, or if alternatives have such weights and the rule uses the default.
+    /// If the state is that of another rule. If an alternative has weights to evaluate with, but the rule
+    /// uses the default.
     fn evaluation<'s>(&self, state: &'s State) -> Result<Option<Evaluation<'s>>> {
         if let Some(rule) = self.delegate() {
             return rule.evaluation(state);
@@ -590,8 +596,8 @@ impl<R: Describe + Clone> Described for R {
 
     fn check_described(&self) -> Result<()> {
         let mut rule = self.clone();
-        let checker = Describer::run(Purpose::Check, 0, &mut |checker| rule.describe(checker));
-        checker.check_result.map_err(|(error, _)| error)
+        let describer = Describer::run(Purpose::Check, 0, &mut |checker| rule.describe(checker));
+        describer.check_result.map_err(|(error, _)| error)
     }
 }
 

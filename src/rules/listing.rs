@@ -15,7 +15,7 @@ pub struct Listing {
 
 /// The row of a rule.
 pub(super) fn listing<R: Rule + Default>() -> Listing {
-    // The name of the type, so that no row can have another name than its rule.
+    // The name is that of the type, so that no row can have another name than its rule.
     let path = std::any::type_name::<R>();
     let name = path.rsplit("::").next().unwrap_or(path);
     Listing { name, rule: Box::new(R::default()) }

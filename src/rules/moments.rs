@@ -14,13 +14,13 @@ pub(super) fn correction(beta: f64, t: u64) -> f64 {
     1.0 - beta.powf(t as f64)
 }
 
-/// The `t` for [`correction`]. Without bias correction this is the largest `u64`, for which βᵗ is 0 and each
-/// correction 1.
+/// The `t` for [`correction`]. Without bias correction this `t` is the largest `u64`, for which βᵗ is 0 and
+/// each correction 1.
 pub(super) fn step_of_correction(t: u64, is_corrected: bool) -> u64 {
     if is_corrected { t } else { u64::MAX }
 }
 
-/// The weights of Nesterov's momentum: the corrected mean after one more gradient that equals this one.
+/// The weights of Nesterov's momentum: the corrected mean after one more gradient that equals `dx`.
 ///
 /// ```text
 /// β·m / (1 - βᵗ⁺¹) + (1 - β)·dx / (1 - βᵗ)

@@ -1,7 +1,7 @@
 //! A macro for elementwise rules that also implement `Rule::evaluation`.
 
 /// Implements `Rule` for a struct by the functions `init`, `apply` and `evaluation` of a module, which its
-/// family shares. This is a macro, because a blanket implementation would overlap with that for
+/// family shares. `rule_by` is a macro, because a blanket implementation would overlap with that for
 /// `Elementwise`.
 macro_rules! rule_by {
     ($Rule:ident, $($module:ident)::+) => {

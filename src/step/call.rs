@@ -61,26 +61,27 @@ pub(crate) struct UpdateCall {
     pub(crate) norms: u64,
     /// Whether the state requires all gradients.
     pub(crate) requires_all: bool,
-    /// Whether gradients come one at a time, so that leaves have moved before others are planned.
+    /// Whether gradients come one at a time, so that some leaves have moved before others are planned.
     pub(crate) is_streamed: bool,
     /// The path of the first pushed gradient that was not finite.
     pub(crate) overflow: Option<String>,
 }
 
 impl UpdateCall {
-    /// A call with the loss scale of `scaler`. `reported` is the scale that the gradients report for their
-    /// loss.
+    /// A call with the loss scale of `scaler`. `reported_scale` is the scale that the gradients report
+    /// for their loss.
     ///
     /// # Errors
-    /// If `scaler` is out of range or has scaled no loss, or if the update would not divide by `reported`.
+    /// If `scaler` is out of range or has scaled no loss, or if the update would not divide by
+    /// `reported_scale`.
     pub(crate) fn new(
         options: UpdateOptions,
         scaler: Option<&LossScaler>,
-        reported: Option<f64>,
+        reported_scale: Option<f64>,
     ) -> Result<Self> {
         let scale = match scaler {
-            Some(scaler) => scaler.divisor(reported)?,
-            None => check_unscaled(reported).map(|()| None)?,
+            Some(scaler) => scaler.divisor(reported_scale)?,
+            None => check_unscaled(reported_scale).map(|()| None)?,
         };
         counts::check("Update: weight is", options.weight)?;
         // A scaler lowers its scale only for an overflow that a check has found.
@@ -126,7 +127,7 @@ impl UpdateCall {
         if scale != 1.0 {
             gradient = gradient.scale(scale);
         }
-        // The check follows the division, because it also finds numbers too large to be squared.
+        // The check follows the division, because the check also finds numbers too large to be squared.
         if self.options.finite_only {
             gradient = gradient.finite_only();
         }
@@ -141,15 +142,15 @@ pub(crate) fn sources<'l, 'g>(
     x: &'l dyn Lend,
     grads: &'g dyn GradientLookUp,
 ) -> Result<Sources<'g>> {
-    let mut sources = Sources::new();
+    let mut gradients = Sources::new();
     for path in paths.take(if grads.has_paths() { usize::MAX } else { 1 }) {
         let Some(gradient) = grads.find(path, x).map(Lent::new) else { continue };
         check_gradient(path, x, &*gradient)?;
-        if !is_among(&sources, &gradient).map_err(|error| error.at(path))? {
-            sources.push(gradient);
+        if !is_among(&gradients, &gradient).map_err(|error| error.at(path))? {
+            gradients.push(gradient);
         }
     }
-    Ok(sources)
+    Ok(gradients)
 }
 
 /// Whether `gradient` is in `sources`. Handles that cannot be compared count as equal if they share memory.

@@ -1,8 +1,9 @@
 //! A rank's contribution to an update, and the aspects that must be the same on all ranks.
 //!
 //! Each call sends one fingerprint per aspect, some for the call and four for each leaf (a parameter with its
-//! state). The words of an aspect are made only if its fingerprint differs. So there are two pairs of
-//! functions whose order must agree: `call_prints` with `call_aspect`, and `leaf_prints` with `leaf_aspect`.
+//! state). The words of an aspect are made only if its fingerprint differs between ranks. So there are two
+//! pairs of functions whose order must agree: `call_fingerprints` with `call_aspect`, and `leaf_fingerprints`
+//! with `leaf_aspect`.
 
 use super::call::UpdateCall;
 use crate::engine::{Sources, WrittenStorages, unshared};
@@ -18,7 +19,7 @@ pub(crate) struct OwnLeaf<'x> {
     pub(crate) parts: LeafParts,
     /// This rank's part of the parameter.
     pub(crate) x: Lent<'x>,
-    /// This rank's gradient of the whole parameter, because other ranks get the other parts from it.
+    /// This rank's gradient of the whole parameter, because other ranks get their parts from this gradient.
     pub(crate) gradient: Option<Tensor>,
 }
 
@@ -30,15 +31,15 @@ impl<'x> OwnLeaf<'x> {
         sources: Result<Sources<'_>>,
         targets: &WrittenStorages,
     ) -> Result<Self> {
-        // A rank without state of the leaf checks that it can write, too, because `share` writes the parts of
-        // other ranks.
+        // A rank without state of the leaf also checks that the parameter can be written, because `share`
+        // writes the parts of other ranks.
         check_parameter("parameter", x, !leaf.frozen).map_err(|error| error.at(leaf.path()))?;
         let own_leaf = OwnLeaf {
             parts: leaf.parts_of_ranks()?,
             x: leaf.own_part(x)?,
             gradient: own_gradient(leaf, x, sources?, targets)?,
         };
-        // With `finite_only` an overflow on the wire skips the call, so it is no error here.
+        // With `finite_only` an overflow on the wire skips the call, so an overflow is no error here.
         if !call.options.finite_only && !call.options.takes_overflow && call.options.weight > 0 {
             own_leaf.check_no_overflow(leaf.path())?;
         }
@@ -76,17 +77,17 @@ impl<'x> OwnLeaf<'x> {
     }
 }
 
-/// The first number of a tensor that `find` returns, with its index. `find` gets the numbers window by
-/// window, so that a large tensor is not copied as a whole to f64.
+/// The first number of a tensor that `find` returns, with its index. `find` gets the numbers range by range,
+/// so that a large tensor is not copied as a whole to f64.
 fn find_number(
     tensor: &Tensor,
     find: impl Fn(Vec<f64>) -> Option<(usize, f64)>,
 ) -> Result<Option<(usize, f64)>> {
     let flat = tensor.flatten_all()?;
-    for window in ranges(0..flat.elem_count()) {
-        let numbers = in_dtype(&flat.narrow(0, window.start, window.len())?, DType::F64)?.to_vec1::<f64>()?;
+    for range in ranges(0..flat.elem_count()) {
+        let numbers = in_dtype(&flat.narrow(0, range.start, range.len())?, DType::F64)?.to_vec1::<f64>()?;
         if let Some((index, number)) = find(numbers) {
-            return Ok(Some((window.start + index, number)));
+            return Ok(Some((range.start + index, number)));
         }
     }
     Ok(None)
@@ -127,10 +128,11 @@ fn own_gradient(
 
 /// The aspects of a call that must be the same on all ranks: those of the call, then those of each leaf.
 pub(crate) fn update_agreement<'a>(call: &'a UpdateCall, leaves: &'a [Box<Leaf>]) -> Agreement<'a> {
-    let prints = call_prints(call, leaves.len()).into_iter().chain(leaf_prints(call, leaves)).collect();
-    Agreement::lazy(prints, move |place| match place.checked_sub(CALL_ASPECTS) {
-        None => call_aspect(call, leaves.len(), place),
-        Some(place) => leaf_aspect(call, leaves, place / LEAF_ASPECTS, place % LEAF_ASPECTS),
+    let fingerprints = call_fingerprints(call, leaves.len()).into_iter();
+    let fingerprints = fingerprints.chain(leaf_fingerprints(call, leaves)).collect();
+    Agreement::lazy(fingerprints, move |index| match index.checked_sub(CALL_ASPECTS) {
+        None => call_aspect(call, leaves.len(), index),
+        Some(index) => leaf_aspect(call, leaves, index / LEAF_ASPECTS, index % LEAF_ASPECTS),
     })
 }
 
@@ -141,19 +143,19 @@ const CALL_ASPECTS: usize = 5;
 const LEAF_ASPECTS: usize = 4;
 
 /// The fingerprints of the call, in the order of [`call_aspect`].
-fn call_prints(call: &UpdateCall, leaves: usize) -> [u64; CALL_ASPECTS] {
-    let flags = options(call).iter().rev().fold(0, |flags, (_, is_on)| flags << 1 | u64::from(*is_on));
-    [leaves as u64, call.loss_scale.to_bits(), flags, call.calls, call.norms]
+fn call_fingerprints(call: &UpdateCall, leaf_count: usize) -> [u64; CALL_ASPECTS] {
+    let flags = named_options(call).iter().rev().fold(0, |flags, (_, is_on)| flags << 1 | u64::from(*is_on));
+    [leaf_count as u64, call.loss_scale.to_bits(), flags, call.calls, call.norms]
 }
 
-/// The aspect of the call at `place`.
-fn call_aspect(call: &UpdateCall, leaves: usize, place: usize) -> Aspect {
-    match place {
-        0 => Aspect::new("the number of parameters in the state", leaves),
+/// The aspect with the index `aspect` of the call.
+fn call_aspect(call: &UpdateCall, leaf_count: usize, aspect: usize) -> Aspect {
+    match aspect {
+        0 => Aspect::new("the number of parameters in the state", leaf_count),
         1 => Aspect::new("the loss scale", call.loss_scale),
         2 => {
             let names: Vec<_> =
-                options(call).into_iter().filter(|(_, is_on)| *is_on).map(|(name, _)| name).collect();
+                named_options(call).into_iter().filter(|(_, is_on)| *is_on).map(|(name, _)| name).collect();
             Aspect::new(
                 "the options of the call",
                 if names.is_empty() { "none".to_string() } else { names.join(" and ") },
@@ -165,7 +167,7 @@ fn call_aspect(call: &UpdateCall, leaves: usize, place: usize) -> Aspect {
 }
 
 /// The options that must be the same on all ranks, with their names.
-fn options(call: &UpdateCall) -> [(&'static str, bool); 6] {
+fn named_options(call: &UpdateCall) -> [(&'static str, bool); 6] {
     [
         ("finite_only", call.options.finite_only),
         ("keep_masters", call.options.keep_masters),
@@ -177,33 +179,33 @@ fn options(call: &UpdateCall) -> [(&'static str, bool); 6] {
 }
 
 /// The fingerprints of all leaves, of each in the order of [`leaf_aspect`].
-fn leaf_prints(call: &UpdateCall, leaves: &[Box<Leaf>]) -> Vec<u64> {
-    let mut prints = Vec::with_capacity(leaves.len() * LEAF_ASPECTS);
+fn leaf_fingerprints(call: &UpdateCall, leaves: &[Box<Leaf>]) -> Vec<u64> {
+    let mut fingerprints = Vec::with_capacity(leaves.len() * LEAF_ASPECTS);
     let mut last: Option<(*const (), u64)> = None;
     for leaf in leaves {
-        // Hashed once for neighbours with the same optimiser, which is the usual case.
+        // Neighbouring leaves usually have the same optimiser, which is then hashed once.
         let acting = std::ptr::from_ref(leaf.acting()).cast::<()>();
-        let optimiser = match last {
-            Some((last_acting, print)) if last_acting == acting => print,
+        let optimiser_fingerprint = match last {
+            Some((last_acting, fingerprint)) if last_acting == acting => fingerprint,
             _ => leaf.acting().description().fingerprint(),
         };
-        last = Some((acting, optimiser));
-        let path = Fingerprint::new().bytes(leaf.path().as_bytes()).finish();
-        prints.extend([
-            path,
-            optimiser,
-            progress_print(leaf),
+        last = Some((acting, optimiser_fingerprint));
+        let path_fingerprint = Fingerprint::new().bytes(leaf.path().as_bytes()).finish();
+        fingerprints.extend([
+            path_fingerprint,
+            optimiser_fingerprint,
+            progress_fingerprint(leaf),
             u64::from(call.options.engine.is_fused_on_cpu(&leaf.device)),
         ]);
     }
-    prints
+    fingerprints
 }
 
-/// The aspect of the leaf `index` at `place`.
-fn leaf_aspect(call: &UpdateCall, leaves: &[Box<Leaf>], index: usize, place: usize) -> Aspect {
+/// The aspect with the index `aspect` of the leaf with this index.
+fn leaf_aspect(call: &UpdateCall, leaves: &[Box<Leaf>], index: usize, aspect: usize) -> Aspect {
     let leaf = &leaves[index];
     let name = |what: &str| format!("{what} of {:?}", leaf.path());
-    match place {
+    match aspect {
         0 => Aspect::new(format!("the name of parameter {index}"), format!("{:?}", leaf.path())),
         1 => leaf.optimiser_aspect(),
         2 => {
@@ -217,22 +219,21 @@ fn leaf_aspect(call: &UpdateCall, leaves: &[Box<Leaf>], index: usize, place: usi
 }
 
 /// Steps and flags of a leaf in one number.
-fn progress_print(leaf: &Leaf) -> u64 {
+fn progress_fingerprint(leaf: &Leaf) -> u64 {
     leaf.steps << 2 | u64::from(leaf.frozen) << 1 | u64::from(leaf.missing_gradients.is_allowed)
 }
 
 impl Contribution {
     /// This rank's message: its weight, and the dtypes of its gradients.
     pub(crate) fn message(call: &UpdateCall, own_leaves: &[OwnLeaf<'_>]) -> Vec<u8> {
-        let codes = own_leaves.iter().map(|leaf| leaf.sent_dtype().map_or(0, code));
+        let codes = own_leaves.iter().map(|leaf| leaf.sent_dtype().map_or(0, code_of_dtype));
         call.options.weight.to_le_bytes().into_iter().chain(codes).collect()
     }
 
-    /// The contribution in the message of a rank. The message must have a dtype for each leaf; `leaves` is
-    /// the number of leaves.
-    pub(crate) fn from_message((rank, message): (usize, &Vec<u8>), leaves: usize) -> Result<Self> {
-        let parts = message.split_first_chunk().filter(|(_, codes)| codes.len() == leaves);
-        let (weight, codes) = parts.ok_or_else(|| unreadable_error(rank))?;
+    /// The contribution in the message of a rank. The message must have a dtype for each leaf.
+    pub(crate) fn from_message((rank, message): (usize, &Vec<u8>), leaf_count: usize) -> Result<Self> {
+        let weight_and_codes = message.split_first_chunk().filter(|(_, codes)| codes.len() == leaf_count);
+        let (weight, codes) = weight_and_codes.ok_or_else(|| unreadable_error(rank))?;
         Ok(Contribution {
             weight: u64::from_le_bytes(*weight),
             dtypes: codes.iter().map(|code| dtype_of_code(*code)).collect(),
@@ -243,7 +244,7 @@ impl Contribution {
 /// The dtypes of gradients, by their codes on the wire, from 1. Code 0 means that there is no gradient.
 const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 
-fn code(dtype: DType) -> u8 {
+fn code_of_dtype(dtype: DType) -> u8 {
     DTYPES.iter().position(|entry| *entry == dtype).map_or(0, |index| index as u8 + 1)
 }
 

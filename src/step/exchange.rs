@@ -23,8 +23,8 @@ use super::call::UpdateCall;
 use super::contribution::{Contribution, OwnLeaf, update_agreement};
 use super::leaf::GradientSource;
 use crate::engine::{
-    Engine, Job, Piece, Sources, UpdateTargets, commit, commit_pieces, filled, is_splittable, moved, rounded,
-    sum_to,
+    Engine, Job, Piece, Sources, UpdateTargets, commit, commit_pieces, filled, is_splittable, on_device,
+    rounded, sum_to,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::gradients::GradientLookUp;
@@ -34,8 +34,8 @@ use crate::ranks::{Call, ExpectedTensors, Inbox, KeptSums, Round, Run, StateWorl
 use crate::tensors::{Tensor, in_dtype, product, zeros};
 use crate::tree::Leaf;
 
-/// The gradients of all ranks, as one rank has them: its own gradients as a whole, and for its own parts the
-/// gradients of the other ranks, when they are fetched.
+/// The gradients of all ranks, as one rank has them: the rank's own gradients as a whole, and for its own
+/// parts the gradients of the other ranks, once these gradients are fetched.
 pub(super) struct RankGradients<'w> {
     pub(super) world: &'w StateWorld,
     pub(super) leaves: Vec<OwnLeaf<'w>>,
@@ -46,20 +46,20 @@ pub(super) struct RankGradients<'w> {
 /// Buffers that are kept from one round to the next.
 #[derive(Default)]
 struct ExchangeBuffers {
-    /// This rank's gradients for the leaves of a round, as vectors. Kept over the rounds of a leaf, so that a
-    /// gradient that is not contiguous is copied once, not for each run.
+    /// This rank's gradients for the leaves of a round, as vectors. A gradient is kept over the rounds of its
+    /// leaf, so that a gradient that is not contiguous is copied once, not for each run.
     gradients: HashMap<usize, Tensor>,
     inbox: Inbox,
 }
 
 impl ExchangeBuffers {
     /// Prepares the gradients of `round`, and drops those that the round does not need.
-    fn advance(&mut self, round: &Round, gradient: impl Fn(usize) -> Option<Tensor>) -> Result<()> {
+    fn prepare(&mut self, round: &Round, gradient_of: impl Fn(usize) -> Option<Tensor>) -> Result<()> {
         let leaves: HashSet<usize> = round.iter().flatten().map(|run| run.leaf).collect();
         self.gradients.retain(|leaf, _| leaves.contains(leaf));
         for leaf in leaves {
-            if let (Entry::Vacant(place), Some(gradient)) = (self.gradients.entry(leaf), gradient(leaf)) {
-                place.insert(gradient.flatten_all()?);
+            if let (Entry::Vacant(entry), Some(gradient)) = (self.gradients.entry(leaf), gradient_of(leaf)) {
+                entry.insert(gradient.flatten_all()?);
             }
         }
         Ok(())
@@ -81,7 +81,8 @@ struct ReceivedRun {
 }
 
 impl<'w> RankGradients<'w> {
-    /// Agrees with all ranks on the call, and sets its weight and divisor to those of all ranks together.
+    /// Agrees with all ranks on the call, and sets the call's weight and divisor to the values of all ranks
+    /// together.
     pub(super) fn agree(
         world: &'w StateWorld,
         call: &mut UpdateCall,
@@ -90,8 +91,8 @@ impl<'w> RankGradients<'w> {
         grads: &dyn GradientLookUp,
         by_leaf: Vec<GradientSource<'_>>,
     ) -> Result<Self> {
-        let targets = UpdateTargets::all();
-        let gradients = GradientSource::complete(by_leaf);
+        let targets = UpdateTargets::all_registered();
+        let gradients = GradientSource::for_all_leaves(by_leaf);
         let own_leaves = leaves.iter().zip(parameters).zip(gradients).map(|((leaf, x), mut gradient)| {
             OwnLeaf::new(call, leaf, &**x, gradient.take(leaf, &**x, grads), &targets)
         });
@@ -105,15 +106,16 @@ impl<'w> RankGradients<'w> {
             .enumerate()
             .map(|message| Contribution::from_message(message, leaves.len()))
             .collect::<Result<Vec<_>>>()?;
-        let weight = contributions.iter().fold(0, |sum: u64, one| sum.saturating_add(one.weight));
+        let weight =
+            contributions.iter().map(|contribution| contribution.weight).fold(0, u64::saturating_add);
         let problem = format!("the sum of the weights of all {} ranks is", world.size());
         counts::check(problem, weight)
             .map_err(|error| error.with_remedy("set smaller weights with `Update::weight`"))?;
         call.weight = weight;
         // The weights are divided by their greatest common divisor, so that equal weights become 1 and no
         // multiplication rounds.
-        let divisor =
-            contributions.iter().fold(0, |divisor, one| greatest_common_divisor(divisor, one.weight));
+        let weights = contributions.iter().map(|contribution| contribution.weight);
+        let divisor = weights.fold(0, greatest_common_divisor);
         if divisor == 0 {
             let error =
                 Error::new(ErrorKind::Argument, format!("the weights of all {} ranks are", world.size()))
@@ -121,7 +123,7 @@ impl<'w> RankGradients<'w> {
             let remedy = "set the weight of each rank with `Update::weight`";
             return Err(error.with_expected("at least one above 0").with_remedy(remedy));
         }
-        contributions.iter_mut().for_each(|one| one.weight /= divisor);
+        contributions.iter_mut().for_each(|contribution| contribution.weight /= divisor);
         call.divisor = call.weight / divisor;
         Ok(RankGradients { world, leaves: own_leaves, contributions })
     }
@@ -134,7 +136,11 @@ impl<'w> RankGradients<'w> {
     /// The sources that the plans of all leaves get until the gradients come.
     pub(super) fn promised_sources<'g>(&self) -> Vec<GradientSource<'g>> {
         let promise = |leaf: usize| {
-            let dtypes = self.contributions.iter().filter_map(|one| one.dtypes[leaf]).map(compute_dtype);
+            let dtypes = self
+                .contributions
+                .iter()
+                .filter_map(|contribution| contribution.dtypes[leaf])
+                .map(compute_dtype);
             let widest = dtypes.reduce(|widest, dtype| if widest == DType::F64 { widest } else { dtype });
             widest.map_or_else(|| GradientSource::from_handles([]), GradientSource::Promised)
         };
@@ -162,7 +168,7 @@ impl<'w> RankGradients<'w> {
                 let part = x.part(elements.clone())?;
                 let sum = match &sums[leaf] {
                     Some(sum) => sum.clone(),
-                    // A function gets new memory, because it may keep the tensor.
+                    // A function gets new memory, because the function may keep the tensor.
                     None if job.has_functions() => zeros(job.length, job.compute, x.device())?,
                     None => kept_sums.vector(leaf, job.length, job.compute, x.device())?,
                 };
@@ -182,7 +188,8 @@ impl<'w> RankGradients<'w> {
         Ok(late_leaves)
     }
 
-    /// If an error of all ranks is about a gradient that is not finite, adds the first rank that brought it.
+    /// If an error of all ranks is about a gradient that is not finite, adds the first rank that brought such
+    /// a gradient.
     pub(super) fn add_origin(&self, error: Error, jobs: &[Option<Job<'_>>]) -> Error {
         let path = error.path().filter(|_| error.kind() == ErrorKind::NotFinite);
         let Some(leaf) = path
@@ -191,8 +198,8 @@ impl<'w> RankGradients<'w> {
             return error;
         };
         // Every rank has the same error, so every rank takes part in this agreement.
-        let is_origin = self.leaves[leaf].is_finite().map(|is_finite| vec![u8::from(!is_finite)]);
-        match self.world.agree(Call::Reduce, is_origin) {
+        let own_message = self.leaves[leaf].is_finite().map(|is_finite| vec![u8::from(!is_finite)]);
+        match self.world.agree(Call::Reduce, own_message) {
             Ok(messages) => match messages.iter().position(|message| *message == [1]) {
                 Some(rank) => error.caused_by_rank(rank),
                 None => error,
@@ -213,20 +220,20 @@ impl<'w> RankGradients<'w> {
             let runs = self.exchange(&round, jobs, &mut buffers)?;
             let piece = |ReceivedRun { leaf, elements, gradients }| {
                 let length = self.leaves[leaf].parts.own().len();
-                let (is_last, is_all) = (elements.end == length, elements.len() == length);
+                let (is_last, is_whole) = (elements.end == length, elements.len() == length);
                 let gradients = gradients.into_iter().map(Lent::Tensor).collect();
-                Piece { job: leaf, window: (!is_all).then_some(elements), is_last, gradients }
+                Piece { job: leaf, window: (!is_whole).then_some(elements), is_last, gradients }
             };
             let mut job_refs: Vec<_> = jobs.iter_mut().map(Option::as_mut).collect();
             commit_pieces(engine, &mut job_refs, runs.into_iter().map(piece))?;
         }
-        // All other jobs follow, also late ones without elements on this rank, so that their counters move as
+        // All other jobs follow, also late jobs without elements on this rank, so that their counters move as
         // on other ranks.
         let is_committed = |leaf: usize| {
             late_leaves.binary_search(&leaf).is_ok() && !self.leaves[leaf].parts.own().is_empty()
         };
-        let others = jobs.iter_mut().enumerate().filter(|(leaf, _)| !is_committed(*leaf));
-        commit(engine, others.filter_map(|(_, job)| job.as_mut()).collect())
+        let other_jobs = jobs.iter_mut().enumerate().filter(|(leaf, _)| !is_committed(*leaf));
+        commit(engine, other_jobs.filter_map(|(_, job)| job.as_mut()).collect())
     }
 
     fn rounds<'r>(&'r self, leaves: &'r [usize]) -> impl Iterator<Item = Round> {
@@ -242,7 +249,7 @@ impl<'w> RankGradients<'w> {
         buffers: &mut ExchangeBuffers,
     ) -> Result<Vec<ReceivedRun>> {
         let (ranks, own_rank) = (0..self.world.size(), self.world.rank());
-        buffers.advance(round, |leaf| {
+        buffers.prepare(round, |leaf| {
             self.dtype_on_wire(own_rank, leaf).and_then(|_| self.leaves[leaf].gradient.clone())
         })?;
         let to_rank = |rank: usize| {
@@ -264,13 +271,13 @@ impl<'w> RankGradients<'w> {
             let (leaf, first) = (run.leaf, self.leaves[run.leaf].parts.own().start);
             let compute = jobs[leaf].as_ref().map_or(DType::F32, |job| job.compute);
             let mut gradients = SmallVec::new();
-            let dtype = |rank| Some((rank, self.dtype_on_wire(rank, leaf)?));
-            for (rank, dtype) in ranks.clone().filter_map(dtype) {
+            let rank_and_dtype = |rank| Some((rank, self.dtype_on_wire(rank, leaf)?));
+            for (rank, dtype) in ranks.clone().filter_map(rank_and_dtype) {
                 // Own values are rounded as on the wire, so that the sum does not depend on which rank has
                 // the part.
                 let values = if rank == own_rank { buffers.values(run, dtype)? } else { from[rank].next() };
                 let Some(values) = values else { continue };
-                let gradient = moved(&values, self.leaves[leaf].x.device())?;
+                let gradient = on_device(&values, self.leaves[leaf].x.device())?;
                 gradients.push(weighted(gradient, self.contributions[rank].weight, compute)?);
             }
             Ok(ReceivedRun {

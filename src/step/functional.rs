@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::model::gradients::{GradientLookUp, Gradients, with_look_up};
 use crate::model::lent::Lend;
 use crate::tensors::{Tensor, Var};
-use crate::tree::{Leaf, StateTree, not_in_state};
+use crate::tree::{Leaf, StateTree, not_in_state_error};
 
 impl<'s> Update<'s, &'s StateTree> {
     /// An update without side effects: its `apply` returns the new state and parameters.
@@ -81,7 +81,7 @@ fn apply_to_copies(
     grads: &dyn GradientLookUp,
 ) -> Result<(StateTree, BTreeMap<String, Tensor>, Outcome)> {
     if let Some(path) = parameters.keys().find(|path| state.leaf(path).is_none()) {
-        return Err(not_in_state(path));
+        return Err(not_in_state_error(path));
     }
     let originals = state.leaves().map(|leaf| parameter(leaf, parameters)).collect::<Result<Vec<_>>>()?;
     let copies =
@@ -100,5 +100,5 @@ fn apply_to_copies(
 /// The parameter of a leaf, by any of its paths.
 fn parameter<'p>(leaf: &Leaf, parameters: &'p BTreeMap<String, Tensor>) -> Result<(&'p String, &'p Tensor)> {
     let entry = leaf.paths().find_map(|path| parameters.get_key_value(path));
-    entry.ok_or_else(|| leaf.not_in_model())
+    entry.ok_or_else(|| leaf.not_in_model_error())
 }

@@ -58,8 +58,9 @@ impl<'g> GradientSource<'g> {
         state.leaves().zip(parameters).map(source).collect()
     }
 
-    /// The source of each leaf. If `by_leaf` is empty, all gradients are in the collection of the call.
-    pub(super) fn complete(by_leaf: Vec<Self>) -> impl Iterator<Item = Self> {
+    /// The sources of all leaves, in order. After the end of `by_leaf` each source is the collection of the
+    /// call, without end: `by_leaf` is empty if all gradients are in the collection.
+    pub(super) fn for_all_leaves(by_leaf: Vec<Self>) -> impl Iterator<Item = Self> {
         by_leaf.into_iter().chain(std::iter::repeat_with(Self::default))
     }
 
@@ -74,9 +75,9 @@ impl<'g> GradientSource<'g> {
         match self {
             GradientSource::Collection => sources(leaf.paths(), x, grads),
             GradientSource::Handles(first, others) => {
-                let mut all = Sources::from_iter(first.take());
-                all.extend(std::mem::take(others));
-                Ok(all)
+                let mut gradients = Sources::from_iter(first.take());
+                gradients.extend(std::mem::take(others));
+                Ok(gradients)
             }
             GradientSource::Promised(dtype) => {
                 let promise = repeated_zero(x.shape(), *dtype, x.device())?;
@@ -200,7 +201,8 @@ impl<'a> LeafUpdate<'_, 'a> {
         self.plan.note(&job);
 
         let makes_step = job.progress == Progress::Applied;
-        // Without a gradient or a step nothing overwrites a change of the parameter, so none is looked for.
+        // Without a gradient or a step nothing overwrites a change of the parameter, so no change is looked
+        // for.
         if let Some(extent) = extent.filter(|_| self.plan.has_gradient || makes_step) {
             let master = job.x.lender();
             if follows_master {
@@ -217,7 +219,7 @@ impl<'a> LeafUpdate<'_, 'a> {
             let next = counts::add(*steps, 1);
             job.counters.push((steps, next));
         }
-        // A call that releases windows brings no gradients by design, so none is missing.
+        // A call that releases windows brings no gradients by design, so no gradient is missing.
         if !call.options.releases_windows {
             missing_gradients.count(self.plan.has_gradient, job.progress, &mut job.counters);
         }
@@ -263,13 +265,13 @@ fn check_job(
     // `Update::begin` refuses rules that declare `Kind::WholeModel`. A rule that does not declare that kind
     // would get numbers of this leaf alone.
     if call.is_streamed && job.groups().next().is_some() {
-        return Err(needs_all_gradients(job.path));
+        return Err(needs_all_gradients_error(job.path));
     }
     Ok(own_storages)
 }
 
 /// The error of a streamed step for a rule that depends on later gradients.
-pub(super) fn needs_all_gradients(path: &str) -> Error {
+pub(super) fn needs_all_gradients_error(path: &str) -> Error {
     let problem = "its rule needs norms or sums over the gradients of all parameters, but this step gets the \
                    gradients one at a time";
     let remedy = "collect the gradients, as `Segments::gradients` does, and call `update`, or \

@@ -19,19 +19,19 @@ pub struct Outcome {
     pub accumulated: usize,
     /// The number of calls in windows of [`AccumGrad`](crate::AccumGrad) that are open after this call.
     ///
-    /// If windows differ in n, these are the calls since all windows last ended together.
+    /// If windows differ in n, the number counts the calls since all windows last ended together.
     /// [`Update::release_windows`](crate::Update::release_windows) ends windows early.
     pub open_calls: u64,
     /// The number of frozen parameters.
     pub frozen: usize,
-    /// The paths of the parameters without a gradient, which stayed as they are.
+    /// The paths of the parameters without a gradient. These parameters stayed as they were.
     pub without_gradient: Paths,
     /// The learning rate of the first parameter that moved, in path order, if its optimiser has one.
     pub learning_rate: Option<f64>,
     /// The norm of [`ClipGlobalNorm`](crate::ClipGlobalNorm), before clipping and without the loss scale.
     ///
-    /// Without clipping it is the norm of [`SkipOutliers`](crate::SkipOutliers). With several groups it is
-    /// the norm of the lowest group; [`group_norms`](Outcome::group_norms) has all of them.
+    /// Without clipping this is the norm of [`SkipOutliers`](crate::SkipOutliers). With several groups this
+    /// is the norm of the lowest group; [`group_norms`](Outcome::group_norms) has all of them.
     pub global_norm: Option<f64>,
     /// The norms of all groups, in the order of groups.
     pub group_norms: Vec<(u64, f64)>,
@@ -53,8 +53,8 @@ pub struct Outcome {
 pub enum Status {
     /// At least one parameter moved, and [`StateTree::steps`](crate::StateTree::steps) has counted the step.
     Stepped,
-    /// No parameter moved, but a window of [`AccumGrad`](crate::AccumGrad) went on. It collected gradients,
-    /// or counted a call without any, if that is [allowed](crate::Update::allow_no_gradients).
+    /// No parameter moved, but a window of [`AccumGrad`](crate::AccumGrad) went on. The window collected
+    /// gradients, or counted an [allowed](crate::Update::allow_no_gradients) call without gradients.
     Accumulated,
     /// No parameter moved, for this reason.
     Skipped(SkipReason),
@@ -64,7 +64,7 @@ pub enum Status {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum SkipReason {
-    /// All parameters with a gradient are frozen, or no parameter has a gradient and that is
+    /// All parameters with a gradient are frozen, or no parameter has a gradient and such a call is
     /// [allowed](crate::Update::allow_no_gradients).
     NothingToMove,
     /// A gradient has a number that is infinite or NaN, or
@@ -73,14 +73,14 @@ pub enum SkipReason {
         /// The first such parameter, in path order.
         path: String,
     },
-    /// [`SkipOutliers`](crate::SkipOutliers) found a norm that is too large; if several are, this is the norm
-    /// of the lowest group.
+    /// [`SkipOutliers`](crate::SkipOutliers) found a norm that is too large; if several norms are, this is
+    /// the norm of the lowest group.
     Outlier(Outlier),
     /// All windows of [`AccumGrad`](crate::AccumGrad) were given up, because no call could end them. The
     /// gradients of this call are finite, but the sum of a window is not, or is too large to be squared. The
     /// next call is the first of new windows.
     WindowsGivenUp {
-        /// The first such parameter, in path order.
+        /// The first parameter whose sum is the cause, in path order.
         path: String,
     },
 }
@@ -136,29 +136,30 @@ impl Outcome {
 #[derive(Clone, Default)]
 pub struct Paths {
     /// The path of every leaf.
-    all: Arc<[String]>,
-    chosen: Vec<usize>,
+    all_paths: Arc<[String]>,
+    /// The leaves whose paths these are.
+    leaves: Vec<usize>,
 }
 
 impl Paths {
-    /// The paths of the leaves with these indices.
-    pub(crate) fn new(all: &Arc<[String]>, chosen: Vec<usize>) -> Self {
-        Paths { all: all.clone(), chosen }
+    /// The paths of these leaves.
+    pub(crate) fn new(all_paths: &Arc<[String]>, leaves: Vec<usize>) -> Self {
+        Paths { all_paths: all_paths.clone(), leaves }
     }
 
     /// The number of paths.
     pub fn len(&self) -> usize {
-        self.chosen.len()
+        self.leaves.len()
     }
 
     /// Whether there are no paths.
     pub fn is_empty(&self) -> bool {
-        self.chosen.is_empty()
+        self.leaves.is_empty()
     }
 
     /// The paths.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &str> {
-        self.chosen.iter().map(|&leaf| self.all[leaf].as_str())
+        self.leaves.iter().map(|&leaf| self.all_paths[leaf].as_str())
     }
 }
 
@@ -182,8 +183,8 @@ impl<S: AsRef<str>, const N: usize> PartialEq<[S; N]> for Paths {
 
 /// What a step did to one parameter, in norms of gradient, parameter and update.
 ///
-/// Each norm is the root of a sum of squares in f64, over the whole parameter even if it is divided among
-/// ranks.
+/// Each norm is the root of a sum of squares in f64, over the whole parameter, even if the parameter is
+/// divided among ranks.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -211,7 +212,7 @@ pub struct LeafFigures {
     /// The parameter's path.
     pub path: String,
     /// ‖dx‖ of the gradient before the rules: without the loss scale, the mean of all ranks. With
-    /// [`AccumGrad`](crate::AccumGrad) the mean (or sum) over the window.
+    /// [`AccumGrad`](crate::AccumGrad) this is the norm of the mean (or sum) over the window.
     pub gradient: f64,
     /// ‖x‖ of the parameter before the step, or of its master if it has one.
     pub parameter: f64,
@@ -222,12 +223,12 @@ pub struct LeafFigures {
 impl LeafFigures {
     /// The figures of a leaf, if its norms were computed.
     pub(super) fn new(leaf: &Leaf, norms: &LeafNorms) -> Option<Self> {
-        let (gradient, step) = norms.get()?;
+        let (gradient, step_norms) = norms.get()?;
         Some(LeafFigures {
             path: leaf.path.clone(),
             gradient,
-            parameter: step.parameter,
-            update: step.gradient,
+            parameter: step_norms.parameter,
+            update: step_norms.gradient,
         })
     }
 
@@ -238,8 +239,8 @@ impl LeafFigures {
     ///
     /// With Adam and similar rules about 1e-3 is usual for matrices. At 1e-2 and more, the learning rate is
     /// too high or the warm-up too short; at 1e-5 and less, the learning rate is too low. A parameter without
-    /// a master loses the step of an element if it is below 2⁻²⁵ of the element in F32, 2⁻¹² in F16 and 2⁻⁹
-    /// (0.002) in BF16.
+    /// a master loses the step of an element if the step is below 2⁻²⁵ of the element in F32, 2⁻¹² in F16 and
+    /// 2⁻⁹ (0.002) in BF16.
     pub fn ratio(&self) -> f64 {
         self.update / self.parameter
     }

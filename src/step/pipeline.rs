@@ -9,11 +9,11 @@
 //! ```
 //!
 //! All checks come before `commit`: an error in `plan` or `reduce` leaves model and state as they were. The
-//! [`Ending`] decides between commit, skip and refusal. All ranks find the same ending, because it follows
-//! from agreed plans and shared norms.
+//! [`Ending`] decides between commit, skip and refusal. All ranks find the same ending, because the ending
+//! follows from agreed plans and shared norms.
 //!
-//! [`step`] takes all leaves of a state through the stages. A push (`step/streamed.rs`) takes one leaf as far
-//! as the commit. The step that ends a streamed step passes over pushed leaves, whose source is
+//! [`step`] takes all leaves of a state through the stages. A push (`step/streamed.rs`) takes one leaf up to
+//! and including the commit. The step that ends a streamed step passes over pushed leaves, whose source is
 //! [`GradientSource::Pushed`].
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -61,22 +61,22 @@ pub(super) fn step<'g>(
         true => leaves.iter().map(|leaf| leaf.last_checksum).collect(),
         false => Vec::new(),
     };
-    let reduced = catch_unwind(AssertUnwindSafe(|| {
+    let reduce_result = catch_unwind(AssertUnwindSafe(|| {
         let call = StepCall { call: &call, ranks: &ranks, leaves: &mut *leaves, parameters, grads, by_leaf };
         call.plan(&mut jobs)?.reduce(norms, sums)
     }));
-    let commits = matches!(&reduced, Ok(Ok(step)) if step.ending == Ending::Committed);
-    let ended = reduced.map(|step| step.and_then(ReducedStep::commit));
+    let commits = matches!(&reduce_result, Ok(Ok(step)) if step.ending == Ending::Committed);
+    let end_result = reduce_result.map(|result| result.and_then(ReducedStep::commit));
     // The jobs go back before `?`, so that their memory is also kept after an error.
     pool.recycle(jobs);
     if !commits {
-        // The plan clears the checksums, because a commit may fail. This call writes nothing, so they still
-        // hold.
+        // The plan clears the checksums, because a commit may fail. This call writes nothing, so the old
+        // checksums still hold.
         leaves.iter_mut().zip(checksums).for_each(|(leaf, checksum)| leaf.last_checksum = checksum);
     }
-    let ended_step = ended.unwrap_or_else(|panic| resume_unwind(panic))?;
-    // The outcome comes after `share`, because its warnings read samples of whole parameters.
-    ranks.share(leaves, parameters, ended_step.moved())?;
+    let ended_step = end_result.unwrap_or_else(|panic| resume_unwind(panic))?;
+    // The outcome comes after `share`, because the warnings of the outcome read samples of whole parameters.
+    ranks.share(leaves, parameters, ended_step.moved_leaves())?;
     #[cfg(feature = "candle")]
     let wire_warning = may_warn_of_wire.then(|| ranks.wire_warning(leaves)).flatten();
     let mut outcome = ended_step.outcome(state, parameters)?;
@@ -88,8 +88,8 @@ pub(super) fn step<'g>(
 
 /// Registers where parameters are now, so that two concurrent updates of one memory notice each other.
 ///
-/// The caller registers before any call of `UpdateTargets::all`. candle's variables are left out, because
-/// they stay where `setup` has registered them.
+/// The caller registers before any call of `UpdateTargets::all_registered`. candle's variables are left out, because
+/// such variables stay where `setup` has registered them.
 pub(super) fn register_memory(state: &mut StateTree, parameters: &[Lent<'_>]) {
     let elsewhere = state
         .leaves
@@ -114,12 +114,12 @@ pub(super) struct StepCall<'a> {
 }
 
 impl<'a> StepCall<'a> {
-    /// Plans all leaves; `jobs` has a place for each.
+    /// Plans all leaves; `jobs` has a place for the job of each leaf.
     pub(super) fn plan<'j>(self, jobs: &'j mut [Option<Job<'a>>]) -> Result<PlannedStep<'j, 'a>> {
         let StepCall { call, ranks, leaves, parameters, grads, by_leaf } = self;
         debug_assert!(by_leaf.is_empty() || by_leaf.len() == leaves.len());
-        let gradients = GradientSource::complete(by_leaf);
-        let places = jobs.iter_mut().enumerate();
+        let gradients = GradientSource::for_all_leaves(by_leaf);
+        let indexed_jobs = jobs.iter_mut().enumerate();
         let update = |((leaf, gradient), (index, job)): ((&'a mut Box<Leaf>, _), _)| LeafUpdate {
             leaf: Some(&mut **leaf),
             gradient,
@@ -127,13 +127,13 @@ impl<'a> StepCall<'a> {
             plan: LeafPlan::default(),
             job,
         };
-        let mut updates: Vec<_> = leaves.iter_mut().zip(gradients).zip(places).map(update).collect();
-        let targets = UpdateTargets::all();
+        let mut updates: Vec<_> = leaves.iter_mut().zip(gradients).zip(indexed_jobs).map(update).collect();
+        let targets = UpdateTargets::all_registered();
         let make = |update: &mut LeafUpdate<'_, 'a>| update.make(call, grads, &targets);
         let result = for_all(&mut updates, LeafUpdate::fetch, |update| {
             if update.reads_device() { Ok(()) } else { make(update) }
         })
-        // Updates that read a device still have their leaf, because `for_all` has passed over them.
+        // Updates that read a device still have their leaf, because the closure has passed over such updates.
         .and_then(|()| updates.iter_mut().filter(|update| update.leaf.is_some()).try_for_each(make));
         ranks.settle(Call::Plan, result)?;
         let summary = StepSummary::new(call, updates.iter().map(|update| &update.plan));
@@ -156,7 +156,7 @@ pub(super) struct PlannedStep<'j, 'a> {
 }
 
 impl<'j, 'a> PlannedStep<'j, 'a> {
-    /// Computes norms, sums and checks, writing nothing, and decides how the step ends.
+    /// Computes norms, sums and checks, and decides how the step ends. Writes nothing.
     pub(super) fn reduce(
         mut self,
         norms: &NormHistories,
@@ -165,10 +165,10 @@ impl<'j, 'a> PlannedStep<'j, 'a> {
         if self.call.is_streamed {
             self.give_up_windows()?;
         }
-        if let Some(ending) = self.ending() {
-            return Ok(ReducedStep { step: self, ending, late_leaves: Vec::new() });
+        if let Some(ending) = self.ending_of_plans() {
+            return Ok(ReducedStep { planned_step: self, ending, late_leaves: Vec::new() });
         }
-        if !self.summary.collects() {
+        if !self.summary.moves_or_collects() {
             // No gradient is used, so no sums are taken and rules that follow sums stay as they are.
             self.jobs.iter_mut().flatten().for_each(|job| job.steps.clear());
         }
@@ -188,18 +188,18 @@ impl<'j, 'a> PlannedStep<'j, 'a> {
             },
             Some(path) => self.ending_of_overflow(path, sums)?,
         };
-        Ok(ReducedStep { step: self, ending, late_leaves })
+        Ok(ReducedStep { planned_step: self, ending, late_leaves })
     }
 
     /// The ending, if the plans alone decide it.
-    fn ending(&self) -> Option<Ending> {
+    fn ending_of_plans(&self) -> Option<Ending> {
         match &self.call.overflow {
             Some(path) if !self.summary.has_gradient => {
                 Some(Ending::skipped(SkipReason::NotFinite { path: path.clone() }))
             }
             _ if self.summary.is_refused() => Some(Ending::Refused),
             // No window has collected: open windows have counted empty calls, or their leaves are frozen.
-            _ if self.call.options.releases_windows && !self.summary.collects() => {
+            _ if self.call.options.releases_windows && !self.summary.moves_or_collects() => {
                 Some(Ending::Skipped { reason: SkipReason::NothingToMove, ends_windows: true })
             }
             _ if !self.summary.moves => Some(Ending::skipped(SkipReason::NothingToMove)),
@@ -239,9 +239,9 @@ impl<'j, 'a> PlannedStep<'j, 'a> {
     fn are_gradients_finite(&mut self, sums: &mut KeptSums) -> Result<bool> {
         let mut call = self.call.clone();
         call.options.finite_only = true;
-        for place in self.jobs.iter_mut() {
-            *place =
-                place.take().map(|Job { path, x, leaf_length, sources, offloaded, addresses, .. }| {
+        for entry in self.jobs.iter_mut() {
+            *entry =
+                entry.take().map(|Job { path, x, leaf_length, sources, offloaded, addresses, .. }| {
                     let gradient = call.gradient(sources, path, None);
                     Job {
                         leaf_length,
@@ -260,7 +260,7 @@ impl<'j, 'a> PlannedStep<'j, 'a> {
 /// How a step ends.
 #[derive(PartialEq)]
 pub(super) enum Ending {
-    /// A required gradient is missing, or the call has none at all.
+    /// A required gradient is missing, or the call has no gradient at all.
     Refused,
     Skipped {
         reason: SkipReason,
@@ -278,7 +278,7 @@ impl Ending {
 
 /// A step whose ending is known; nothing is written yet.
 pub(super) struct ReducedStep<'j, 'a> {
-    step: PlannedStep<'j, 'a>,
+    planned_step: PlannedStep<'j, 'a>,
     pub(super) ending: Ending,
     /// The leaves whose gradients come from other ranks in the commit.
     late_leaves: Vec<usize>,
@@ -291,15 +291,15 @@ impl ReducedStep<'_, '_> {
             job.as_ref().filter(|job| !job.numbers.is_empty()).map(|_| leaf)
         };
         // Collected before the commit, which takes the numbers out of the jobs.
-        let numbered_leaves = self.step.jobs.iter().enumerate().filter_map(numbered_leaf).collect();
+        let numbered_leaves = self.planned_step.jobs.iter().enumerate().filter_map(numbered_leaf).collect();
         self.write()?;
-        let ReducedStep { step: PlannedStep { summary, .. }, ending, .. } = self;
+        let ReducedStep { planned_step: PlannedStep { summary, .. }, ending, .. } = self;
         Ok(EndedStep { summary, ending, numbered_leaves })
     }
 
     /// Commits, and keeps the step, so that [`ReducedStep::may_have_moved`] can be called after an error.
     pub(super) fn write(&mut self) -> Result<()> {
-        let ReducedStep { step: PlannedStep { call, ranks, jobs, .. }, ending, late_leaves } = self;
+        let ReducedStep { planned_step: PlannedStep { call, ranks, jobs, .. }, ending, late_leaves } = self;
         if *ending == Ending::Committed {
             ranks.commit(call.options.engine, jobs, late_leaves)
         } else {
@@ -309,7 +309,7 @@ impl ReducedStep<'_, '_> {
 
     /// Whether anything may have been written. On a device any error may leave parameters moved in part.
     pub(super) fn may_have_moved(&self) -> bool {
-        self.step.jobs.iter().flatten().any(|job| job.has_moved || !job.x.device().is_cpu())
+        self.planned_step.jobs.iter().flatten().any(|job| job.has_moved || !job.x.device().is_cpu())
     }
 }
 
@@ -323,8 +323,8 @@ pub(super) struct EndedStep {
 
 impl EndedStep {
     /// The leaves that have moved.
-    fn moved(&self) -> &[usize] {
-        if self.ending == Ending::Committed { &self.summary.moved } else { &[] }
+    fn moved_leaves(&self) -> &[usize] {
+        if self.ending == Ending::Committed { &self.summary.moved_leaves } else { &[] }
     }
 
     /// Updates the state as a whole, and makes the outcome for the caller.

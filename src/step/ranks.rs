@@ -88,8 +88,8 @@ impl<'w> Ranks<'w> {
             Some(gradients) => gradients.commit(engine, jobs, late_leaves),
             None => commit(engine, jobs.iter_mut().flatten().collect()),
         };
-        let moved = jobs.iter().flatten().filter(|job| job.has_moved).map(|job| job.path);
-        self.settle(Call::Commit, result.map_err(|error| error.after(moved)))
+        let moved_paths = jobs.iter().flatten().filter(|job| job.has_moved).map(|job| job.path);
+        self.settle(Call::Commit, result.map_err(|error| error.after(moved_paths)))
     }
 
     /// See [`wire::wire_warning`].
@@ -98,11 +98,17 @@ impl<'w> Ranks<'w> {
         self.0.as_ref().and_then(|gradients| wire::wire_warning(&gradients.leaves, leaves))
     }
 
-    /// Exchanges the new values of the leaves in `moved`, because each rank has updated only its own parts.
-    pub(super) fn share(&self, leaves: &[Box<Leaf>], parameters: &[Lent<'_>], moved: &[usize]) -> Result<()> {
+    /// Exchanges the new values of moved leaves, because each rank has updated only its own parts.
+    pub(super) fn share(
+        &self,
+        leaves: &[Box<Leaf>],
+        parameters: &[Lent<'_>],
+        moved_leaves: &[usize],
+    ) -> Result<()> {
         let Some(world) = self.world() else { return Ok(()) };
-        let tensor = |leaf: &usize| Ok((leaves[*leaf].parts_of_ranks()?, parameters[*leaf].clone()));
-        share(world, &moved.iter().map(tensor).collect::<Result<Vec<_>>>()?)
+        let parts_and_parameter =
+            |leaf: &usize| Ok((leaves[*leaf].parts_of_ranks()?, parameters[*leaf].clone()));
+        share(world, &moved_leaves.iter().map(parts_and_parameter).collect::<Result<Vec<_>>>()?)
     }
 }
 
@@ -119,10 +125,10 @@ impl Gather for Ranks<'_> {
             }
             bytes
         });
-        let mut all = vec![ChunkTotals::new(); count];
+        let mut totals = vec![ChunkTotals::new(); count];
         for (rank, message) in world.agree(Call::Reduce, own_message)?.iter().enumerate() {
             let mut words = message.as_chunks().0.iter();
-            for list in &mut all {
+            for list in &mut totals {
                 let length = words.next().map_or(0, |word| u64::from_le_bytes(*word));
                 list.extend(words.by_ref().take(length as usize).map(|word| f64::from_le_bytes(*word)));
             }
@@ -136,6 +142,6 @@ impl Gather for Ranks<'_> {
                 ));
             }
         }
-        Ok(all)
+        Ok(totals)
     }
 }

@@ -51,9 +51,10 @@ pub fn setup<O: IntoOptimiser, M: Model + ?Sized>(optimiser: O, model: &M) -> Re
 ///
 /// `choose` gets the path and the [`Parameter`](crate::Parameter): shape, dtype and device, not values.
 ///
-/// A parameter without an optimiser has no state, and updates pass it over. Use this for the frozen base of a
-/// LoRA model, and for BatchNorm's running statistics in a `VarMap` (which never get a gradient, but would
-/// have state). To mix rules of different types, return an [`Optimiser`](crate::Optimiser) for each.
+/// A parameter without an optimiser has no state, and updates pass over such a parameter. Use this for the
+/// frozen base of a LoRA model, and for BatchNorm's running statistics in a `VarMap` (which never get a
+/// gradient, but would have state). To mix rules of different types, return an
+/// [`Optimiser`](crate::Optimiser) for each.
 ///
 /// For a tied weight `choose` is called with every path, and must return the same for all: an optimiser of
 /// the same name with the same hyper-parameters, or none.
@@ -165,7 +166,7 @@ impl Setup {
     /// # Errors of `setup`
     /// On all ranks, if their models, initial values or rules differ: the error names the first parameter
     /// that differs, and the rank. Also if the transport has a [device](crate::Communicator::device), and a
-    /// parameter is on another one.
+    /// parameter is on another device.
     pub fn over<C: Communicator + Clone + 'static>(world: &C) -> Self {
         Setup { world: Some(StateWorld::new(Arc::new(world.clone()))), wire: Wire::Own }
     }
@@ -177,8 +178,8 @@ impl Setup {
     /// [warning](crate::Warning::WireDiffers) follows, because the program has chosen. Without
     /// [`over`](Setup::over) nothing travels.
     ///
-    /// Every rank's gradient is rounded once to this dtype, also the gradient of the rank that adds them up.
-    /// The sum is still in the dtype of the arithmetic.
+    /// Every rank's gradient is rounded once to this dtype, also the gradient of the rank that adds the
+    /// gradients up. The sum is still in the dtype of the arithmetic.
     ///
     /// If a gradient overflows in F16, the call is skipped under [`finite_only`](crate::Update::finite_only)
     /// or a [`LossScaler`](crate::LossScaler); otherwise it is an error.
@@ -259,22 +260,22 @@ impl Setup {
         self.assemble(variables(model).and_then(|variables| choose_optimisers(variables, &mut choose)))
     }
 
-    /// Makes the state of variables with their optimisers, and leaves out those without.
+    /// Makes the state of variables with their optimisers, and leaves out variables without an optimiser.
     pub(crate) fn assemble(self, choices: Result<ChosenOptimisers<'_>>) -> Result<StateTree> {
-        let checked = choices
+        let resolved_choices = choices
             .and_then(|choices| check_patterns(&choices).and_then(|()| ChoiceCache::resolve_all(choices)));
-        let divided = match &self.world {
-            Some(world) => divide_choices(world, &self.wire, checked)?,
-            None => checked?
+        let divided_choices = match &self.world {
+            Some(world) => divide_choices(world, &self.wire, resolved_choices)?,
+            None => resolved_choices?
                 .into_iter()
                 .map(|(variable, optimiser)| (variable, optimiser.map(|optimiser| (optimiser, None))))
                 .collect(),
         };
         let mut state = StateTree::new(Vec::new(), Vec::new());
         state.world.clone_from(&self.world);
-        let result = state.extend(divided).and_then(|_| {
+        let result = state.extend(divided_choices).and_then(|_| {
             if state.is_empty() {
-                return Err(no_leaf(&state));
+                return Err(no_leaf_error(&state));
             }
             // Makes the cache of paths, so that the first update need not make it.
             state.by_path();
@@ -286,7 +287,7 @@ impl Setup {
 }
 
 /// The error for a state without a leaf.
-fn no_leaf(state: &StateTree) -> Error {
+fn no_leaf_error(state: &StateTree) -> Error {
     let left_out = state.left_out.len();
     if left_out == 0 {
         return empty_model();
@@ -306,12 +307,12 @@ pub(crate) fn variables<M: Model + ?Sized>(model: &M) -> Result<Vec<Variable<'_>
 /// Gives all ranks the values that rank 0 has of a model's variables, trainable or not.
 ///
 /// Processes with random initial weights differ, which [`Setup::over`](crate::Setup::over) refuses: call
-/// `broadcast` first, on all ranks. It sends the variables in ranges, so it takes little memory.
+/// `broadcast` first, on all ranks. `broadcast` sends the variables in ranges, so it takes little memory.
 ///
 /// # Errors
 /// On all ranks, before anything has changed, if the models differ in paths, shapes or dtypes, or if the
-/// transport has a [device](crate::Communicator::device) and a variable is on another one. Also if a rank has
-/// left.
+/// transport has a [device](crate::Communicator::device) and a variable is on another device. Also if a rank
+/// has left.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -340,7 +341,7 @@ where
         Ok((variables, Agreement::new(aspects), Vec::new()))
     });
     let (variables, _) = world.agree_on(Call::Broadcast, prepared)?;
-    // As if rank 0 had all of the state, so that `share` gives its values to all others.
+    // As if rank 0 had all of the state, so that `share` gives the values of rank 0 to all other ranks.
     let parts = |x: &Lent<'_>| LeafParts::all_on_first(x.elem_count(), world.rank(), world.size());
     let tensors: Vec<_> = variables.into_iter().map(|variable| (parts(&variable.x), variable.x)).collect();
     share(&world, &tensors)
@@ -367,6 +368,7 @@ type ChooseDtype = dyn Fn(&str, Parameter<'_>) -> Option<DType> + Send + Sync;
 /// The dtype in which gradients travel.
 #[derive(Clone, Default)]
 enum Wire {
+    /// The gradient's own dtype.
     #[default]
     Own,
     /// The dtype in which layers of `Autocast` compute.
@@ -426,7 +428,8 @@ fn choice_aspects(
         Aspect::new(name("the shape"), format!("{:?}", x.shape())),
         Aspect::new(name("the dtype"), format!("{:?}", x.dtype())),
         Aspect::of_words(name("the optimiser"), words.unwrap_or_else(|| vec!["none".to_string()])),
-        // The `Debug` text is compared as well, because it also has fields that a rule does not describe.
+        // The `Debug` text is compared as well, because this text also has fields that a rule does not
+        // describe.
         Aspect::new(name("the optimiser"), format!("{optimiser:?}")),
         Aspect::new(
             name("the dtype on the wire"),
@@ -459,7 +462,7 @@ fn divide_choices<'m>(
     });
     let mut parts = divide(&divisible.collect::<Vec<_>>(), world.rank(), world.size()).into_iter();
     let add_parts = |((variable, optimiser), wire): ((Variable<'m>, Option<Arc<Optimiser>>), _)| {
-        (variable, optimiser.map(|optimiser| (optimiser, parts.next().map(|parts| parts.set_wire(wire)))))
+        (variable, optimiser.map(|optimiser| (optimiser, parts.next().map(|parts| parts.with_wire(wire)))))
     };
     Ok(choices.into_iter().zip(wires).map(add_parts).collect())
 }

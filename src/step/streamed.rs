@@ -1,8 +1,8 @@
 //! A step whose gradients come one at a time: begin → push, for each leaf → finish.
 //!
-//! A push takes one leaf (a parameter with its state) through the stages of `step/pipeline.rs` as far as the
-//! commit, so the bits are those of an update. `finish` takes all leaves through all stages, which pass over
-//! leaves that have moved. Two things are difficult:
+//! A push takes one leaf (a parameter with its state) through the stages of `step/pipeline.rs` up to and
+//! including the commit, so the bits are those of an update. `finish` takes all leaves through all stages,
+//! but the stages pass over leaves that have moved. Two things are difficult:
 //!
 //! - **Threads.** While the step is open, the leaves are out of the tree, each in a lock of its own. A push
 //!   only tries its lock and never waits: pushes of different leaves run at the same time, and a second push
@@ -19,7 +19,7 @@ use std::slice;
 use std::sync::{Mutex, OnceLock, PoisonError, TryLockError};
 
 use super::call::{UpdateCall, UpdateOptions};
-use super::leaf::{GradientSource, needs_all_gradients};
+use super::leaf::{GradientSource, needs_all_gradients_error};
 use super::loss_scaler::LossScaler;
 use super::outcome::{Outcome, SkipReason};
 use super::pipeline::{Ending, PlannedStep, StepCall, register_memory, step};
@@ -38,15 +38,16 @@ use crate::tree::{Leaf, NormHistories, StateTree};
 ///
 /// [`Update::begin`] makes the step. [`push`](StreamedStep::push) takes a gradient from any thread, moves its
 /// parameter and frees the gradient. [`finish`](StreamedStep::finish) ends the step. So parameters move while
-/// the backward pass goes on, and only the gradients that it has at the time are in memory.
+/// the backward pass goes on, and only the gradients that the pass has at the time are in memory.
 ///
 /// Parameters, state and counters have the bits of [`update`](crate::update) with the same gradients, in
-/// whatever order and from whatever threads they come. Every optimiser is accepted except those that need
-/// numbers of the whole model ([`Kind::WholeModel`](crate::Kind::WholeModel)), such as a norm to clip by.
-/// For those use [`Update::apply_owned`], which frees each gradient once its parameter is written.
+/// whatever order and from whatever threads the gradients come. Every optimiser is accepted except those that
+/// need numbers of the whole model ([`Kind::WholeModel`](crate::Kind::WholeModel)), such as a norm to clip
+/// by. For such optimisers use [`Update::apply_owned`], which frees each gradient once its parameter is
+/// written.
 ///
-/// candle returns all gradients of a graph at once. [`Segments`](crate::Segments) computes those of one part
-/// of the model after another and pushes them.
+/// candle returns all gradients of a graph at once. [`Segments`](crate::Segments) computes and pushes the
+/// gradients of one segment of the model after another.
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};
@@ -70,24 +71,25 @@ use crate::tree::{Leaf, NormHistories, StateTree};
 /// An update checks everything before it writes anything. In a streamed step a parameter moves before the
 /// next gradient exists, so each promise is about one parameter:
 ///
-/// - If a gradient does not fit, or is [not finite](Update::finite_only), its `push` is an error. That
-///   parameter, its state and its counters stay as they were, and it can be pushed again; other parameters
-///   have moved.
-///   If the gradient is finite but the sum of its [window](crate::AccumGrad) is not, the window of that
-///   parameter is given up.
+/// - If a gradient does not fit, or is [not finite](Update::finite_only), its `push` is an error. The
+///   parameter, its state and its counters stay as they were, and the parameter can be pushed again. Other
+///   pushed parameters have moved. If the gradient is finite but the sum of its [window](crate::AccumGrad) is
+///   not, the window of the parameter is given up.
 /// - A second gradient for a parameter is an error, also under another of its paths: push the sum.
-/// - Which parameters lack a gradient is known only at the end. `finish` treats them as `update` does. If the
-///   state [requires all](StateTree::require_all), `finish` is an error, and what was pushed has moved.
+/// - Which parameters lack a gradient is known only at the end. `finish` treats such parameters as `update`
+///   does. If the state [requires all](StateTree::require_all), `finish` is an error, and what was pushed has
+///   moved.
 /// - If the step is dropped before `finish`, each parameter is whole: as it was, or moved with its state and
-///   counters. Windows do not count the call. The state records a [warning](Warning::StepDropped).
+///   counters. The count of calls in windows stays as it was. The state records a
+///   [warning](Warning::StepDropped).
 /// - If a gradient is not finite, a [`LossScaler`] lowers its scale at the end, and other parameters have
-///   moved. If none has moved, the outcome is that of a skipped call. A step in which anything was pushed
-///   uses up the scaled loss, whether it is finished or dropped.
+///   moved. If no parameter has moved, the outcome is that of a skipped call. A step in which anything was
+///   pushed uses up the scaled loss, whether the step is finished or dropped.
 /// - An evaluation during the step sees parameters from before and after the step, for longer than with
 ///   `update`. A backward pass may push a parameter only after its last read of that parameter.
 ///
 /// Windows, averages and frozen parameters are treated as in `update`. If the step is leaked
-/// (`std::mem::forget`), the state has lost its leaves, and everything that needs them is an error.
+/// (`std::mem::forget`), the state has lost its leaves, and everything that needs leaves is an error.
 #[must_use = "gradients that are pushed move their parameters; `finish` ends the step"]
 pub struct StreamedStep<'s> {
     /// The state, without its leaves until the step ends.
@@ -100,21 +102,22 @@ pub struct StreamedStep<'s> {
     /// The first parameter whose gradient was not finite.
     overflow: OnceLock<String>,
     /// The number of pushed leaves that have moved, once the leaves are back in the state.
-    moved: usize,
+    moved_count: usize,
 }
 
 /// A leaf while its step is open.
 struct OpenLeaf {
     leaf: Box<Leaf>,
-    /// The result of a push, if there was one.
-    pushed: Option<GradientSource<'static>>,
+    /// The leaf's source in `finish`. `None` until a push may have moved the leaf, or has passed over a
+    /// gradient.
+    push_result: Option<GradientSource<'static>>,
 }
 
 impl<'s> Update<'s> {
     /// Begins a step whose gradients come one at a time.
     ///
     /// Options are those of [`apply`](Update::apply). [`finite_only`](Update::finite_only) is always on, for
-    /// each gradient by itself, and costs one more read of it.
+    /// each gradient by itself, and costs one more read of the gradient.
     ///
     /// # Errors
     /// - The model is not the state's, or holds other weights instead of its parameters.
@@ -133,14 +136,23 @@ impl<'s> Update<'s> {
         state.check_parameters()?;
         let needs_all = |leaf: &&Leaf| !leaf.is_frozen() && leaf.optimiser.rule().kind() == Kind::WholeModel;
         if let Some(leaf) = state.leaves().find(needs_all) {
-            return Err(needs_all_gradients(leaf.path()));
+            return Err(needs_all_gradients_error(leaf.path()));
         }
         state.check_restored(&parameters, options.keep_masters)?;
-        // Registered before the first push, because its plan reads the memory that all updates write.
+        // Memory is registered before the first push, because the plan of a push reads which memory updates
+        // write.
         register_memory(state, &parameters);
-        let open = |leaf| Mutex::new(OpenLeaf { leaf, pushed: None });
-        let leaves = std::mem::take(&mut state.leaves).into_iter().map(open).collect();
-        Ok(StreamedStep { state, leaves, parameters, call, scaler, overflow: OnceLock::new(), moved: 0 })
+        let open_leaf = |leaf| Mutex::new(OpenLeaf { leaf, push_result: None });
+        let leaves = std::mem::take(&mut state.leaves).into_iter().map(open_leaf).collect();
+        Ok(StreamedStep {
+            state,
+            leaves,
+            parameters,
+            call,
+            scaler,
+            overflow: OnceLock::new(),
+            moved_count: 0,
+        })
     }
 }
 
@@ -176,12 +188,13 @@ impl StreamedStep<'_> {
     ///
     /// # Errors
     /// Unless stated otherwise, the parameter stays as it was and can be pushed again.
-    /// - There is no parameter with this path; or it has moved in this step, or another thread is pushing it.
+    /// - There is no parameter with this path, the parameter has moved in this step, or another thread is
+    ///   pushing the parameter.
     /// - The gradient has another shape or device, or a dtype that is not floating-point.
     /// - The gradient has a number that is [infinite, NaN or too large to be squared](Update::finite_only).
     /// - [`update`](crate::update) would refuse the parameter: it was changed, or its memory is not as
-    ///   described. If the owner of the memory fails after it was written, the parameter has moved as a
-    ///   whole, the error names it as moved, and another push of it is refused.
+    ///   described. If the owner of the memory fails after the memory was written, the parameter has moved as
+    ///   a whole, the error names the parameter as moved, and another push is refused.
     /// - A function of a rule fails.
     /// - A device fails. The parameter may then have moved [in
     ///   part](crate::update#what-is-left-in-the-middle), and cannot be pushed again.
@@ -193,35 +206,37 @@ impl StreamedStep<'_> {
         self.push_lent(path, &gradient, false)
     }
 
-    /// Pushes a gradient. With `passes_over`, a gradient that is not finite is no error: the step goes on
-    /// without this gradient, and the scaler lowers its scale in `finish`.
-    fn push_lent(&self, path: &str, gradient: &dyn Lend, passes_over: bool) -> Result<()> {
-        let Some(place) = self.state.place(path) else {
-            return Err(self.state.unknown_gradient(path));
+    /// Pushes a gradient. With `passes_over_not_finite`, a gradient that is not finite is no error: the step
+    /// goes on without this gradient, and the scaler lowers its scale in `finish`.
+    fn push_lent(&self, path: &str, gradient: &dyn Lend, passes_over_not_finite: bool) -> Result<()> {
+        let index = match self.state.leaf_index(path) {
+            Some(Some(index)) => index,
+            // The state leaves the parameter out.
+            Some(None) => return Ok(()),
+            None => return Err(self.state.unknown_gradient_error(path)),
         };
-        let Some(index) = place else { return Ok(()) };
-        let mut open = match self.leaves[index].try_lock() {
-            Ok(open) => open,
-            // The leaf is usable after a panic in an earlier push: `pushed` shows whether it has moved.
-            Err(TryLockError::Poisoned(open)) => open.into_inner(),
-            Err(TryLockError::WouldBlock) => return Err(second_push(path)),
+        let mut open_leaf = match self.leaves[index].try_lock() {
+            Ok(open_leaf) => open_leaf,
+            // The leaf is usable after a panic in an earlier push: `push_result` shows whether it has moved.
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Err(second_push_error(path)),
         };
-        if open.pushed.is_some() {
-            return Err(second_push(path));
+        if open_leaf.push_result.is_some() {
+            return Err(second_push_error(path));
         }
         let x = &self.parameters[index];
         check_gradient(path, &**x, gradient)?;
-        let last_checksum = open.leaf.last_checksum;
-        let result = self.advance(&mut open, x, Lent::new(gradient));
-        if open.pushed.is_none() {
+        let last_checksum = open_leaf.leaf.last_checksum;
+        let result = self.advance(&mut open_leaf, x, Lent::new(gradient));
+        if open_leaf.push_result.is_none() {
             // Nothing of the leaf is written, so the checksum of the last step still holds.
-            open.leaf.last_checksum = last_checksum;
+            open_leaf.leaf.last_checksum = last_checksum;
         }
         match result? {
             Some(SkipReason::NotFinite { path: first }) => {
                 let _ = self.overflow.set(first);
-                if passes_over {
-                    open.pushed = Some(GradientSource::NotFinite);
+                if passes_over_not_finite {
+                    open_leaf.push_result = Some(GradientSource::NotFinite);
                     return Ok(());
                 }
                 let remedy = "the parameter has not changed: push another gradient, or go on without one; \
@@ -229,7 +244,7 @@ impl StreamedStep<'_> {
                 Err(not_finite_error(path, "its gradient has", remedy))
             }
             Some(SkipReason::WindowsGivenUp { .. }) => {
-                open.leaf.end_window()?;
+                open_leaf.leaf.end_window()?;
                 let remedy = "the window of this parameter was given up, because no gradient could end it; \
                               other parameters keep their windows";
                 Err(not_finite_error(path, "the sum of its window has", remedy))
@@ -238,45 +253,52 @@ impl StreamedStep<'_> {
         }
     }
 
-    /// Takes a leaf through the stages of a step as far as the commit. Returns why it is skipped, if it is.
-    fn advance(&self, open: &mut OpenLeaf, x: &Lent<'_>, gradient: Lent<'_>) -> Result<Option<SkipReason>> {
-        let OpenLeaf { leaf, pushed } = open;
+    /// Takes a leaf through the stages of a step, up to and including the commit. Returns why the leaf is
+    /// skipped, if it is.
+    fn advance(
+        &self,
+        open_leaf: &mut OpenLeaf,
+        x: &Lent<'_>,
+        gradient: Lent<'_>,
+    ) -> Result<Option<SkipReason>> {
+        let OpenLeaf { leaf, push_result } = open_leaf;
         let mut job = None;
-        let planned = plan(&self.call, leaf, x, [gradient], &mut job)?;
-        let plan = planned.plans[0].clone();
-        let mut reduced = planned.reduce(&NormHistories::default(), &mut KeptSums::default())?;
+        let planned_step = plan_leaf(&self.call, leaf, x, [gradient], &mut job)?;
+        let plan = planned_step.plans[0].clone();
+        let mut reduced_step = planned_step.reduce(&NormHistories::default(), &mut KeptSums::default())?;
         // A frozen leaf has nothing to move. Its gradient counts as pushed.
-        if let Ending::Skipped { reason, .. } = &reduced.ending
+        if let Ending::Skipped { reason, .. } = &reduced_step.ending
             && *reason != SkipReason::NothingToMove
         {
             return Ok(Some(reason.clone()));
         }
         // The owner of the parameter may panic after all is written. A second push would then apply the
-        // gradient twice, so `pushed` is set before the panic goes on.
-        let result = catch_unwind(AssertUnwindSafe(|| reduced.write()));
-        if reduced.may_have_moved() || matches!(result, Ok(Ok(()))) {
-            *pushed = Some(GradientSource::Pushed(plan));
+        // gradient twice, so `push_result` is set before the panic goes on.
+        let result = catch_unwind(AssertUnwindSafe(|| reduced_step.write()));
+        if reduced_step.may_have_moved() || matches!(result, Ok(Ok(()))) {
+            *push_result = Some(GradientSource::Pushed(plan));
         }
         result.unwrap_or_else(|panic| resume_unwind(panic))?;
         Ok(None)
     }
 
-    /// Ends the step. Parameters that were not pushed have no gradient, as in [`update`](crate::update).
+    /// Ends the step. A parameter that was not pushed counts as a parameter without a gradient in
+    /// [`update`](crate::update).
     ///
-    /// The outcome is that of all gradients together.
+    /// The outcome is about all gradients together.
     ///
     /// # Errors
     /// In each case, the pushed parameters have moved.
-    /// - No parameter has a gradient, or not all that are [required](StateTree::require_all). Windows do not
-    ///   count such a call.
+    /// - No parameter has a gradient, or a [required](StateTree::require_all) gradient is missing. The count
+    ///   of calls in windows then stays as it was.
     /// - The [scaler](Update::scaler) would fall below its floor.
     /// - A device or an owner of lent memory fails, with the
     ///   [consequences](crate::update#what-is-left-in-the-middle) of `update` for parameters that were not
     ///   pushed.
     pub fn finish(mut self) -> Result<Outcome> {
-        let pushed = self.put_back();
+        let push_results = self.put_back();
         let call = UpdateCall { overflow: self.overflow.get().cloned(), ..self.call.clone() };
-        let by_leaf = pushed.into_iter().map(Option::unwrap_or_default).collect();
+        let by_leaf = push_results.into_iter().map(Option::unwrap_or_default).collect();
         let mut outcome = step(call, self.state, &self.parameters, &(), by_leaf)?;
         if let Some(scaler) = self.scaler.take()
             && scaler.account_overflow(&mut outcome, self.call.loss_scale, self.overflow.take())?
@@ -288,19 +310,20 @@ impl StreamedStep<'_> {
 
     /// Puts the leaves back into the tree, and returns the results of pushes, in the order of the leaves.
     fn put_back(&mut self) -> Vec<Option<GradientSource<'static>>> {
-        let open = std::mem::take(&mut self.leaves)
+        let open_leaves = std::mem::take(&mut self.leaves)
             .into_iter()
-            .map(|open| open.into_inner().unwrap_or_else(PoisonError::into_inner));
-        let (leaves, pushed): (_, Vec<_>) = open.map(|OpenLeaf { leaf, pushed }| (leaf, pushed)).unzip();
+            .map(|open_leaf| open_leaf.into_inner().unwrap_or_else(PoisonError::into_inner));
+        let (leaves, push_results): (_, Vec<_>) =
+            open_leaves.map(|OpenLeaf { leaf, push_result }| (leaf, push_result)).unzip();
         self.state.leaves = leaves;
-        let has_moved = |pushed: &&_| matches!(pushed, GradientSource::Pushed(plan) if plan.moves);
-        self.moved = pushed.iter().flatten().filter(has_moved).count();
-        pushed
+        let has_moved = |source: &&_| matches!(source, GradientSource::Pushed(plan) if plan.moves);
+        self.moved_count = push_results.iter().flatten().filter(has_moved).count();
+        push_results
     }
 }
 
 /// Plans one leaf.
-fn plan<'j, 'a>(
+fn plan_leaf<'j, 'a>(
     call: &'a UpdateCall,
     leaf: &'a mut Box<Leaf>,
     x: &'a Lent<'a>,
@@ -320,7 +343,7 @@ impl Drop for StreamedStep<'_> {
         if is_open {
             self.put_back();
         }
-        let (moved, overflow) = (self.moved, self.overflow.take());
+        let (moved, overflow) = (self.moved_count, self.overflow.take());
         // `finish` takes the scaler.
         if let Some(scaler) = self.scaler.take().filter(|_| moved > 0 || overflow.is_some()) {
             // No caller can get this error. If the scale is at its floor, the next overflow reports that.
@@ -333,13 +356,13 @@ impl Drop for StreamedStep<'_> {
 }
 
 /// The error for a gradient or a window that is not finite.
-fn not_finite_error(path: &str, what: &str, remedy: &'static str) -> Error {
-    let problem = format!("{what} a number that is infinite, NaN or too large to be squared");
+fn not_finite_error(path: &str, subject: &str, remedy: &'static str) -> Error {
+    let problem = format!("{subject} a number that is infinite, NaN or too large to be squared");
     Error::new(ErrorKind::NotFinite, problem).at(path).with_remedy(remedy)
 }
 
 /// The error for a second gradient.
-fn second_push(path: &str) -> Error {
+fn second_push_error(path: &str) -> Error {
     let problem = "a gradient was pushed for it in this step already";
     Error::new(ErrorKind::Contract, problem)
         .at(path)

@@ -23,12 +23,12 @@ use crate::tree::{Leaf, LimitedNorms, StateTree};
 /// The plans of all leaves together, and the norms of groups once they are computed.
 pub(super) struct StepSummary {
     /// The leaves that move, in order.
-    pub(super) moved: Vec<usize>,
+    pub(super) moved_leaves: Vec<usize>,
     accumulated: usize,
     frozen: usize,
     missing: Missing,
     /// Whether a call without any gradient is accepted.
-    allows_none: bool,
+    allows_no_gradients: bool,
     is_streamed: bool,
     pub(super) has_gradient: bool,
     /// Whether anything changes, state and counters included.
@@ -49,11 +49,11 @@ impl StepSummary {
     pub(super) fn new<'p>(call: &UpdateCall, plans: impl IntoIterator<Item = &'p LeafPlan>) -> Self {
         let plans = plans.into_iter();
         let mut summary = StepSummary {
-            moved: Vec::with_capacity(plans.size_hint().0),
+            moved_leaves: Vec::with_capacity(plans.size_hint().0),
             accumulated: 0,
             frozen: 0,
             missing: Missing::new(call.requires_all),
-            allows_none: call.options.allow_no_gradients,
+            allows_no_gradients: call.options.allow_no_gradients,
             is_streamed: call.is_streamed,
             has_gradient: false,
             moves: false,
@@ -72,7 +72,7 @@ impl StepSummary {
             summary.norms.extend(plan.norms.clone().map(|norms| (leaf, norms)));
             match plan.progress {
                 None => summary.frozen += 1,
-                Some(Progress::Applied) => summary.moved.push(leaf),
+                Some(Progress::Applied) => summary.moved_leaves.push(leaf),
                 Some(Progress::Accumulated) => summary.accumulated += 1,
                 Some(progress) => summary.missing.add(leaf, progress, plan.allows_missing),
             }
@@ -81,18 +81,19 @@ impl StepSummary {
     }
 
     /// Whether any leaf moves or collects.
-    pub(super) fn collects(&self) -> bool {
-        self.moved.len() + self.accumulated > 0
+    pub(super) fn moves_or_collects(&self) -> bool {
+        self.moved_leaves.len() + self.accumulated > 0
     }
 
-    /// Whether no leaf has a gradient, and the call does not allow that.
+    /// Whether no leaf has a gradient, and the call does not allow such a case.
     fn lacks_gradients(&self) -> bool {
-        !self.allows_none && !self.has_gradient
+        !self.allows_no_gradients && !self.has_gradient
     }
 
     /// Whether required gradients are missing.
     pub(super) fn is_refused(&self) -> bool {
-        self.lacks_gradients() || self.missing.is_refused() && (self.collects() || !self.allows_none)
+        self.lacks_gradients()
+            || self.missing.is_refused() && (self.moves_or_collects() || !self.allows_no_gradients)
     }
 
     /// The error of a refused call, which says whether anything has moved.
@@ -112,24 +113,25 @@ impl StepSummary {
 
     /// Counts a committed call in windows and steps, and makes its outcome.
     pub(super) fn committed_outcome(self, state: &mut StateTree, parameters: &[Lent<'_>]) -> Result<Outcome> {
-        let has_stepped = !self.moved.is_empty();
+        let has_stepped = !self.moved_leaves.is_empty();
         state.calls = if self.windows.open { counts::add(state.calls, 1) } else { 0 };
         if has_stepped {
             // A call that only collects is not counted, because averages count steps.
-            state.count_missed_steps(&self.moved);
+            state.count_missed_steps(&self.moved_leaves);
             state.steps = counts::add(state.steps, 1);
             state.skipped = 0;
         }
         // A panic is held back until leaves have the rates of the next step.
         let outcome = catch_unwind(AssertUnwindSafe(|| self.counted_outcome(state, parameters)));
-        // This step is counted, so an error of the rates is left to the next update, which makes them again.
+        // This step is counted, so an error of the rates is left to the next update, which makes the rates
+        // again.
         let _ = state.go_to_step(state.steps);
         outcome.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     /// The outcome of a call that was counted, with its warnings.
     fn counted_outcome(self, state: &mut StateTree, parameters: &[Lent<'_>]) -> Result<Outcome> {
-        let has_stepped = !self.moved.is_empty();
+        let has_stepped = !self.moved_leaves.is_empty();
         let mut given_up_warnings = Vec::new();
         for &leaf in &self.given_up {
             let leaf = &mut state.leaves[leaf];
@@ -137,12 +139,13 @@ impl StepSummary {
             given_up_warnings.push(Warning::WindowsGivenUp { path: leaf.path.clone() });
         }
         let status = if has_stepped { Status::Stepped } else { Status::Accumulated };
-        // A call without any gradient comes here only if such calls are allowed: nothing to warn of.
+        // A call without any gradient comes here only if such calls are allowed, so there is nothing to warn
+        // of.
         let missing_warning = if self.has_gradient { self.missing.warn(state) } else { None };
         let warnings = missing_warning.into_iter().chain(state.warn_of_leaves());
         let mut warnings: Vec<Warning> = warnings.collect();
         if has_stepped {
-            self.moved.iter().for_each(|&leaf| state.leaves[leaf].keep_checksum(&*parameters[leaf]));
+            self.moved_leaves.iter().for_each(|&leaf| state.leaves[leaf].keep_checksum(&*parameters[leaf]));
             warnings.extend(state.warn_of_numbers(parameters));
             warnings.extend(state.warn_of_rate_of_zero());
         }
@@ -156,18 +159,20 @@ impl StepSummary {
     pub(super) fn outcome(self, state: &StateTree, status: Status) -> Outcome {
         let (applied, accumulated) = match status {
             Status::Skipped(SkipReason::NothingToMove) | Status::Stepped | Status::Accumulated => {
-                (self.moved.len(), self.accumulated)
+                (self.moved_leaves.len(), self.accumulated)
             }
             Status::Skipped(_) => (0, 0),
         };
-        let first = self.moved.first().map(|&leaf| &state.leaves[leaf]);
+        let first_moved = self.moved_leaves.first().map(|&leaf| &state.leaves[leaf]);
         Outcome {
             applied,
             accumulated,
             open_calls: state.calls,
             frozen: self.frozen,
             without_gradient: self.missing.into_paths(state),
-            learning_rate: first.filter(|_| status == Status::Stepped).and_then(|leaf| leaf.learning_rate()),
+            learning_rate: first_moved
+                .filter(|_| status == Status::Stepped)
+                .and_then(|leaf| leaf.learning_rate()),
             global_norm: self.group_norms.first().map(|(_, norm)| *norm),
             group_norms: self.group_norms,
             status,
@@ -208,7 +213,7 @@ impl Missing {
         !self.refused.is_empty()
     }
 
-    /// The error of a refused call. `moved` is the clause of its remedy about what has moved.
+    /// The error of a refused call. `moved` is the clause of the remedy about what has moved.
     fn refusal(&self, state: &StateTree, moved: &str) -> Error {
         let paths = labels(self.refused.iter().map(|&leaf| &*state.leaves[leaf]));
         let (missing, leaves) = (self.refused.len(), state.len());
@@ -248,7 +253,8 @@ impl Missing {
     }
 }
 
-/// Names of some leaves, for messages. BatchNorm's running statistics come last: nothing is wrong with them.
+/// Names of some leaves, for messages. BatchNorm's running statistics come last, because they never get a
+/// gradient.
 fn labels<'l>(leaves: impl Iterator<Item = &'l Leaf>) -> Vec<String> {
     let (statistics, others): (Vec<&Leaf>, Vec<&Leaf>) =
         leaves.partition(|leaf| is_running_statistic(leaf.path()));

@@ -1,8 +1,9 @@
 //! The public side of a step: [`update`] and [`Update`].
 //!
-//! `apply`, `apply_owned` and `release_windows` lead to `Update::run`. All that can fail there before `step`
-//! (`step/pipeline.rs`) is in one closure, `begin`, also an error of the look-up, which is passed as a value.
-//! An error of `begin` goes through `settle`, because the other ranks may already wait for this rank.
+//! `apply`, `apply_owned` and `release_windows` lead to `Update::run`. All that can fail in `run` before
+//! `step` (`step/pipeline.rs`) is in one closure, `begin`, which also returns the error of an earlier
+//! look-up. An error of `begin` goes through `settle`, because the other ranks may already wait for this
+//! rank.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -30,8 +31,8 @@ use crate::tree::{Leaf, StateTree};
 /// A parameter without a gradient keeps its value, its state and its counters. Only a window of
 /// [`AccumGrad`](crate::AccumGrad) advances, and an [average](crate::Ema) counts the step. The outcome lists
 /// such parameters in each call, a [warning](crate::Warning::WithoutGradient) names them once, and
-/// [`StateTree::require_all`] makes them an error. Some operations of candle cut gradients without an error:
-/// see [the list](crate::guide::cuts).
+/// [`StateTree::require_all`] makes a missing gradient an error. Some operations of candle cut gradients
+/// without an error: see [the list](crate::guide::cuts).
 ///
 /// A gradient of zeros is a gradient. Gradients may have any float dtype and any layout, and may be the
 /// parameter itself or a view of the parameter.
@@ -42,8 +43,8 @@ use crate::tree::{Leaf, StateTree};
 /// # Concurrency
 /// Another thread may evaluate the model during an update. Each parameter is replaced as a whole, one after
 /// another, so an evaluation can see some parameters before the step and others after it, but no half-written
-/// one. If that matters, evaluate a copy of the model. Under [`Offload`](crate::Offload) a parameter of more
-/// than about a million elements is written in parts, and can be seen half-written.
+/// parameter. If that matters, evaluate a copy of the model. Under [`Offload`](crate::Offload) a parameter of
+/// more than about a million elements is written in parts, and can be seen half-written.
 ///
 /// Do not hold a storage guard (`Tensor::storage_and_layout`) of a parameter across the call: the call would
 /// wait for the guard for ever. Several threads may update several models, even if the gradients are
@@ -206,8 +207,8 @@ impl<'s, S> Update<'s, S> {
     ///
     /// The check reads the gradients once more. It costs nothing if
     /// [`ClipGlobalNorm`](crate::ClipGlobalNorm), which reads them anyway, is first in the chain; f64 is the
-    /// exception, because there the norm of finite numbers can be infinite. bf16 needs the check as f16 does:
-    /// its range is that of f32, but an exploding loss leaves that range too.
+    /// exception, because the norm of finite numbers in f64 can be infinite. bf16 needs the check as f16
+    /// does: its range is that of f32, but an exploding loss leaves that range too.
     pub fn finite_only(mut self) -> Self {
         self.options.finite_only = true;
         self
@@ -217,8 +218,8 @@ impl<'s, S> Update<'s, S> {
     /// default 1.
     ///
     /// For a loss that is a mean over tokens, pass the number of tokens. With weight 0 the gradients are not
-    /// read. A weight above `u64::MAX / 2` is refused, as are weights of a window or of all
-    /// ranks that add up to more.
+    /// read. A weight above `u64::MAX / 2` is refused, and so are weights of a window or of all ranks that
+    /// add up to more.
     pub fn weight(mut self, count: u64) -> Self {
         self.options.weight = count;
         self
@@ -307,8 +308,8 @@ impl<'s> Update<'s> {
     /// As [`apply`](Update::apply). The gradients are freed after an error, too.
     pub fn apply_owned<M: Model + ?Sized, G: Gradients>(self, model: &M, grads: G) -> Result<Outcome> {
         let loss_scale = grads.loss_scale();
-        // If the collection only lends its gradients, these variables own it, because the sources borrow from
-        // it until the step ends.
+        // If the collection only lends its gradients, these variables own the collection, because the sources
+        // borrow from it until the step ends.
         let (mut owned_grads, mut collection, mut map) = (None, None, None);
         self.run(model, loss_scale, Ok(&()), |state, parameters| {
             check_known(state, &grads)?;
@@ -391,8 +392,8 @@ impl<'s> Update<'s> {
         let Update { state, options, mut scaler } = self;
         let begin = || {
             let call = UpdateCall::new(options, scaler.as_deref(), loss_scale)?;
-            // The model before the gradients: if a parameter was added after `setup`, the error about the
-            // parameter is more useful than the error about its gradient.
+            // The model is read before the gradients: if a parameter was added after `setup`, the error about
+            // the parameter is more useful than the error about its gradient.
             let parameters = state.parameters(model)?;
             let by_leaf = make_sources(state, &parameters)?;
             Ok((call, parameters, by_leaf, grads?))
@@ -435,6 +436,6 @@ fn owned_sources(
 
 /// Refuses a gradient for a path that the state neither has nor left out.
 pub(super) fn check_known<G: Gradients + ?Sized>(state: &StateTree, grads: &G) -> Result<()> {
-    let unknown = grads.paths().find(|path| state.place(path).is_none());
-    unknown.map_or(Ok(()), |path| Err(state.unknown_gradient(path)))
+    let unknown = grads.paths().find(|path| state.leaf_index(path).is_none());
+    unknown.map_or(Ok(()), |path| Err(state.unknown_gradient_error(path)))
 }

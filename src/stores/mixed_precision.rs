@@ -9,13 +9,13 @@ use crate::rule::{Describe, Describer, IntoOptimiser, Optimiser, Rule, Store};
 /// x   = x̂ rounded to nearest even
 /// ```
 ///
-/// All of this is one pass over memory. The rule's own state has the master's precision, too. A parameter
-/// that is at least as precise as `dtype` gets no master, and its rule runs without this wrapper. So one
-/// optimiser serves a model with f16 matrices and f32 norms.
+/// The three lines are one pass over memory. The rule's own state has the master's precision, too. A
+/// parameter that is at least as precise as `dtype` gets no master, and its rule runs without this wrapper.
+/// So one optimiser serves a model with f16 matrices and f32 norms.
 ///
-/// `dtype` is F32 or F64; [`setup`](crate::setup) refuses any other. State per parameter: the master (4 bytes
-/// in F32) and the inner rule's state. For bf16 parameters [`SplitMaster`](crate::SplitMaster) keeps the same
-/// master in 2.125 bytes, with the same bits in every step.
+/// `dtype` is F32 or F64; [`setup`](crate::setup) refuses any other dtype. State per parameter: the master (4
+/// bytes in F32) and the inner rule's state. For bf16 parameters [`SplitMaster`](crate::SplitMaster) keeps
+/// the same master in 2.125 bytes, with the same bits in every step.
 ///
 /// The parameter follows its master, so the next step overwrites new weights that are put into the model.
 /// [`StateTree::refresh_masters`](crate::StateTree::refresh_masters) copies such weights to the masters, and
@@ -24,15 +24,15 @@ use crate::rule::{Describe, Describer, IntoOptimiser, Optimiser, Rule, Store};
 /// master:
 ///
 /// - On the CPU `update` compares every element before the first step (also the first after a restore or
-///   [`rebind`](crate::StateTree::rebind)), and a sample before other steps: runs of 64 elements, one run for
-///   each 1024 elements, but at least 4 and at most 16 runs, and in very long parameters two for each million
-///   elements.
+///   [`rebind`](crate::StateTree::rebind)), and a sample before other steps. The sample is runs of 64
+///   elements: one run for each 1024 elements, but at least 4 and at most 16 runs. In very long parameters it
+///   has two runs for each million elements.
 /// - On a device `update` brings the same sample to the CPU before the first step. Before other steps it
 ///   compares nothing, because each step would wait for the device.
 ///
 /// [`StateTree::check_masters`](crate::StateTree::check_masters) compares every element anywhere. If weights
-/// are loaded on a device in the middle of a training, call one of these three methods; otherwise the new
-/// weights are lost.
+/// are loaded on a device in the middle of a training, call `refresh_masters`, `set_masters` or
+/// `check_masters`; otherwise the new weights are lost.
 ///
 /// A parameter without a gradient is not compared. Before its first gradient a parameter may change, and its
 /// master follows. So BatchNorm's running statistics need not be [left out](crate::setup_with).
@@ -73,8 +73,8 @@ impl<R: Rule + Clone> MixedPrecision<R> {
     }
 }
 
-/// A dtype of masters: every type that is `Into<DType>`. The bound is not `Into` itself, because only a trait
-/// of this crate can have the compiler message above.
+/// A dtype of masters: every type that is `Into<DType>`. The bound of [`MixedPrecision::new`] is not `Into`
+/// itself, because this crate can give a compiler message of its own only to its own traits.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no dtype that this crate knows",
     label = "expected a dtype, as in `MixedPrecision::new(F32, rule)`",

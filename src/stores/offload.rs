@@ -39,7 +39,7 @@ use crate::rule::{Described, Description, IntoOptimiser, Optimiser};
 /// Three kinds of memory are not state, and [`bytes`](crate::StateTree::bytes) does not count them:
 ///
 /// - on the CPU, if the master has another dtype than the parameter, a *staging* buffer of the parameter's
-///   size: it has the rounded parameter for the upload;
+///   size, with the rounded parameter for the upload;
 /// - on the CPU during a step, the gradients of three batches (see below): one is downloaded, one waits and
 ///   one is computed. If a norm, or the check that gradients are finite, comes first, the gradients of all
 ///   parameters are in memory;
@@ -60,11 +60,11 @@ use crate::rule::{Described, Description, IntoOptimiser, Optimiser};
 /// staging buffer, or x̂ if it is a copy of the parameter.
 ///
 /// # Speed
-/// Parameters are updated in batches of about a million elements: several parameters, or a part of a large
-/// one. Transfers have threads of their own: while one batch is computed, the gradients of the next are
-/// downloaded and the parameters of the last are uploaded. A parameter is not divided if its rule needs the
-/// whole tensor or its gradient is not contiguous. If a norm, or the check that gradients are finite, comes
-/// first, all gradients are downloaded before it, and only uploads overlap.
+/// Parameters are updated in batches of about a million elements: several parameters, or a piece of a large
+/// one. Transfers have threads of their own: while one batch is computed, the gradients of the next batch are
+/// downloaded and the parameters of the batch before are uploaded. A parameter is not divided if its rule
+/// needs the whole tensor or its gradient is not contiguous. If a norm, or the check that gradients are
+/// finite, comes first, all gradients are downloaded before it, and only uploads overlap.
 ///
 /// # Errors
 /// [`setup`](crate::setup) refuses an `Offload` in an `Offload`, and [`Setup::over`](crate::Setup::over)

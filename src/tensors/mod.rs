@@ -1,8 +1,9 @@
 //! The tensors of this crate: candle's, or without the feature `candle` those of `plain.rs`.
 //!
-//! Both have the same names and functions, so that most other modules are written once, without naming
-//! candle. Those modules move tensors, read and write their memory, and need hardly any arithmetic. Code that
-//! needs more (rules of whole tensors, the reference engine, devices) exists only with candle.
+//! Both kinds of tensors have the same names and functions, so that most other modules are written once,
+//! without naming candle. Most modules move tensors, read and write their memory, and need hardly any
+//! arithmetic. Code that needs more arithmetic (rules of whole tensors, the reference engine, devices) exists
+//! only with candle.
 
 mod bytes;
 #[cfg(feature = "candle")]
@@ -17,15 +18,15 @@ pub(crate) use candle::*;
 #[cfg(not(feature = "candle"))]
 pub(crate) use plain::*;
 #[cfg(feature = "emulate")]
-pub(crate) use room::LARGEST;
+pub(crate) use room::LARGEST_ALLOCATION;
 pub(crate) use room::allocate;
 
 use safetensors::Dtype;
 
 use crate::numbers::DType::{self, BF16, F16, F32, F64, I16, I32, I64, U8, U32};
 
-/// The dtypes that files have. Written by hand, because candle converts to the names of the `safetensors`
-/// that candle is built with, which may be another version.
+/// The dtypes that files have. The table is written by hand, because candle converts to the names of the
+/// `safetensors` that candle is built with, which may be another version.
 const FILE_DTYPES: [(DType, Dtype); 9] = [
     (U8, Dtype::U8),
     (U32, Dtype::U32),

@@ -1,8 +1,8 @@
 //! Tensors without candle: numbers of one dtype in a shape, under a lock.
 //!
-//! This is the part of candle that other modules use, with candle's names. Each function must return the bits
-//! that candle's returns: `.ci/run plain` compares the two builds. Arithmetic on tensors is here only for
-//! sums of tied gradients, for means, and for the compensations of parameters.
+//! The file has the part of candle that other modules use, with candle's names. Each function must return the
+//! bits that candle's returns: `.ci/run plain` compares the two builds. Arithmetic on tensors is here only
+//! for sums of tied gradients, for means, and for the compensations of parameters.
 //!
 //! ```text
 //! Tensor ─┐                          a handle; clones are one tensor
@@ -129,16 +129,16 @@ pub(crate) trait WithDType: Copy {
 
 /// Copies the elements of a layout, in row-major order.
 fn copy<T: Copy>(from: &[T], layout: &Layout, to: Option<&mut [T]>) -> Result<()> {
-    let short = || failure("the numbers are fewer than the elements");
-    let to = to.and_then(|numbers| numbers.get_mut(..layout.elem_count())).ok_or_else(short)?;
+    let length_error = || failure("the numbers are fewer than the elements");
+    let to = to.and_then(|numbers| numbers.get_mut(..layout.elem_count())).ok_or_else(length_error)?;
     if let Some((start, end)) = layout.contiguous_offsets() {
-        to.copy_from_slice(from.get(start..end).ok_or_else(short)?);
+        to.copy_from_slice(from.get(start..end).ok_or_else(length_error)?);
         return Ok(());
     }
     for (element, number) in to.iter_mut().enumerate() {
         *number = *from
             .get(layout.start + element_offset(element, layout.dims(), layout.stride()))
-            .ok_or_else(short)?;
+            .ok_or_else(length_error)?;
     }
     Ok(())
 }
@@ -364,7 +364,7 @@ impl Tensor {
 
     /// Overwrites numbers from `start` on. This tensor is contiguous.
     fn overwrite(&self, start: usize, next: &Tensor) -> Result<()> {
-        // Copied before the lock is taken, because `next` may be in the same storage.
+        // The numbers are copied before the lock is taken, because `next` may be in the same storage.
         let (numbers, layout) = (next.numbers()?, Layout::row_major(next.shape().clone()));
         let mut storage = self.0.storage.write().unwrap_or_else(PoisonError::into_inner);
         copy_elements(&numbers, &layout, &mut storage.0, self.layout().start + start)
@@ -475,8 +475,8 @@ impl Tensor {
         let broadcast_strides = |dims: &[usize]| {
             let added = dims.len().checked_sub(self.rank())?;
             let fits = self.dims().iter().zip(&dims[added..]).all(|(own, dim)| own == dim || *own == 1);
-            let own_dims = self.dims().iter().zip(&layout.stride);
-            let strides = own_dims.map(|(own, stride)| if *own == 1 { 0 } else { *stride });
+            let dims_and_strides = self.dims().iter().zip(&layout.stride);
+            let strides = dims_and_strides.map(|(own, stride)| if *own == 1 { 0 } else { *stride });
             fits.then(|| vec![0; added].into_iter().chain(strides).collect::<Vec<_>>())
         };
         let stride = broadcast_strides(shape.dims())
@@ -486,8 +486,8 @@ impl Tensor {
 
     /// Overwrites rows from `start` on. This tensor is contiguous.
     pub(crate) fn slice_set(&self, rows: &Tensor, dim: usize, start: usize) -> Result<()> {
-        let (count, all) = (rows.dims().first().unwrap_or(&0), self.dims().first().unwrap_or(&0));
-        if dim != 0 || start + count > *all {
+        let (count, available) = (rows.dims().first().unwrap_or(&0), self.dims().first().unwrap_or(&0));
+        if dim != 0 || start + count > *available {
             return Err(failure("rows are set within dimension 0"));
         }
         self.overwrite(start * self.stride().first().unwrap_or(&1), rows)
@@ -572,7 +572,7 @@ fn convert(numbers: CpuStorage, dtype: DType) -> Result<CpuStorage> {
         CpuStorage::F64(numbers) if dtype == DType::F32 => {
             narrow(numbers.into_iter().map(|number| number as f32).collect())
         }
-        // The dtype has 16 bits. Without `round_to_odd`, the way from f64 by f32 to 16 bits would round
+        // `dtype` has 16 bits here. Without `round_to_odd`, the way from f64 by f32 to 16 bits would round
         // twice.
         CpuStorage::F64(numbers) => narrow(numbers.into_iter().map(round_to_odd).collect()),
         numbers => Err(failure(format!("{:?} is not converted to {dtype:?}", dtype_of_numbers(&numbers)))),

@@ -151,13 +151,14 @@ impl Accumulator {
         // they were. Only memory that is no tensor is copied for this.
         let mut gradients = Vec::with_capacity(self.sums.len());
         for GradientSum { paths, x, .. } in &self.sums {
-            let sources = sources(paths.iter().map(String::as_str), x, grads)?;
-            gradients.push(sources.iter().map(|source| source.tensor_or_copy()).collect::<Result<Vec<_>>>()?);
+            let lenders = sources(paths.iter().map(String::as_str), x, grads)?;
+            gradients.push(lenders.iter().map(|lender| lender.tensor_or_copy()).collect::<Result<Vec<_>>>()?);
         }
         for (gradient_sum, parts) in self.sums.iter_mut().zip(gradients) {
             let mut dtypes = parts.iter().map(dtype_of).chain([self.dtype]);
             let compute = compute_dtype(dtypes.find(|dtype| *dtype == DType::F64).unwrap_or(DType::F32));
-            // Detached, because a gradient may have a graph, which the sum would keep in memory.
+            // The tensor is detached, because a gradient may have a graph, which the sum would keep in
+            // memory.
             let widen = |tensor: &Tensor| in_dtype(&tensor.detach(), compute);
             let term = |part: &Tensor| Ok(widen(part)?.reshape(gradient_sum.x.shape())?);
             let total =
@@ -193,7 +194,7 @@ impl Accumulator {
             let mean = in_dtype(&quotient(&in_dtype(sum, compute)?, &weight)?, self.dtype)?;
             means.insert(paths[0].clone(), mean);
         }
-        // Reset after all means are computed, so that an error loses no sum.
+        // The sums are reset after all means are computed, so that an error loses no sum.
         self.sums.iter_mut().for_each(|gradient_sum| gradient_sum.sum = None);
         self.weight = 0;
         Ok(means)

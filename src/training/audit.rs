@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use candle_core::{Device, Tensor, TensorId};
 
-use crate::error::warning::{TRAIN_OTHERS, Warning, others_reached};
+use crate::error::warning::{TRAIN_OTHERS, Warning, others_reached_text};
 use crate::error::{Error, ErrorKind, Result, comma_separated, first_names};
 use crate::model::candle::{CandleVariable, candle_variables};
 use crate::model::cuts::{NORMS, QUERIES, STATISTICS, USUAL, cut_hint, is_running_statistic};
@@ -100,9 +100,9 @@ fn unknown_variables(nodes: &[&Tensor], is_known: impl Fn(&Tensor) -> bool) -> V
 }
 
 impl StateTree {
-    /// Warns once of variables that the loss reaches and that are unknown to this state, or refuses them if
-    /// the state requires all gradients.
-    pub(crate) fn check_reached(&mut self, loss: &Tensor) -> Result<Option<Warning>> {
+    /// Warns once of variables that the loss reaches and this state does not have. If the state requires all
+    /// gradients, refuses such variables.
+    pub(crate) fn warn_of_others(&mut self, loss: &Tensor) -> Result<Option<Warning>> {
         let has_warned = !self.warnings.would_record(|warning| matches!(warning, Warning::NotInState { .. }));
         if self.allows_others || has_warned && !self.requires_all {
             return Ok(None);
@@ -113,7 +113,7 @@ impl StateTree {
         }
         let shapes = first_names(outside.iter().map(|(shape, dtype)| format!("{shape:?} of {dtype}")));
         if self.requires_all {
-            let problem = format!("{}:", others_reached(outside.len()));
+            let problem = format!("{}:", others_reached_text(outside.len()));
             let error = Error::new(ErrorKind::Model, problem).with_got(comma_separated(&shapes));
             return Err(error.with_remedy(format!("to train them, {TRAIN_OTHERS}")));
         }
@@ -121,7 +121,7 @@ impl StateTree {
     }
 }
 
-/// The result of [`audit`]. It prints as a table with remarks.
+/// The result of [`audit`], which prints as a table with remarks.
 #[must_use = "an audit does nothing by itself: print it"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Audit {
@@ -160,7 +160,7 @@ pub enum Reach {
     Zero,
     /// A gradient with numbers that are infinite or NaN.
     NonFinite {
-        /// The number of these elements.
+        /// The number of infinite or NaN elements.
         count: usize,
     },
     /// A finite gradient.
@@ -177,7 +177,8 @@ impl Reach {
         if count > 0 {
             Reach::NonFinite { count }
         } else if largest > 0.0 {
-            // Divided by the largest, because squares of very large or small numbers leave the range of f64.
+            // Numbers are divided by the largest, because squares of very large or small numbers leave the
+            // range of f64.
             let sum: f64 = numbers.iter().map(|number| (number / largest).powi(2)).sum();
             Reach::Gradient { norm: largest * sum.sqrt() }
         } else if numbers.is_empty() {
@@ -189,7 +190,7 @@ impl Reach {
 }
 
 /// The matrices by whose transpose a graph multiplies, as linear layers do. Each row of such a matrix makes
-/// one output. An embedding is not among them, because its rows are looked up.
+/// one output. An embedding is no such matrix, because its rows are looked up.
 struct Projections {
     /// By memory and number of columns: a transpose is a view, with the memory of the matrix.
     transposed: HashSet<(Option<usize>, usize)>,
@@ -284,7 +285,8 @@ impl Audit {
     }
 
     /// The operations that are likely to have cut the graph. Such an operation leaves no trace in the graph,
-    /// because its result is a constant. So they are guessed from the variables that are cut off.
+    /// because its result is a constant. So the variables that are cut off decide which operations are
+    /// likely.
     fn likely_cuts(&self) -> Vec<&'static str> {
         let begins_with_queries = |x: &Audited| x.cut_rows.first().is_some_and(|rows| rows.start == 0);
         let are_queries_cut = self.variables.iter().any(begins_with_queries) || self.has_cut_pair();
@@ -303,14 +305,14 @@ impl Audit {
         causes.into_iter().filter_map(|(is_likely, cause)| is_likely.then_some(cause)).collect()
     }
 
-    /// Whether the loss reaches one of three sibling matrices and not the two others: values, queries and
-    /// keys.
+    /// Whether the loss reaches one of three sibling matrices (values) and not the two others (queries and
+    /// keys).
     fn has_cut_pair(&self) -> bool {
         let mut siblings: BTreeMap<String, [Vec<&[usize]>; 2]> = BTreeMap::new();
         for x in self.variables.iter().filter(|x| x.shape.len() > 1) {
             let names: Vec<&str> = x.path().split('.').collect();
-            // Siblings differ in one of the last two names: `q` of `q.weight`, or of a model whose matrices
-            // are in no layer. Layers in a row are named by numbers, and are no siblings.
+            // Siblings differ in one of the last two names: in `q` of `q.weight`, or in the last name `q` if
+            // matrices are in no layer. Layers in a row are named by numbers, and are no siblings.
             for i in (0..names.len()).rev().take(2).filter(|&i| names[i].parse::<usize>().is_err()) {
                 let key = [&names[..i], &["*"], &names[i + 1..]].concat().join(".");
                 siblings.entry(key).or_default()[usize::from(x.reach != Reach::Unreached)].push(&x.shape);
@@ -372,7 +374,8 @@ impl Audit {
         Ok(())
     }
 
-    /// Returns whether the graph is cut before a variable. Running statistics are no sign of a cut.
+    /// Writes how many variables the loss does not reach, and returns whether the graph is cut before one of
+    /// them. Running statistics are no sign of a cut.
     fn write_unreached(&self, f: &mut fmt::Formatter<'_>) -> Result<bool, fmt::Error> {
         let (unreached, all) = (self.unreached().count(), self.variables.len());
         if unreached == 0 {
@@ -398,7 +401,7 @@ impl Audit {
         Ok(true)
     }
 
-    /// Returns whether a matrix has cut rows.
+    /// Writes which rows have no gradient, and returns whether a matrix has such rows.
     fn write_cut_rows(&self, f: &mut fmt::Formatter<'_>) -> Result<bool, fmt::Error> {
         let mut has_cut_rows = false;
         for Audited { paths, shape, cut_rows, .. } in &self.variables {

@@ -58,7 +58,7 @@ use crate::tree::{Leaf, StateTree, is_trainable};
 ///   [warns](crate::Warning::NotInState) once, or refuses the loss if the state [requires
 ///   all](StateTree::require_all) gradients.
 /// - If no variable has a gradient, a step is an error ([`NoGradient`](crate::ErrorKind::NoGradient));
-///   candle-nn does nothing. Both accept an empty list, whose steps do nothing.
+///   candle-nn does nothing. Both crates accept an empty list of variables, whose steps do nothing.
 /// - [`set_learning_rate`](https://docs.rs/candle-nn/0.11/candle_nn/optim/trait.Optimizer.html#tymethod.set_learning_rate)
 ///   refuses a rate that is negative or not finite. It refuses any rate if no rule has a rate, or if a
 ///   [schedule](crate::StateTree::schedule) alone decides the rate. The method cannot return an error, so the
@@ -76,7 +76,7 @@ pub struct CandleOptimizer<O: IntoOptimiser> {
     variables: BTreeMap<String, Tensor>,
     state: StateTree,
     outcome: Option<Outcome>,
-    /// Whether the state required all gradients in the last `check_reached`; `None` before the first.
+    /// Whether the state required all gradients in the last `warn_of_others`; `None` before the first.
     required_all_in_check: Option<bool>,
     /// The first error of `set_learning_rate` that no step has returned yet.
     rate_error: Option<Error>,
@@ -191,7 +191,7 @@ impl<O: IntoOptimiser> candle_nn::Optimizer for CandleOptimizer<O> {
 
     fn new(vars: Vec<Var>, optimiser: O) -> candle_core::Result<Self> {
         let mut state = match setup(optimiser, &vars) {
-            // `setup` refuses a model without parameters, and candle-nn accepts an empty list.
+            // `setup` refuses a model without parameters, but candle-nn accepts an empty list.
             Err(error) if error.kind() == ErrorKind::Model && !vars.iter().any(|x| is_trainable(x)) => {
                 StateTree::new(Vec::new(), Vec::new())
             }
@@ -218,8 +218,11 @@ impl<O: IntoOptimiser> candle_nn::Optimizer for CandleOptimizer<O> {
     fn backward_step(&mut self, loss: &Tensor) -> candle_core::Result<()> {
         self.outcome = None;
         let requires_all = Some(self.state.requires_all());
-        let warning =
-            if self.required_all_in_check == requires_all { None } else { self.state.check_reached(loss)? };
+        let warning = if self.required_all_in_check == requires_all {
+            None
+        } else {
+            self.state.warn_of_others(loss)?
+        };
         self.step(&loss.backward()?)?;
         self.required_all_in_check = requires_all;
         self.outcome.iter_mut().for_each(|outcome| outcome.warnings.extend(warning.clone()));

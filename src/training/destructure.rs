@@ -80,8 +80,8 @@ pub fn trainables<M: Model + ?Sized>(model: &M) -> Result<BTreeMap<String, Tenso
 /// Optimisers.jl's `destructure` returns a function that makes a new model. A model of candle is code around
 /// its tensors, so [`Structure::rebuild`] makes a map of tensors by path. [`Structure::assign`] corresponds
 /// to the function that `destructure!` returns. In Optimisers.jl the parameters are in the order of the
-/// model's fields, arrays are column-major, and the vector may have any number type. Parameters on several
-/// devices are undefined behaviour there, and a model without parameters has an empty vector.
+/// model's fields, arrays are column-major, and the vector may have any number type. For Optimisers.jl,
+/// parameters on several devices are undefined behaviour, and a model without parameters has an empty vector.
 pub fn destructure<M: Model + ?Sized>(model: &M) -> Result<(Tensor, Structure)> {
     let variables = candle_variables(model, is_trainable)?;
     let first = variables.first().ok_or_else(empty_model)?;
@@ -181,7 +181,7 @@ impl Structure {
     pub fn rebuild(&self, flat: &Tensor) -> Result<BTreeMap<String, Tensor>> {
         let tensors = self.parts(flat)?.into_iter().zip(&self.parameters).map(|(part, parameter)| {
             let tensor = part.reshape(&parameter.shape)?;
-            // Copied also if the dtype is right, so that no tensor shares the memory of `flat`.
+            // The part is copied even if the dtype is right, so that no tensor shares the memory of `flat`.
             let copy = if parameter.dtype == self.dtype {
                 tensor.force_contiguous()?
             } else {
@@ -227,11 +227,11 @@ impl Structure {
         let variables = candle_variables(model, is_trainable)?;
         self.check_model(&variables)?;
         let tensors = self.rebuild(flat)?;
-        let next = variables.iter().zip(tensors.into_values()).map(|(variable, tensor)| {
+        let assignments = variables.iter().zip(tensors.into_values()).map(|(variable, tensor)| {
             let tensor = tensor.to_device(variable.tensor.device())?;
             Ok((Var::from_tensor(&variable.tensor)?, tensor))
         });
-        for (variable, tensor) in next.collect::<Result<Vec<_>>>()? {
+        for (variable, tensor) in assignments.collect::<Result<Vec<_>>>()? {
             variable.set(&tensor)?;
         }
         Ok(())

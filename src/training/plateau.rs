@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use crate::error::{Error, Result};
 use crate::rule::field::{FieldValue, Number};
 use crate::rule::{RATE, out_of_range};
-use crate::tree::{Adjustment, DrivenNumber, Leaf, Selection, SetField, available_in, driven_numbers};
+use crate::tree::{Adjustment, DrivenNumber, Leaf, Selection, SetField, available_fields, driven_numbers};
 
 /// Whether a metric is to fall or to rise.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -113,8 +113,8 @@ enum Threshold {
 /// # Ok::<(), serde_json::Error>(())
 /// ```
 ///
-/// The settings are those of the program. If torch has observed nothing yet, its `best` is infinite. Then
-/// leave `best` as it is here.
+/// The settings are those of the program. If torch has observed nothing yet, its `best` is infinite: then do
+/// not set `plateau["best"]`.
 ///
 /// # Over ranks
 /// Let every rank observe the same metric, such as the mean of all ranks, because the next
@@ -198,7 +198,8 @@ impl ReduceOnPlateau {
 
     /// Sets the least improvement as a number, 0 or more: torch's `threshold_mode="abs"`.
     ///
-    /// A metric that should fall is better below `best - by`, and one that should rise above `best + by`.
+    /// A metric that should fall is better below `best - by`, and a metric that should rise above `best +
+    /// by`.
     pub fn absolute_threshold(self, by: f64) -> Self {
         ReduceOnPlateau { threshold: Threshold::Absolute(by), ..self }
     }
@@ -239,11 +240,11 @@ impl ReduceOnPlateau {
         let mut leaves = leaves.into();
         leaves.check_leaves()?;
         let reductions = self.reductions(&leaves)?;
-        // Counted in a copy, so that an error below leaves the counts as they are.
+        // The metric is counted in a copy, so that an error below leaves the counts as they are.
         let mut next = self.clone();
         let has_changed = next.count(metric) && reductions.iter().any(|fields| !fields.is_empty());
-        // Prepared in each observation, so that the first observation is refused if a reduction would have no
-        // effect.
+        // The adjustment is prepared in each observation, so that the first observation is refused if a
+        // reduction would have no effect.
         let setting = |reductions: Reductions| {
             reductions.into_iter().map(|(field, value)| (field, value.into())).collect()
         };
@@ -280,7 +281,7 @@ impl ReduceOnPlateau {
         match (self.mode, self.best, self.threshold) {
             (Mode::Min, None, _) => metric < f64::INFINITY,
             (Mode::Max, None, _) => metric > f64::NEG_INFINITY,
-            // `copysign`, so that the margin is on the right side of a best metric below 0, too.
+            // `copysign` puts the margin on the right side of a best metric below 0, too.
             (Mode::Min, Some(Number(best)), Threshold::Relative(part)) => {
                 metric < best * (1.0 - part.copysign(best))
             }
@@ -306,11 +307,14 @@ impl ReduceOnPlateau {
         let reductions = leaves.leaves().map(leaf_reductions).collect::<Result<_>>()?;
         match has_field {
             true => Ok(reductions),
-            false => Err(Error::unknown("field", &self.field, &available_in(leaves.leaves(), &self.field))),
+            false => {
+                Err(Error::unknown("field", &self.field, &available_fields(leaves.leaves(), &self.field)))
+            }
         }
     }
 
-    /// The value that a reduction would give a number; `None` if the reduction would be `epsilon` or less.
+    /// The field of a number, and the value that a reduction would give it. `None` if the reduction would be
+    /// `epsilon` or less.
     fn reduction(&self, number: &DrivenNumber) -> Option<(SetField<'static>, f64)> {
         let rate = number.field.rate();
         let next = (rate * self.factor).max(self.min_eta);

@@ -29,7 +29,7 @@ pub(crate) fn acting_optimisers<'l>(
     step: u64,
 ) -> Result<ActingOptimisers> {
     let mut copies = KeyedCache::default();
-    // Not collected into a `Result`, which would allocate several times in each step.
+    // A loop, because collecting into a `Result` would allocate several times in each step.
     let mut acting = Vec::with_capacity(leaves.size_hint().0);
     for (path, optimiser, drives) in leaves {
         let copy = drives.map(|drives| {
@@ -55,9 +55,9 @@ impl StateTree {
     /// # Errors
     /// As [`acting_optimisers`].
     pub(super) fn acting_for(&self, steps: u64) -> Result<Option<ActingOptimisers>> {
-        let changes = self.acting_at != steps && self.leaves.iter().any(|leaf| leaf.drives.is_some());
+        let is_outdated = self.acting_at != steps && self.leaves.iter().any(|leaf| leaf.drives.is_some());
         let leaves = self.leaves.iter().map(|leaf| (leaf.path(), &leaf.optimiser, leaf.drives.as_ref()));
-        changes.then(|| acting_optimisers(leaves, steps)).transpose()
+        is_outdated.then(|| acting_optimisers(leaves, steps)).transpose()
     }
 
     /// Sets the count of steps, and the optimisers that [act](StateTree::acting_for) at this count.
@@ -157,41 +157,41 @@ mod tests {
 
     thread_local! {
         /// The number of comparisons of keys.
-        static COMPARED: Cell<usize> = const { Cell::new(0) };
+        static COMPARISONS: Cell<usize> = const { Cell::new(0) };
     }
 
     #[derive(Clone, Copy)]
-    struct Counted(usize);
+    struct CountedKey(usize);
 
-    impl Hash for Counted {
+    impl Hash for CountedKey {
         fn hash<H: Hasher>(&self, state: &mut H) {
             self.0.hash(state);
         }
     }
 
-    impl PartialEq for Counted {
+    impl PartialEq for CountedKey {
         fn eq(&self, other: &Self) -> bool {
-            COMPARED.set(COMPARED.get() + 1);
+            COMPARISONS.set(COMPARISONS.get() + 1);
             self.0 == other.0
         }
     }
 
-    impl Eq for Counted {}
+    impl Eq for CountedKey {}
 
-    /// Thousands of leaves, each with an optimiser of its own, get another acting one in every step of a
-    /// schedule.
+    /// Thousands of leaves, each with an optimiser of its own, get another acting optimiser in every step of
+    /// a schedule.
     #[test]
     fn comparisons_grow_with_the_keys_and_not_with_their_square() {
         const KEYS: usize = 10_000;
         let (mut cache, mut calls) = (KeyedCache::default(), 0);
         for key in (0..KEYS).chain(0..KEYS) {
-            let value = cache.get_or_make(Counted(key), || {
+            let value = cache.get_or_make(CountedKey(key), || {
                 calls += 1;
                 Ok(key)
             });
             assert_eq!(value.expect("nothing fails"), key);
         }
         assert_eq!(calls, KEYS);
-        assert!(COMPARED.get() < 8 * KEYS, "{} comparisons", COMPARED.get());
+        assert!(COMPARISONS.get() < 8 * KEYS, "{} comparisons", COMPARISONS.get());
     }
 }

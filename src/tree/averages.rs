@@ -30,7 +30,7 @@ impl StateTree {
     /// A parameter without a step has no average. Examples are BatchNorm's running statistics, which are
     /// variables in a `VarMap` and move without gradients.
     ///
-    /// Over [ranks](crate::Setup::over) all call this method, and each gets whole tensors. Without candle the
+    /// Over [ranks](crate::Setup::over) all ranks call this method and get whole tensors. Without candle the
     /// numbers are read as those of [`Leaf::tensor`].
     ///
     /// # Errors
@@ -44,10 +44,10 @@ impl StateTree {
 
     /// The averages of this rank's parts, each with the index of its leaf.
     fn own_averages(&self, parameters: &[Lent<'_>]) -> Result<Vec<(usize, Tensor)>> {
-        let moved = self.leaves.iter().zip(parameters).enumerate().filter(|(_, (leaf, _))| leaf.steps > 0);
-        moved
+        let stepped = self.leaves.iter().zip(parameters).enumerate().filter(|(_, (leaf, _))| leaf.steps > 0);
+        stepped
             .filter_map(|(index, (leaf, x))| {
-                Some(average(leaf, &**x).transpose()?.map(|average| (index, average)))
+                Some(average_of(leaf, &**x).transpose()?.map(|average| (index, average)))
             })
             .collect()
     }
@@ -66,15 +66,15 @@ impl StateTree {
     /// Variables that are no parameters, such as BatchNorm's running statistics, stay as they were in the
     /// training. The example
     /// [`batch_norm`](https://docs.rs/crate/optimisers/latest/source/examples/batch_norm/main.rs) estimates
-    /// them anew for the averages. Over [ranks](crate::Setup::over) all call this method; each gets its
-    /// parameters back when its own `evaluate` ends.
+    /// them anew for the averages. Over [ranks](crate::Setup::over) all ranks call this method. Each rank
+    /// gets its parameters back when its own `evaluate` ends.
     ///
     /// # Errors
-    /// Those of `evaluate`, in a type that an [`Error`] can become, such as candle's or `Box<dyn Error>`. If
-    /// no rule keeps an average, or `model` is not the state's; `evaluate` does not run then. If a device
-    /// fails to write the parameters back: the state then keeps them, the next call of this method tries
-    /// again, and until then calls that need the parameters fail with an error of the kind
-    /// [`Changed`](ErrorKind::Changed).
+    /// The errors of `evaluate`, in a type that an [`Error`] can become, such as candle's or
+    /// `Box<dyn Error>`. If no rule keeps an average, or `model` is not the state's; `evaluate` does not run
+    /// then. If a device fails to write the parameters back. The state then keeps the parameters, and the
+    /// next call of this method tries again. Until then, calls that need the parameters fail with an error of
+    /// the kind [`Changed`](ErrorKind::Changed).
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -98,7 +98,7 @@ impl StateTree {
     {
         let mut exchange = self.exchange_parameters(model)?;
         let result = evaluate()?;
-        // Called here, because `drop` can only log an error.
+        // The parameters are put back here, because `drop` can only log an error.
         exchange.put_back()?;
         Ok(result)
     }
@@ -125,7 +125,7 @@ impl StateTree {
         let parameters = self.recover_parameters(model)?;
         let averages = self.own_averages(&parameters)?;
         if averages.is_empty()
-            && self.leaves().map(evaluation).filter_map(Result::transpose).next().transpose()?.is_none()
+            && self.leaves().map(evaluation_of).filter_map(Result::transpose).next().transpose()?.is_none()
         {
             let remedy = "add `Ema` or `UniformAverage` to the end of the chain, or take `ScheduleFree`";
             return Err(Error::new(ErrorKind::Unsupported, "no parameter has an average").with_remedy(remedy));
@@ -153,13 +153,13 @@ struct AverageExchange<'m> {
 }
 
 /// The weights that a leaf is evaluated with, as its optimiser describes them.
-fn evaluation(leaf: &Leaf) -> Result<Option<Evaluation<'_>>> {
+fn evaluation_of(leaf: &Leaf) -> Result<Option<Evaluation<'_>>> {
     leaf.acting().evaluation(&leaf.state).map_err(|error| error.at(&leaf.path))
 }
 
 /// The average of this rank's part of a leaf.
-fn average(leaf: &Leaf, x: &dyn Lend) -> Result<Option<Tensor>> {
-    let Some(evaluation) = evaluation(leaf)? else { return Ok(None) };
+fn average_of(leaf: &Leaf, x: &dyn Lend) -> Result<Option<Tensor>> {
+    let Some(evaluation) = evaluation_of(leaf)? else { return Ok(None) };
     let x = leaf.own_part(x)?;
     let label = "the average of its rule";
     if evaluation.shape() != x.shape() {

@@ -22,11 +22,11 @@ pub(crate) fn choose_optimisers<'m, O: IntoOptimiser>(
 ) -> Result<ChosenOptimisers<'m>> {
     let answer = |variable: Variable<'m>| {
         let x = Parameter::new(&*variable.x);
-        let mut choose = |path: &str| choose(path, x).map(IntoOptimiser::into_optimiser);
-        let optimiser = choose(variable.path());
+        let mut choose_for = |path: &str| choose(path, x).map(IntoOptimiser::into_optimiser);
+        let optimiser = choose_for(variable.path());
         for other in variable.paths.iter().skip(1) {
             let record = |optimiser: &Optimiser| optimiser.description().record();
-            let records = [optimiser.as_ref().map(record), choose(other).as_ref().map(record)];
+            let records = [optimiser.as_ref().map(record), choose_for(other).as_ref().map(record)];
             if records[0] != records[1] {
                 let ([first, second], path) = (choices_in_words(&records), variable.path());
                 let problem = format!(
@@ -47,7 +47,7 @@ pub(crate) fn check_patterns(choices: &ChosenOptimisers<'_>) -> Result<()> {
     let paths = choices.iter().flat_map(|(variable, _)| &variable.paths).map(String::as_str);
     let (mut last, mut checked) = (None, HashSet::new());
     for optimiser in choices.iter().filter_map(|(_, optimiser)| optimiser.as_ref()) {
-        // Variables in a row usually share one `Arc`, and others often have the same patterns.
+        // Variables in a row usually share one `Arc`, and other variables often have the same patterns.
         if last.replace(Arc::as_ptr(optimiser)) == Some(Arc::as_ptr(optimiser)) {
             continue;
         }
@@ -81,7 +81,8 @@ impl ChoiceCache {
         choices.into_iter().map(resolve).collect()
     }
 
-    /// The optimiser of one parameter, with all its rules chosen. Parameters with the same choice share it.
+    /// The optimiser of one parameter, with all its rules chosen. Parameters with the same choice share the
+    /// optimiser.
     ///
     /// # Errors
     /// If a chosen rule does not go with the rules around it.

@@ -7,7 +7,7 @@
 //! 3. `Drive::check` tries the least and the greatest value of the curve in a copy of the optimiser.
 //!
 //! A relative schedule multiplies the leaf's own value. A schedule that is not relative replaces the own
-//! value, so its leaves must have equal own values (`check_one_rate`), and these must not change while the
+//! value, so its leaves must have equal own values (`check_equal_own_values`), which must not change while the
 //! schedule runs (`check_same_own_value`).
 
 use std::cell::LazyCell;
@@ -22,7 +22,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::rule::field::FieldValue;
 use crate::rule::{
     Adjust, Described, Description, FieldDescription, FieldValues, Optimiser, RateField, Rates, is_same_rate,
-    out_of_range, unreachable_rate,
+    out_of_range, unreachable_rate_error,
 };
 
 /// The remedy if a schedule would make different own values equal.
@@ -60,17 +60,17 @@ impl ScheduleAssignment {
         if earlier.schedule == self.schedule {
             self.file_schedule = self.file_schedule.take().or(earlier.file_schedule);
         } else if earlier.is_from_file && !self.is_from_file && earlier.since == self.since {
-            // Only at the same count of steps, because a schedule that is given after steps under the file's
-            // schedule begins a new phase on purpose, so no warning is due.
+            // At another count of steps no warning is due, because a schedule that the program gives after
+            // steps under the file's schedule begins a new phase on purpose.
             self.file_schedule = Some(earlier.schedule);
         }
     }
 }
 
 /// Adds a schedule to those of all leaves, where it replaces the schedule of the same field.
-pub(crate) fn give_to_all(all: &mut Vec<ScheduleAssignment>, assignment: ScheduleAssignment) {
-    all.retain(|earlier| earlier.schedule.driven_field() != assignment.schedule.driven_field());
-    all.push(assignment);
+pub(crate) fn give_to_all(for_all: &mut Vec<ScheduleAssignment>, assignment: ScheduleAssignment) {
+    for_all.retain(|earlier| earlier.schedule.driven_field() != assignment.schedule.driven_field());
+    for_all.push(assignment);
 }
 
 /// A number that a schedule sets in an optimiser.
@@ -110,8 +110,8 @@ pub(crate) struct ScheduleResolver {
     cache: HashMap<ResolverKey, (Arc<Optimiser>, ResolvedSchedules)>,
 }
 
-/// The addresses of an optimiser and of its schedules, each with the address of the file's schedule. The
-/// optimiser is kept alive in `cache`, so that no other optimiser gets its address.
+/// The address of an optimiser, and for each assignment the addresses of its schedule and `file_schedule`.
+/// The optimiser is kept alive in `cache`, so that no other optimiser gets its address.
 type ResolverKey = (*const (), Vec<(*const Schedule, Option<*const Schedule>)>);
 
 impl ScheduleResolver {
@@ -168,7 +168,7 @@ pub(crate) fn driven_numbers(name: &str, optimiser: &Description) -> Result<Opti
         let fields = rates.fields(optimiser)?.into_iter();
         return Ok(Some(fields.map(|field| DrivenNumber { field, part: None }).collect()));
     }
-    let one = |index, part, value| {
+    let single = |index, part, value| {
         let field = RateField { index, value, others: None };
         Some(smallvec![DrivenNumber { field, part }])
     };
@@ -176,10 +176,10 @@ pub(crate) fn driven_numbers(name: &str, optimiser: &Description) -> Result<Opti
     match (&fields[..], part) {
         ([], _) => Ok(None),
         ([FieldDescription { index, value: FieldValue::Real(value), .. }], None) => {
-            Ok(one(*index, None, *value))
+            Ok(single(*index, None, *value))
         }
         ([field], Some(part)) => {
-            Ok(field.value.numbers().get(part).and_then(|value| one(field.index, Some(part), *value)))
+            Ok(field.value.numbers().get(part).and_then(|value| single(field.index, Some(part), *value)))
         }
         ([FieldDescription { value, .. }], None) => {
             let remedy = "name a field that is a real number, or one number of a pair, as in `beta1`";
@@ -188,7 +188,7 @@ pub(crate) fn driven_numbers(name: &str, optimiser: &Description) -> Result<Opti
                 .with_expected(format_args!("{}, as a schedule gives", FieldValue::Real(0.0).expected()))
                 .with_remedy(remedy))
         }
-        (several, part) => Err(several_error(name, optimiser, several, part)),
+        (fields, part) => Err(several_error(name, optimiser, fields, part)),
     }
 }
 
@@ -196,13 +196,13 @@ pub(crate) fn driven_numbers(name: &str, optimiser: &Description) -> Result<Opti
 fn several_error(
     name: &str,
     optimiser: &Description,
-    several: &[FieldDescription],
+    fields: &[FieldDescription],
     part: Option<usize>,
 ) -> Error {
     let places = optimiser.places();
     let got: Vec<String> =
-        several.iter().map(|field| format!("{} = {}", places[field.index], field.value)).collect();
-    let field_place = &places[several[0].index];
+        fields.iter().map(|field| format!("{} = {}", places[field.index], field.value)).collect();
+    let field_place = &places[fields[0].index];
     let place = part.map_or(field_place.to_string(), |part| format!("{field_place}{}", part + 1));
     let remedy = format!(
         "name the one to drive with its place, as in `Schedule::field({place:?})` (or \
@@ -227,7 +227,8 @@ pub(crate) fn fields_with(
             values.push((index, number.into()));
             continue;
         };
-        // Both numbers of a pair may be set, each by its schedule. The second is then added to the first.
+        // Both numbers of a pair may be set, each by its schedule. The second number then goes into the value
+        // that has the first.
         match values.last_mut() {
             Some((last, value)) if *last == index => *value = value.with_number(part, number),
             _ => values.extend(fields.get(index).map(|(_, value)| (index, value.with_number(part, number)))),
@@ -259,20 +260,20 @@ impl Drive {
         let schedule = &*self.assignment.schedule;
         for step in schedule.curve.extremes() {
             let (value, mut trial) = (schedule.at(step), optimiser.clone());
-            let leaves_range =
+            let range_error =
                 || Error::new(ErrorKind::Argument, format!("in step {step} the schedule leaves the range"));
             if value.is_nan() {
                 let not_a_number = out_of_range("Schedule", schedule.driven_field(), value, "a number");
-                return Err(leaves_range().caused_by(not_a_number));
+                return Err(range_error().caused_by(not_a_number));
             }
             let mut fields = self.numbers.iter().map(|number| &number.field);
             if !schedule.is_relative
                 && let Some(field) = fields.find(|field| field.value_for(value).is_none())
             {
-                return Err(unreachable_rate(optimiser.description(), field, value));
+                return Err(unreachable_rate_error(optimiser.description(), field, value));
             }
             trial.write(&fields_with(optimiser, self.values(value)))?;
-            trial.check().map_err(|error| leaves_range().caused_by(error))?;
+            trial.check().map_err(|error| range_error().caused_by(error))?;
         }
         Ok(())
     }
@@ -294,8 +295,8 @@ impl Drives {
         Ok(has_field.then_some(drives))
     }
 
-    /// Adds a schedule, which replaces those of the same numbers. Returns whether the optimiser has the
-    /// field.
+    /// Adds a schedule, which replaces earlier schedules of the same numbers. Returns whether the optimiser
+    /// has the field.
     fn add(&mut self, mut assignment: ScheduleAssignment, optimiser: &Optimiser) -> Result<bool> {
         let field = assignment.schedule.driven_field();
         let Some(numbers) = driven_numbers(field, optimiser.description())? else { return Ok(false) };
@@ -327,7 +328,7 @@ impl Drives {
     /// Whether a schedule of a learning rate has the value 0 in this step. A constant 0 does not count,
     /// because a program gives it on purpose.
     ///
-    /// `checked` collects schedules whose value was computed, so that a schedule that leaves share is read
+    /// `checked` collects schedules whose value was computed, so that a schedule of several leaves is read
     /// once.
     pub(super) fn has_zero_rate(&self, step: u64, checked: &mut SmallVec<[*const Schedule; 4]>) -> bool {
         self.assignments().any(|ScheduleAssignment { schedule, .. }| {
@@ -355,7 +356,9 @@ impl Drives {
 }
 
 /// Refuses different own values under one schedule that is not relative, because they would become equal.
-pub(crate) fn check_one_rate<'l>(leaves: impl Iterator<Item = (&'l str, Option<&'l Drives>)>) -> Result<()> {
+pub(crate) fn check_equal_own_values<'l>(
+    leaves: impl Iterator<Item = (&'l str, Option<&'l Drives>)>,
+) -> Result<()> {
     let mut first_rates: HashMap<*const Schedule, (&str, f64)> = HashMap::new();
     for (path, drives) in leaves {
         let drives = drives.into_iter().flat_map(|drives| &drives.0);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::choices::{ChoiceCache, ChosenOptimisers};
 use super::leaf::{VariablePlace, check_count};
 use super::{
-    Leaf, LeftOut, OtherPath, StateTree, choose_optimisers, is_trainable, not_in_state, rest_below,
+    Leaf, LeftOut, OtherPath, StateTree, choose_optimisers, is_trainable, not_in_state_error, rest_below,
     selected_path,
 };
 use crate::error::{Error, ErrorKind, Result};
@@ -50,9 +50,10 @@ impl StateTree {
         self.check_whole("`add`")?;
         let optimiser = Arc::new(optimiser.into_optimiser());
         optimiser.check()?;
-        let is_new = |path: &str, x: &Tensor| is_trainable(x) && self.place_of_tensor(x, path).is_none();
+        let is_new = |path: &str, x: &Tensor| is_trainable(x) && self.leaf_index_of_tensor(x, path).is_none();
         let mut new_variables = select_variables(model, |path, x| x.is_none_or(|x| is_new(path, x)))?;
-        new_variables.retain(|variable| self.place_of_parameter(&*variable.x, variable.path()).is_none());
+        new_variables
+            .retain(|variable| self.leaf_index_of_parameter(&*variable.x, variable.path()).is_none());
         let choices = new_variables.into_iter().map(|variable| (variable, Some(optimiser.clone())));
         self.extend_whole(choices.collect())
     }
@@ -76,9 +77,10 @@ impl StateTree {
     {
         self.check_whole("`add_with`")?;
         let has_leaf = |place| matches!(place, Some(Some(_)));
-        let lacks_leaf = |path: &str, x: &Tensor| is_trainable(x) && !has_leaf(self.place_of_tensor(x, path));
+        let lacks_leaf =
+            |path: &str, x: &Tensor| is_trainable(x) && !has_leaf(self.leaf_index_of_tensor(x, path));
         let mut variables = select_variables(model, |path, x| x.is_none_or(|x| lacks_leaf(path, x)))?;
-        variables.retain(|variable| !has_leaf(self.place_of_parameter(&*variable.x, variable.path())));
+        variables.retain(|variable| !has_leaf(self.leaf_index_of_parameter(&*variable.x, variable.path())));
         self.extend_whole(choose_optimisers(variables, &mut choose)?)
     }
 
@@ -103,7 +105,7 @@ impl StateTree {
                 None => matches!(self.other_paths.get(path), Some(OtherPath::LeftOut(Some(_)))),
             };
             let is_taken =
-                |path: &&String| self.place(path).is_some_and(|place| place.is_some() || is_other(path));
+                |path: &&String| self.leaf_index(path).is_some_and(|place| place.is_some() || is_other(path));
             if let Some(path) = paths.iter().find(is_taken) {
                 return Err(path_taken_error(path));
             }
@@ -134,10 +136,12 @@ impl StateTree {
     ///
     /// The model of the next update must not have these parameters. For a parameter that stays in the model
     /// without being trained there are two ways. [`freeze`](crate::Selection::freeze) keeps its state.
-    /// `state.add_with(&model, |_, _| None::<Descent>)`, called after the removal, lets updates pass it over.
+    /// `state.add_with(&model, |_, _| None::<Descent>)`, called after the removal, lets updates pass the
+    /// parameter over.
     ///
     /// # Errors
-    /// If there is no such parameter, or the model has an average instead of one. Nothing changes then.
+    /// If there is no such parameter, or the model has an average instead of such a parameter. Nothing
+    /// changes then.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -153,7 +157,7 @@ impl StateTree {
     /// ```
     pub fn remove(&mut self, path: &str) -> Result<Vec<String>> {
         self.check_leaves()?;
-        let (places, has_left_out) = (self.places_below(path), self.has_left_out(path));
+        let (places, has_left_out) = (self.leaf_indices_below(path), self.has_left_out(path));
         if places.is_empty() && !has_left_out {
             return Err(self.no_leaf_error(&selected_path(path)));
         }
@@ -185,15 +189,15 @@ impl StateTree {
     /// ```
     pub fn rename(&mut self, from: &str, to: &str) -> Result<()> {
         self.check_leaves()?;
-        let renamed = |name: &str| {
+        let new_name = |name: &str| {
             rest_below(name, from).map(|rest| match (to, rest.strip_prefix('.').unwrap_or(rest)) {
                 ("", rest) => rest.to_string(),
                 (to, "") => to.to_string(),
                 (to, rest) => format!("{to}.{rest}"),
             })
         };
-        let is_below = |variable: &LeftOut| variable.names().any(|name| renamed(name).is_some());
-        let (places, has_left_out) = (self.places_below(from), self.has_left_out(from));
+        let is_below = |variable: &LeftOut| variable.names().any(|name| new_name(name).is_some());
+        let (places, has_left_out) = (self.leaf_indices_below(from), self.has_left_out(from));
         if places.is_empty() && !has_left_out {
             return Err(self.no_leaf_error(&selected_path(from)));
         }
@@ -203,18 +207,18 @@ impl StateTree {
             .flat_map(|&place| self.leaves[place].paths())
             .chain(left_out.flat_map(LeftOut::names));
         // A path that is renamed itself becomes free, for example `a.b` if `a` is renamed to `a.b`.
-        let is_taken = |name: &String| self.place(name).is_some() && renamed(name).is_none();
-        if let Some(path) = old_paths.filter_map(renamed).find(is_taken) {
+        let is_taken = |name: &String| self.leaf_index(name).is_some() && new_name(name).is_none();
+        if let Some(path) = old_paths.filter_map(new_name).find(is_taken) {
             return Err(path_taken_error(&path));
         }
         let rename_all = |paths: &mut Vec<String>| {
             for path in paths.iter_mut() {
-                *path = renamed(path).unwrap_or_else(|| std::mem::take(path));
+                *path = new_name(path).unwrap_or_else(|| std::mem::take(path));
             }
             paths.sort();
         };
         for (path, _) in &mut self.saved_starts {
-            *path = renamed(path).unwrap_or_else(|| std::mem::take(path));
+            *path = new_name(path).unwrap_or_else(|| std::mem::take(path));
         }
         let mut leaves = self.remove_leaves(&places);
         for leaf in &mut leaves {
@@ -266,7 +270,7 @@ impl StateTree {
         let mut left_out = self.left_out.clone();
         for Variable { paths, x } in variables {
             match paths.iter().find_map(|path| self.by_path().get(path)) {
-                None => return Err(not_in_state(paths.first().map_or("", String::as_str))),
+                None => return Err(not_in_state_error(paths.first().map_or("", String::as_str))),
                 Some(None) => {
                     let has_path =
                         |variable: &&mut LeftOut| variable.paths.iter().any(|path| paths.contains(path));
@@ -284,7 +288,7 @@ impl StateTree {
             .leaves
             .iter()
             .zip(rebindings)
-            .map(|(leaf, rebinding)| rebinding.ok_or_else(|| leaf.not_in_model()));
+            .map(|(leaf, rebinding)| rebinding.ok_or_else(|| leaf.not_in_model_error()));
         let rebindings: Vec<Rebinding> = required.collect::<Result<_>>()?;
         // From here on nothing can fail, because the state for other devices is already made.
         let mut leaves = std::mem::take(&mut self.leaves);

@@ -1,4 +1,4 @@
-//! The entries of a state by name, read and set in memory.
+//! Reading and setting the entries of a state by name, in memory.
 //!
 //! Values are lent, because memory may have no room for a copy of a whole state. So values are read twice:
 //! 1. `entry_places` finds each entry and checks its value, so that a wrong value changes nothing.
@@ -83,8 +83,7 @@ impl StateTree {
     /// count, the calls of open windows of [`AccumGrad`](crate::AccumGrad), and, if there are any, the norms
     /// that decide on [outliers](crate::Outlier), as JSON.
     ///
-    /// There are no entries for hyper-parameters, for [schedules](StateTree::schedule), and for whether a
-    /// leaf is frozen.
+    /// There are no entries for hyper-parameters, [schedules](StateTree::schedule) or the freezing of leaves.
     ///
     /// # Errors
     /// If the state is divided among ranks, because each rank has only a part (save a checkpoint then); if
@@ -165,7 +164,8 @@ impl StateTree {
     /// [8 bits](crate::Q8). The parameters stay as they are, so each parameter has to be its new `master`,
     /// rounded.
     ///
-    /// Over [ranks](crate::Setup::over) all call this with the same whole tensors, and each takes its part.
+    /// Over [ranks](crate::Setup::over) all ranks call this method with the same whole tensors, and each rank
+    /// takes its part.
     ///
     /// # Errors
     /// If a path or a name is unknown or given twice; if a value is of another kind, shape or length; if a
@@ -208,8 +208,8 @@ impl StateTree {
         self.assign_entries(&entries, Some(remedy))
     }
 
-    /// [`StateTree::set_entries`]. `on_non_finite` is the remedy in the error for infinities and NaN. If it
-    /// is `None`, such numbers are accepted.
+    /// [`StateTree::set_entries`]. If `on_non_finite` is `None`, infinities and NaN are accepted. Otherwise
+    /// they are an error, and `on_non_finite` is its remedy.
     pub(crate) fn assign_entries(
         &mut self,
         entries: &[NewEntry<'_>],
@@ -224,23 +224,23 @@ impl StateTree {
             _ => None,
         };
         let plan = self.entry_places(entries, on_non_finite).and_then(|places| {
-            // Sorted, because ranks may list the entries in different orders, for example those of hash maps.
+            // The entries are sorted, because ranks may list them in different orders, as hash maps do.
             let mut sorted: Vec<_> = places.iter().zip(entries).filter(|_| self.is_divided()).collect();
             sorted.sort_by_key(|(place, _)| **place);
             let aspects: Result<Vec<_>> = sorted.into_iter().map(|(_, entry)| entry.aspect()).collect();
             let agreement = Agreement::new(aspects?);
             let steps = places.iter().zip(entries).find_map(new_steps).unwrap_or(self.steps);
-            // Rules make the acting optimisers, and may panic, so this comes before anything is written.
+            // Rules make the acting optimisers, and may panic, so this happens before anything is written.
             Ok(((places, steps, self.acting_for(steps)?), agreement, Vec::new()))
         });
         let ((places, steps, acting), _) = self.agree_on(Call::SetEntries, plan)?;
         self.warnings.clear_cache();
         let (tree_entries, leaf_entries): (Vec<_>, Vec<_>) =
             places.into_iter().zip(entries).partition(|((leaf, _), _)| leaf.is_none());
-        let mut begun = 0;
+        let mut writes = 0;
         let mut outcomes = leaf_entries.into_iter().filter_map(|((leaf, place), entry)| {
-            let outcome = self.leaves[leaf?].set_entry(place, entry, &mut begun);
-            Some(outcome.map_err(|error| error.at(&entry.path).after_values(begun, entries.len())))
+            let outcome = self.leaves[leaf?].set_entry(place, entry, &mut writes);
+            Some(outcome.map_err(|error| error.at(&entry.path).after_values(writes, entries.len())))
         });
         let mut outcome = outcomes.try_for_each(|outcome| outcome);
         if outcome.is_ok() {
@@ -254,8 +254,8 @@ impl StateTree {
         self.settle(Call::EntriesSet, outcome)
     }
 
-    /// Checks each entry, and finds its place: the index of the leaf, or `None` for the whole state, and the
-    /// place among the entries there.
+    /// Checks each entry, and finds its place: the index of the leaf (`None` for the whole state), and the
+    /// place among the entries of this leaf or of the whole state.
     fn entry_places(
         &self,
         entries: &[NewEntry<'_>],
@@ -270,7 +270,7 @@ impl StateTree {
         let mut earlier_places = HashSet::new();
         let mut entry_place = |entry: &NewEntry<'_>| {
             // The name decides first, because a model that is a single parameter has the path `""`, too.
-            let place = match (tree_names.place(&entry.name), self.place(&entry.path).flatten()) {
+            let place = match (tree_names.place(&entry.name), self.leaf_index(&entry.path).flatten()) {
                 (Some(place), _) if entry.path == STATE_PATH => (None, place),
                 (_, Some(leaf)) => {
                     let names =
@@ -456,16 +456,16 @@ impl NewEntry<'_> {
         if values.shape() != shape {
             return Err(Error::shape(label, values.shape(), shape).with_remedy(OTHER_STATE));
         }
-        let has_sign = !buffer.is_of_squares() && buffer.code() != Some(Code::NonNegative);
-        let is_negative = |number: &f64| !has_sign && *number < 0.0;
+        let may_be_negative = !buffer.is_of_squares() && buffer.code() != Some(Code::NonNegative);
+        let is_wrongly_negative = |number: &f64| !may_be_negative && *number < 0.0;
         let first_refused = |numbers: &[f64]| {
-            let infinite =
+            let non_finite =
                 first_non_finite(numbers.iter().copied(), dtype).filter(|_| on_non_finite.is_some());
-            infinite.map(|(index, _)| index).or_else(|| numbers.iter().position(is_negative))
+            non_finite.map(|(index, _)| index).or_else(|| numbers.iter().position(is_wrongly_negative))
         };
         match first_match(values, first_refused)? {
             None => Ok(()),
-            Some((element, value)) if is_negative(&value) => {
+            Some((element, value)) if is_wrongly_negative(&value) => {
                 let negative = Error::new(ErrorKind::Tensor, format!("{label} is")).with_got(value);
                 Err(negative.at_element(element).with_expected("a finite number that is not negative"))
             }
@@ -508,21 +508,21 @@ impl NewEntry<'_> {
 }
 
 impl Leaf {
-    /// Sets an entry to a value that was checked. Adds 1 to `begun`, the count of writes, before the write.
-    fn set_entry(&mut self, place: EntryPlace, entry: &NewEntry<'_>, begun: &mut usize) -> Result<()> {
+    /// Sets an entry to a value that was checked. `writes` counts a write even if it fails.
+    fn set_entry(&mut self, place: EntryPlace, entry: &NewEntry<'_>, writes: &mut usize) -> Result<()> {
         let held = self.held();
         let Leaf { state, steps, missing_gradients, .. } = self;
         let StateParts { mut tensors, mut counters, mut numbers } = state.parts_mut();
         counters.extend([steps, &mut missing_gradients.calls, &mut missing_gradients.received]);
         match (place, &entry.value) {
-            (EntryPlace::Tensor(index), value) => set_tensor(&mut *tensors[index], value, held, begun)?,
+            (EntryPlace::Tensor(index), value) => set_tensor(&mut *tensors[index], value, held, writes)?,
             (EntryPlace::Counter(index), StateValue::Counter(count)) => {
                 *counters[index] = *count;
-                *begun += 1;
+                *writes += 1;
             }
             (EntryPlace::Number(index), StateValue::Number(number)) => {
                 *numbers[index] = *number;
-                *begun += 1;
+                *writes += 1;
             }
             _ => {}
         }
@@ -531,8 +531,8 @@ impl Leaf {
     }
 }
 
-/// Sets a state tensor from `value`, which is the whole tensor. This rank has the part `held`.
-fn set_tensor(buffer: &mut Buffer, value: &StateValue<'_>, held: Held, begun: &mut usize) -> Result<()> {
+/// Sets a state tensor, of which this rank has `held`, from `value`, which is the whole tensor.
+fn set_tensor(buffer: &mut Buffer, value: &StateValue<'_>, held: Held, writes: &mut usize) -> Result<()> {
     let part = match held {
         Held::Nothing => return Ok(()),
         Held::All => None,
@@ -543,16 +543,16 @@ fn set_tensor(buffer: &mut Buffer, value: &StateValue<'_>, held: Held, begun: &m
             let whole = values.tensor_or_copy()?.flatten_all()?;
             let elements = part.map_or(Ok(whole.clone()), |part| whole.narrow(0, part.start, part.len()))?;
             let shaped = elements.reshape(buffer.shape())?;
-            *begun += 1;
+            *writes += 1;
             Ok(buffer.set(&shaped)?)
         }
         StateValue::Bytes(bytes) => {
-            // Exact for codes, too, because each part begins with a record.
+            // The count is exact for codes, too, because each part begins with a record.
             let byte_count = |elements: usize| buffer.shape_of(&[elements]).elem_count();
             let own_bytes =
                 part.map_or(&bytes[..], |part| &bytes[byte_count(part.start)..byte_count(part.end)]);
             let tensor = Tensor::from_vec(own_bytes.to_vec(), own_bytes.len(), &Device::Cpu)?;
-            *begun += 1;
+            *writes += 1;
             Ok(buffer.set_stored(0, &tensor)?)
         }
         StateValue::Counter(_) | StateValue::Number(_) => Ok(()),
@@ -575,7 +575,7 @@ fn checked_shape<'s>(leaf: &'s Leaf, buffer: &'s Buffer) -> Option<&'s [usize]> 
     }
 }
 
-/// The first number that `find` selects, with its index. `find` gets a window of the numbers at a time.
+/// The first number that `find` selects, with its index. `find` gets one range of the numbers after another.
 fn first_match(values: &dyn Lend, find: impl Fn(&[f64]) -> Option<usize>) -> Result<Option<(usize, f64)>> {
     let find_from = |start: usize, numbers: Vec<f64>| {
         let index = find(&numbers)?;
@@ -583,10 +583,10 @@ fn first_match(values: &dyn Lend, find: impl Fn(&[f64]) -> Option<usize>) -> Res
     };
     let mut first = None;
     let mut search = |view: View<'_>| {
-        // In windows, because `View::numbers` allocates an f64 for each number.
+        // In ranges, because `View::numbers` allocates an f64 for each number.
         first = match view.in_order() {
             Some(memory) => ranges(0..memory.len())
-                .find_map(|window| find_from(window.start, View::new(memory.part(window)?).numbers())),
+                .find_map(|range| find_from(range.start, View::new(memory.part(range)?).numbers())),
             None => find_from(0, view.numbers()),
         };
         Ok(())
@@ -600,22 +600,23 @@ fn first_match(values: &dyn Lend, find: impl Fn(&[f64]) -> Option<usize>) -> Res
 }
 
 /// Refuses records of codes with a negative scale and, if there is a `remedy`, with a number that is not
-/// finite. `first` is the index of the first record's block, and `name` names the tensor in errors.
+/// finite. `first_block` is the index of the first record's block, and `name` names the tensor in errors.
 pub(crate) fn check_records(
     name: &str,
     records: &[u8],
-    first: usize,
+    first_block: usize,
     code: Code,
     remedy: Option<&'static str>,
 ) -> Result<()> {
-    for ((block, scale), record) in (first..).zip(scales(records)).zip(records.as_chunks::<RECORD>().0) {
+    let blocks = (first_block..).zip(scales(records));
+    for ((block, scale), record) in blocks.zip(records.as_chunks::<RECORD>().0) {
         if scale.is_finite() && scale.is_sign_negative() {
             let problem =
                 format!("{name} is damaged or was not written by this crate: the scale of block {block} is");
             return Err(Error::new(ErrorKind::File, problem).with_got(scale).with_expected("0 or more"));
         }
-        if let (Some(remedy), Some((place, value))) = (remedy, code.first_non_finite(record)) {
-            return Err(Error::not_finite(name, value.into(), block * BLOCK + place).with_remedy(remedy));
+        if let (Some(remedy), Some((index, value))) = (remedy, code.first_non_finite(record)) {
+            return Err(Error::not_finite(name, value.into(), block * BLOCK + index).with_remedy(remedy));
         }
     }
     Ok(())

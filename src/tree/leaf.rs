@@ -4,9 +4,10 @@
 //! update notices such a write depends on the state:
 //! 1. With a master, the parameter has to be the master rounded.
 //! 2. With copies that rules keep of the parameter, the parameter has to be equal to the copies before the
-//!    first step. Later, without a master, the parameter has to have the `last_checksum`. The same holds if
-//!    the state has a norm of the parameter, or the digits that roundings of the parameter have lost.
-//! 3. Without any of these, an update takes any value.
+//!    first step. Later, without a master, the parameter has to have the `last_checksum`. The parameter also
+//!    has to have this checksum if the state has a norm of the parameter, or the digits that roundings of the
+//!    parameter have lost.
+//! 3. Without a master, copies, a norm and lost digits, an update takes any value.
 //!
 //! There are two optimisers. Edits and files use `optimiser`, the user's own. All code that needs the values
 //! of a step, from the plan to `end_window`, uses `acting`, a copy with the values of the schedules.
@@ -59,8 +60,8 @@ pub struct Leaf {
     pub(crate) run_start: Option<(Arc<Optimiser>, bool)>,
     /// The schedules, resolved in `optimiser`, because finding a field by its name in each step is slow.
     pub(crate) drives: Option<Arc<Drives>>,
-    /// A copy of `optimiser` with the values of the schedules in the next step; `None` without schedules. It
-    /// is a copy, because relative schedules multiply the values in `optimiser`.
+    /// A copy of `optimiser` with the values of the schedules in the next step; `None` without schedules. The
+    /// values go into a copy, because relative schedules multiply the values in `optimiser`.
     pub(crate) acting: Option<Arc<Optimiser>>,
     pub(crate) state: State,
     pub(crate) frozen: bool,
@@ -76,7 +77,7 @@ pub struct Leaf {
     pub(super) depends_on_weights: bool,
     /// A checksum of a sample of the parameter after the last step, if `depends_on_weights`.
     pub(crate) last_checksum: Option<u32>,
-    /// A copy of the parameter, while the model has other values instead: the average, or those to which
+    /// A copy of the parameter, while the model has other values instead: the average, or the values to which
     /// `Sam` has moved the parameter. No failure loses the copy, and steps are refused meanwhile.
     pub(crate) parameter_aside: Option<Tensor>,
     /// Whether a parameter of 16 bits may lose steps below its rounding without a warning.
@@ -101,7 +102,7 @@ impl VariablePlace {
 }
 
 impl Leaf {
-    /// A leaf with fresh state for the variable `x`, or for this rank's part of it.
+    /// A leaf with fresh state for the variable `x`, or for this rank's part of `x`.
     pub(crate) fn new(
         paths: Vec<String>,
         x: &dyn Lend,
@@ -115,7 +116,8 @@ impl Leaf {
             return Err(error.with_remedy("convert it, or leave it out with `setup_with`"));
         }
         check_count(x.elem_count(), x.device().is_cpu()).map_err(|error| error.at(&path))?;
-        // Checked before the state is made for the claimed shape, because the owner may lend less memory.
+        // This check comes before the state is made for the claimed shape, because the owner may lend less
+        // memory.
         check_parameter("parameter", x, false).map_err(|error| error.at(&path))?;
         let state =
             part_of(parts.as_ref(), x).and_then(|part| fresh_state(&optimiser, &*part, x.elem_count()));
@@ -156,7 +158,7 @@ impl Leaf {
         self.state.outer_master().and_then(Lend::memory).into_iter().chain(self.storage)
     }
 
-    /// Whether `optimiser`, the leaf's own with other fields, needs state of the same layout.
+    /// Whether `optimiser`, the leaf's own optimiser with other fields, needs state of the same layout.
     pub(super) fn has_layout_of(&self, optimiser: &Optimiser) -> Result<bool> {
         if self.optimiser.fields() == optimiser.fields() {
             return Ok(true);
@@ -246,15 +248,15 @@ impl Leaf {
         self.parts.as_ref().is_some_and(LeafParts::are_cut)
     }
 
-    /// The stored shape of a whole state tensor, and which of its elements this rank has; `None` if another
-    /// rank has all of them.
+    /// The stored shape of a whole state tensor, and the range of its elements that this rank has; `None` if
+    /// this rank has nothing of the tensor.
     pub(crate) fn stored_extent(&self, tensor: &Buffer) -> Option<(crate::tensors::Shape, Range<usize>)> {
         let stored_length = |elements: usize| tensor.shape_of(&[elements]).elem_count();
         match self.held() {
             Held::All => {
                 Some((tensor.shape_of(tensor.shape()), 0..stored_length(elem_count(tensor.shape()))))
             }
-            // Exact for codes, too, because each part begins with a record.
+            // The range is exact for codes, too, because each part begins with a record.
             Held::Part(part) => {
                 let range = stored_length(part.start)..stored_length(part.end);
                 Some((tensor.shape_of(self.shape()), range))
@@ -373,8 +375,8 @@ impl Leaf {
         self.steps > 0 || self.missing_gradients.received > 0
     }
 
-    /// Whether there were calls and none brought a gradient, as for running statistics. The state of such a
-    /// leaf follows whatever is written to the variable.
+    /// Whether there were calls, and no call brought a gradient, as for running statistics. The state of such
+    /// a leaf follows what is written to the variable.
     pub(crate) fn is_unreached(&self) -> bool {
         self.missing_gradients.calls > 0 && !self.has_had_gradient()
     }
@@ -512,8 +514,8 @@ fn part_of<'x>(parts: Option<&LeafParts>, x: &'x dyn Lend) -> Result<Lent<'x>> {
         return Ok(Lent::new(x));
     };
     // A part can be flat, because parameters whose rule depends on the shape are not cut. A rank may still
-    // have an empty part of such a parameter. The part keeps the number of dimensions, because the names of
-    // the rule's state tensors depend on that number.
+    // have an empty part of such a parameter. The empty part keeps the number of dimensions, because the
+    // names of the rule's state tensors depend on that number.
     if part.is_empty() && !x.shape().is_empty() { Lent::empty_part(x) } else { Lent::new(x).part(part) }
 }
 
@@ -545,8 +547,8 @@ fn check_a_number_per_element(
     state: &State,
     elements: usize,
 ) -> Result<()> {
-    let other = state.tensors().into_iter().find(|(_, tensor)| elem_count(tensor.shape()) != elements);
-    let Some((slot, tensor)) = other else { return Ok(()) };
+    let misfit = state.tensors().into_iter().find(|(_, tensor)| elem_count(tensor.shape()) != elements);
+    let Some((slot, tensor)) = misfit else { return Ok(()) };
     let problem =
         format!("{} is declared divisible, but its state tensor {slot:?} has shape", optimiser.rule().name());
     let error =
@@ -568,8 +570,8 @@ pub(crate) struct MissingGradients {
 }
 
 impl MissingGradients {
-    /// Adds the writes that count a call when it is committed. A leaf with a gradient in every call adds
-    /// none, because writes take time with thousands of leaves.
+    /// Adds the writes that count a call when the call is committed. A leaf with a gradient in every call
+    /// adds no write, because writes take time with thousands of leaves.
     pub(crate) fn count<'a>(
         &'a mut self,
         has_gradient: bool,

@@ -28,7 +28,7 @@ impl StateTree {
     /// BatchNorm's running statistics are an example.
     ///
     /// [`StateTree::save_masters`] writes these values to a file for other tools. Over
-    /// [ranks](crate::Setup::over) all call this method, and each gets whole tensors, while `save_masters`
+    /// [ranks](crate::Setup::over) all ranks call this method and get whole tensors, while `save_masters`
     /// writes only the parts of each rank. Without candle the numbers are read as those of [`Leaf::tensor`].
     ///
     /// # Errors
@@ -58,16 +58,16 @@ impl StateTree {
         self.leaves().zip(&parameters).map(master).collect()
     }
 
-    /// Sets the most precise copy of each parameter to `values`, and the parameter to it, rounded.
+    /// Sets the most precise copy of each parameter to `values`, and the parameter to the rounded copy.
     ///
     /// With this method a model starts from an f32 checkpoint and keeps the digits that its dtype cannot
     /// hold.
     ///
     /// `values` is a map of tensors by path, or [`Weights`](crate::Weights) from files. Every parameter needs
-    /// a value, in any float dtype. Other variables of the model are set, too: from a map those that have a
-    /// value there, from files all. A name that the model does not have is refused in a map. Files may have
-    /// such names, which are returned. Over [ranks](crate::Setup::over) all call this
-    /// method with the same values.
+    /// a value, in any float dtype. Other variables of the model are set, too: with a map the variables that
+    /// have a value there, with files all variables. A map must not have a name that the model lacks. Files
+    /// may have such names, and this method returns them. Over [ranks](crate::Setup::over) all ranks call
+    /// this method with the same values.
     ///
     /// # Copies in the state
     /// State that started as a copy of the parameter is set to the new weights, too, at any step. The rest of
@@ -87,8 +87,8 @@ impl StateTree {
     /// If a parameter is missing, unknown, of another shape, not floating-point, not finite (unless the files
     /// are [accepted](crate::Weights::accepting_non_finite)) or too large for its dtype; if a file cannot be
     /// read; if the model has averages instead of its parameters; if `model` is not the state's. Nothing
-    /// changes then. If another rank fails after all have agreed, this call is an error, too, but this rank
-    /// has all of the new weights.
+    /// changes then. If another rank fails after all ranks have agreed, this call is an error, too, but this
+    /// rank has all of the new weights.
     ///
     /// ```
     /// use std::collections::BTreeMap;
@@ -171,13 +171,13 @@ impl StateTree {
 
     /// Compares every element of every parameter with its master.
     ///
-    /// Before the first step it also compares the state that started as a copy of the parameter. On a device
-    /// this method is the only way to notice a change after the first step, see
+    /// Before the first step this method also compares the state that started as a copy of the parameter. On
+    /// a device this method is the only way to notice a change after the first step: see
     /// [`MixedPrecision`](crate::MixedPrecision).
     ///
     /// A parameter without a gradient in any call of [`update`](crate::update), such as BatchNorm's running
-    /// statistics, is passed over. Over [ranks](crate::Setup::over) all call this method, and each compares
-    /// its parts.
+    /// statistics, is passed over. Over [ranks](crate::Setup::over) all ranks call this method, and each rank
+    /// compares its parts.
     ///
     /// # Errors
     /// If a parameter is not its master rounded, or `model` is not the state's.
@@ -196,7 +196,8 @@ impl StateTree {
 
 /// New values of a model's variables, for [`StateTree::set_masters`].
 ///
-/// They are made from a reference to a map from paths to tensors, or to [`Weights`](crate::Weights).
+/// These values are made from a reference to a map from paths to tensors, or from a reference to
+/// [`Weights`](crate::Weights).
 #[derive(Clone, Debug)]
 pub struct MasterValues<'v>(MasterSource<'v>);
 
@@ -258,21 +259,21 @@ impl StateTree {
             Ok((masters, Agreement::new(aspects), Vec::new()))
         });
         let (NewMasters { leaves, others, unused }, _) = self.agree_on(Call::NewMasters, plan)?;
-        let (mut count, all) = (0, leaves.len() + others.len());
+        let (mut set_count, total) = (0, leaves.len() + others.len());
         let mut set_all = || {
             for (leaf, (x, value)) in self.leaves.iter_mut().zip(&leaves) {
                 let own_value = leaf.own_part(value)?.tensor_or_copy()?;
                 leaf.set_weights(&*leaf.own_part(&**x)?, &own_value)?;
                 leaf.set_parts_of_others(&**x, value)?;
-                count += 1;
+                set_count += 1;
             }
             for (x, value) in &others {
                 set_lent(&**x, value)?;
-                count += 1;
+                set_count += 1;
             }
             Ok(())
         };
-        let outcome = set_all().map_err(|error: Error| error.after_values(count, all));
+        let outcome = set_all().map_err(|error: Error| error.after_values(set_count, total));
         self.saved_starts.clear();
         self.settle(Call::MastersSet, outcome)?;
         Ok(unused)
@@ -305,7 +306,7 @@ impl StateTree {
             let paths = variables.keys().map(String::as_str);
             return Err(Error::unknown_path("variable in the model with the path", path, paths));
         }
-        // By identity, because a renamed state has other paths than its model.
+        // A variable is found by its identity, because a renamed state has other paths than its model.
         let path_in_model: HashMap<Identity, &String> =
             variables.iter().map(|(path, x)| (identity(x), path)).collect();
         let mut leaves = Vec::with_capacity(self.len());
@@ -322,10 +323,10 @@ impl StateTree {
                 .ok_or_else(missing)?;
             leaves.push((x.clone(), convert_value(leaf.path(), &**x, value, accept_non_finite)?));
         }
-        let with_leaf: HashSet<Identity> = parameters.iter().map(identity).collect();
+        let parameter_identities: HashSet<Identity> = parameters.iter().map(identity).collect();
         let others = variables
             .iter()
-            .filter(|(_, x)| !with_leaf.contains(&identity(x)))
+            .filter(|(_, x)| !parameter_identities.contains(&identity(x)))
             .filter_map(|(path, x)| Some((path, x, values.get(path)?)))
             .map(|(path, x, value)| Ok((x.clone(), convert_value(path, &**x, value, accept_non_finite)?)))
             .collect::<Result<Vec<_>>>()?;
@@ -361,8 +362,8 @@ impl Leaf {
                 let (x, values) = (x.tensor_or_copy()?.detach().flatten_all()?, values.flatten_all()?);
                 // In ranges, so that the state for each range is small.
                 let mut others = ranges(0..own_part.start).chain(ranges(own_part.end..x.elem_count()));
-                others.try_for_each(|part| {
-                    set(&x.narrow(0, part.start, part.len())?, &values.narrow(0, part.start, part.len())?)
+                others.try_for_each(|range| {
+                    set(&x.narrow(0, range.start, range.len())?, &values.narrow(0, range.start, range.len())?)
                 })
             }
         };

@@ -35,8 +35,8 @@ use std::sync::{Arc, OnceLock};
 pub(crate) use acting::{KeyedCache, acting_optimisers};
 pub(crate) use choices::{ChoiceCache, ChosenOptimisers, check_patterns, choose_optimisers};
 pub(crate) use drives::{
-    DrivenNumber, Drives, NumberPlace, ScheduleAssignment, ScheduleResolver, check_one_rate, driven_numbers,
-    fields_with, give_to_all,
+    DrivenNumber, Drives, NumberPlace, ScheduleAssignment, ScheduleResolver, check_equal_own_values,
+    driven_numbers, fields_with, give_to_all,
 };
 pub use entries::StateValue;
 pub(crate) use entries::check_records;
@@ -45,11 +45,11 @@ pub use masters::MasterValues;
 pub(crate) use masters::{WeightFiles, values_aspect};
 pub use norms::Outlier;
 pub(crate) use norms::{LimitedNorms, NormHistories};
-pub(crate) use parameters::not_in_state;
+pub(crate) use parameters::not_in_state_error;
 pub use replace::StateChange;
 pub(crate) use scratch::ParameterExchange;
 pub use selection::Selection;
-pub(crate) use selection::{Adjustment, SetField, available_in};
+pub(crate) use selection::{Adjustment, SetField, available_fields};
 
 use crate::engine::{JobPool, UpdateTargets};
 use crate::error::warning::Warnings;
@@ -115,8 +115,8 @@ pub struct StateTree {
     pub(crate) skipped: u64,
     /// The norms of earlier calls, which decide on outliers.
     pub(crate) norms: NormHistories,
-    /// After a restore, until the next update has compared them: the first elements of parameters in the
-    /// file, by path.
+    /// The first elements of the parameters in a restored file, by path. The next update compares them with
+    /// the model, and drops them.
     pub(crate) saved_starts: Vec<(String, Tensor)>,
     /// A cache: the variables in the order in which the model visits them, each with the index of its leaf.
     visited: OnceLock<Vec<(TensorId, usize)>>,
@@ -200,7 +200,8 @@ impl StateTree {
             self.other_paths.extend(leaf.aliases.iter().map(tied));
         }
         // Only the leaves after the first new one move.
-        let first = leaves.first().map_or(self.leaves.len(), |first| self.place_of_first_path(&first.path));
+        let first =
+            leaves.first().map_or(self.leaves.len(), |first| self.leaf_index_of_first_path(&first.path));
         let mut old_leaves = self.leaves.split_off(first).into_iter().peekable();
         for leaf in leaves {
             while let Some(old) = old_leaves.next_if(|old| old.path < leaf.path) {
@@ -240,9 +241,9 @@ impl StateTree {
         self.drop_caches();
     }
 
-    /// Removes those variables that were left out for which `choose` holds.
-    fn remove_left_out(&mut self, choose: impl Fn(&LeftOut) -> bool) -> Vec<LeftOut> {
-        let removed: Vec<LeftOut> = self.left_out.extract_if(.., |variable| choose(variable)).collect();
+    /// Removes the left-out variables for which `is_removed` holds.
+    fn remove_left_out(&mut self, is_removed: impl Fn(&LeftOut) -> bool) -> Vec<LeftOut> {
+        let removed: Vec<LeftOut> = self.left_out.extract_if(.., |variable| is_removed(variable)).collect();
         for name in removed.iter().flat_map(LeftOut::names) {
             self.other_paths.remove(name);
         }
@@ -251,11 +252,11 @@ impl StateTree {
     }
 
     /// The index that the leaf with this first path has, or would have.
-    fn place_of_first_path(&self, path: &str) -> usize {
+    fn leaf_index_of_first_path(&self, path: &str) -> usize {
         self.leaves.partition_point(|leaf| *leaf.path < *path)
     }
 
-    /// Drops all caches that depend on which leaves there are.
+    /// Drops all caches that depend on the set of leaves.
     fn drop_caches(&mut self) {
         self.warnings = self.warnings.for_other_leaves();
         (self.visited, self.names) = (OnceLock::new(), OnceLock::new());
@@ -264,20 +265,20 @@ impl StateTree {
     }
 
     /// The sorted indices of the leaves that have a path at `path` or below it.
-    fn places_below(&self, path: &str) -> Vec<usize> {
+    fn leaf_indices_below(&self, path: &str) -> Vec<usize> {
         if path.is_empty() {
             return (0..self.leaves.len()).collect();
         }
         // First paths below `path` are contiguous, so bisection finds their leaves. The leaf at `path` itself
         // is looked up, because other leaves can be between: `a`, `a-b`, `a.b`.
-        let first = self.place_of_first_path(&format!("{path}."));
+        let first = self.leaf_index_of_first_path(&format!("{path}."));
         let is_below = |leaf: &&Leaf| rest_below(leaf.path(), path).is_some();
         let below = self.leaves().skip(first).take_while(is_below).count();
         let tied = self.other_paths_below(path).filter_map(|(name, owner)| match owner {
-            OtherPath::Tied(_) => self.place(name).flatten(),
+            OtherPath::Tied(_) => self.leaf_index(name).flatten(),
             OtherPath::LeftOut(_) => None,
         });
-        let at = self.place(path).flatten();
+        let at = self.leaf_index(path).flatten();
         let mut places: Vec<usize> = at.into_iter().chain(first..first + below).chain(tied).collect();
         places.sort_unstable();
         // Several paths of one tied variable may be below `path`.
@@ -328,16 +329,16 @@ impl StateTree {
         leaves.try_for_each(|leaf| leaf.end_window().map_err(|error| error.at(&leaf.path)))
     }
 
-    /// Counts a step in the averages of all leaves except those with the sorted indices `moved`.
+    /// Counts a missed step in the averages of all leaves except those with the sorted indices `updated`.
     ///
     /// Without this count a model would be evaluated with averages of different times.
-    pub(crate) fn count_missed_steps(&mut self, moved: &[usize]) {
-        if moved.len() == self.leaves.len() {
+    pub(crate) fn count_missed_steps(&mut self, updated: &[usize]) {
+        if updated.len() == self.leaves.len() {
             return;
         }
-        let mut moved = moved.iter().peekable();
+        let mut updated = updated.iter().peekable();
         for (index, leaf) in self.leaves.iter_mut().enumerate() {
-            if moved.next_if_eq(&&index).is_none() {
+            if updated.next_if_eq(&&index).is_none() {
                 leaf.state.miss_step();
             }
         }
@@ -346,16 +347,16 @@ impl StateTree {
     /// Copies the numbers of the whole model to all leaves. A step has set these numbers only in the leaves
     /// with the sorted indices `updated`: other leaves are frozen, wait in a window, or are new.
     pub(crate) fn share_numbers(&mut self, updated: &[usize]) {
-        let (mut all, mut updated) = (Vec::new(), updated.iter().peekable());
+        let (mut shared_numbers, mut updated) = (Vec::new(), updated.iter().peekable());
         if updated.peek().is_none() {
             return;
         }
         for (index, leaf) in self.leaves.iter().enumerate() {
-            let is_new = updated.next_if(|new| **new == index).is_some();
-            leaf.state.visit_shared(is_new, &mut |numbers| numbers.merge_into(&mut all));
+            let is_updated = updated.next_if_eq(&&index).is_some();
+            leaf.state.visit_shared(is_updated, &mut |numbers| numbers.merge_into(&mut shared_numbers));
         }
-        if !all.is_empty() {
-            self.leaves.iter_mut().for_each(|leaf| leaf.state.set_shared(&all));
+        if !shared_numbers.is_empty() {
+            self.leaves.iter_mut().for_each(|leaf| leaf.state.set_shared(&shared_numbers));
         }
     }
 
@@ -366,13 +367,13 @@ impl StateTree {
 
     /// The leaf of the parameter with this path, which may be any of its paths.
     pub fn leaf(&self, path: &str) -> Option<&Leaf> {
-        self.place(path).flatten().and_then(|place| self.leaves.get(place)).map(|leaf| &**leaf)
+        self.leaf_index(path).flatten().and_then(|place| self.leaves.get(place)).map(|leaf| &**leaf)
     }
 
     /// Refuses a state whose leaves were lost with a streamed step that was leaked.
     pub(crate) fn check_leaves(&self) -> Result<()> {
-        // A streamed step makes the cache before it takes the leaves. An edit that removes leaves drops the
-        // cache.
+        // A streamed step makes the cache `by_path` before it takes the leaves. An edit that removes leaves
+        // drops this cache.
         let places = || self.by_path.get().into_iter().flat_map(HashMap::values);
         let is_leaked = self.leaves.is_empty() && places().any(Option::is_some);
         if is_leaked { Err(leaked_error()) } else { Ok(()) }
@@ -398,7 +399,8 @@ impl StateTree {
         self.leaves.iter().map(|leaf| leaf.bytes()).sum()
     }
 
-    /// Sets the learning rate of every leaf; in a chain with several, [their product](crate::Adjust::adjust).
+    /// Sets the learning rate of every leaf; in a chain with several rates, [their
+    /// product](crate::Adjust::adjust).
     ///
     /// # Errors
     /// As [`Selection::adjust_field`].
@@ -426,14 +428,14 @@ impl StateTree {
     /// In a window of [`AccumGrad`](crate::AccumGrad) one call with a gradient is enough; the error comes
     /// with the call that would end the window.
     ///
-    /// # What it cannot see
+    /// # What this method cannot see
     /// Updates pass over the gradient of a variable that this state does not have, such as one of a layer
     /// that was made after `setup`. [`audit`](crate::audit) lists such variables, and a
     /// [`CandleOptimizer`](crate::CandleOptimizer) refuses a loss that reaches one.
     ///
     /// If the loss reaches a parameter by several ways and only some pass the gradient on, a part of the
-    /// gradient is missing. This setting does not notice that; [`audit`](crate::audit) does, see
-    /// [cuts](crate::guide::cuts#what-only-the-audit-finds).
+    /// gradient is missing. This setting does not notice the missing part, but [`audit`](crate::audit) does:
+    /// see [cuts](crate::guide::cuts#what-only-the-audit-finds).
     ///
     /// The setting also holds for clones and for leaves that are added later. A checkpoint does not have the
     /// setting, which belongs to the program and its model.
@@ -502,12 +504,12 @@ impl StateTree {
     /// If there is no such leaf.
     pub fn at(&mut self, path: &str) -> Result<Selection<'_>> {
         self.check_leaves()?;
-        let places = self.places_below(path);
+        let places = self.leaf_indices_below(path);
         if places.is_empty() {
             return Err(self.no_leaf_error(&selected_path(path)));
         }
         self.warnings.clear_cache();
-        // Split off one by one, so that a selection of few leaves does not read all leaves.
+        // Each leaf is split off by itself, so that a selection of few leaves does not read all leaves.
         let (mut rest, mut start) = (&mut self.leaves[..], 0);
         let mut leaves = Vec::with_capacity(places.len());
         for place in places {
@@ -569,15 +571,15 @@ impl StateTree {
         }
     }
 
-    /// The error for a gradient with an unknown path: no variable has it, not even one that was left out.
-    pub(crate) fn unknown_gradient(&self, path: &str) -> Error {
+    /// The error for a gradient whose path no variable has, not even one that was left out.
+    pub(crate) fn unknown_gradient_error(&self, path: &str) -> Error {
         let mut paths: Vec<&str> = self.by_path().keys().map(String::as_str).collect();
         paths.sort_unstable();
         Error::unknown_path("parameter for the gradient of", path, paths.into_iter())
     }
 
     /// The index of the leaf with this path; `Some(None)` for a path that was left out.
-    pub(crate) fn place(&self, path: &str) -> Option<Option<usize>> {
+    pub(crate) fn leaf_index(&self, path: &str) -> Option<Option<usize>> {
         if let Some(by_path) = self.by_path.get() {
             return by_path.get(path).copied();
         }
@@ -586,11 +588,11 @@ impl StateTree {
             Some(OtherPath::Tied(first)) => first,
             None => path,
         };
-        let place = self.place_of_first_path(first);
+        let place = self.leaf_index_of_first_path(first);
         self.leaves.get(place).filter(|leaf| leaf.path == first).map(|_| Some(place))
     }
 
-    /// The [`place`](StateTree::place) of each path. Steps make this cache, because they look up many paths,
+    /// The [`leaf_index`](StateTree::leaf_index) of each path. Steps make this cache, because they look up many paths,
     /// and a streamed step takes the leaves out of the tree.
     pub(crate) fn by_path(&self) -> &HashMap<String, Option<usize>> {
         self.by_path.get_or_init(|| {
@@ -615,7 +617,7 @@ impl StateTree {
 }
 
 /// The rest of `name` after `path`, if `name` is `path` or below it. The rest is empty or begins with a dot;
-/// for the empty path it is all of `name`.
+/// for the empty path the rest is all of `name`.
 pub(crate) fn rest_below<'n>(name: &'n str, path: &str) -> Option<&'n str> {
     name.strip_prefix(path).filter(|rest| path.is_empty() || rest.is_empty() || rest.starts_with('.'))
 }

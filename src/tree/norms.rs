@@ -28,11 +28,11 @@ pub struct Outlier {
 }
 
 impl NormHistories {
-    /// The fewest norms, the current one included, that decide on an outlier. Half a window must be filled,
-    /// too, but never more than a window is needed.
+    /// The fewest norms, the current norm included, that decide on an outlier. Half of [`NormLimit::window`]
+    /// must be filled, too, but never more than all of it.
     const FEWEST: usize = 20;
 
-    /// The least standard deviation, as a part of the mean. A smaller deviation is likely due to rounding.
+    /// The least standard deviation, relative to the mean. A smaller deviation is likely due to rounding.
     const ROUNDING: f64 = 1e-6;
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -73,9 +73,9 @@ impl NormHistories {
 
     /// A hash of all norms.
     pub(crate) fn fingerprint(&self) -> u64 {
-        let add_group = |print: Fingerprint, (group, norms): (&u64, &VecDeque<Number>)| {
-            let with_group = print.number(*group).number(norms.len() as u64);
-            norms.iter().fold(with_group, |print, Number(norm)| print.real(*norm))
+        let add_group = |hash: Fingerprint, (group, norms): (&u64, &VecDeque<Number>)| {
+            let with_group = hash.number(*group).number(norms.len() as u64);
+            norms.iter().fold(with_group, |hash, Number(norm)| hash.real(*norm))
         };
         self.0.iter().fold(Fingerprint::new(), add_group).finish()
     }

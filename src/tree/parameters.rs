@@ -15,7 +15,7 @@ struct ParameterSearch<'s, 'm> {
     unknown_path: Option<String>,
     /// The variables in the order of an earlier visit, because thousands of look-ups are slow.
     expected: std::slice::Iter<'s, (TensorId, usize)>,
-    /// The order of this visit, if no earlier one is known.
+    /// The order of this visit, if no earlier order is known.
     visited: Option<Vec<(TensorId, usize)>>,
 }
 
@@ -37,7 +37,7 @@ impl<'m> TensorReceiver<'m> for ParameterSearch<'_, 'm> {
         }
         let leaf = match self.expected.as_slice().first() {
             Some((id, leaf)) if *id == tensor.id() => Some(Some(*leaf)),
-            _ => self.state.place_of_tensor(tensor, path),
+            _ => self.state.leaf_index_of_tensor(tensor, path),
         };
         if let Some(Some(leaf)) = leaf {
             self.expected.next();
@@ -47,7 +47,7 @@ impl<'m> TensorReceiver<'m> for ParameterSearch<'_, 'm> {
     }
 
     fn lent(&mut self, path: &str, lender: &'m dyn Lend) {
-        self.add(self.state.place(path), path, Lent::new(lender));
+        self.add(self.state.leaf_index(path), path, Lent::new(lender));
     }
 }
 
@@ -58,7 +58,7 @@ impl StateTree {
     /// If model and state do not belong together.
     pub(crate) fn parameters<'m, M: Model + ?Sized>(&self, model: &'m M) -> Result<Vec<Lent<'m>>> {
         self.check_leaves()?;
-        // Makes the cache for this search, for gradients by path, and for a streamed step, which takes the
+        // The cache is for this search, for gradients by path, and for a streamed step, which takes the
         // leaves.
         self.by_path();
         let earlier_visit = self.visited.get().map_or(&[][..], Vec::as_slice);
@@ -71,8 +71,8 @@ impl StateTree {
         };
         model.visit(&mut Visitor::with_receiver(&mut search));
         let ParameterSearch { parameters, unknown_path, visited, .. } = search;
-        // Kept only if all variables are tensors, because other memory has no id to compare in the next
-        // visit.
+        // The order is kept only if all variables are tensors, because other memory has no id to compare in
+        // the next visit.
         if let Some(visited) = visited
             && visited.len() >= self.leaves.len()
             && self.leaves.iter().all(|leaf| leaf.id.is_some())
@@ -80,7 +80,7 @@ impl StateTree {
             let _ = self.visited.set(visited);
         }
         if let Some(path) = unknown_path {
-            return Err(not_in_state(&path));
+            return Err(not_in_state_error(&path));
         }
         self.checked_parameters(parameters)
     }
@@ -88,7 +88,7 @@ impl StateTree {
     /// Refuses a leaf without a parameter, and a parameter of another shape or dtype.
     fn checked_parameters<'m>(&self, parameters: Vec<Option<Lent<'m>>>) -> Result<Vec<Lent<'m>>> {
         let parameter = |(leaf, x): (&Leaf, Option<Lent<'m>>)| {
-            let x = x.ok_or_else(|| leaf.not_in_model())?;
+            let x = x.ok_or_else(|| leaf.not_in_model_error())?;
             leaf.check_like(&*x)?;
             Ok(x)
         };
@@ -97,18 +97,18 @@ impl StateTree {
 
     /// The index of a variable's leaf; `Some(None)` if the variable was left out, `None` if it is not in the
     /// state.
-    pub(super) fn place_of_tensor(&self, x: &Tensor, path: &str) -> Option<Option<usize>> {
+    pub(super) fn leaf_index_of_tensor(&self, x: &Tensor, path: &str) -> Option<Option<usize>> {
         let is_lent = |place: &Option<usize>| match place {
             Some(place) => self.leaves[*place].id.is_none(),
             None => matches!(self.other_paths.get(path), Some(OtherPath::LeftOut(None))),
         };
-        let by_path = || self.place(path).filter(is_lent);
+        let by_path = || self.leaf_index(path).filter(is_lent);
         self.by_id().get(&x.id()).copied().or_else(by_path)
     }
 
-    /// [`StateTree::place_of_tensor`] for a parameter, which may be memory that is no tensor.
-    pub(super) fn place_of_parameter(&self, x: &dyn Lend, path: &str) -> Option<Option<usize>> {
-        x.tensor().map_or_else(|| self.place(path), |x| self.place_of_tensor(x, path))
+    /// [`StateTree::leaf_index_of_tensor`] for a parameter, which may be memory that is no tensor.
+    pub(super) fn leaf_index_of_parameter(&self, x: &dyn Lend, path: &str) -> Option<Option<usize>> {
+        x.tensor().map_or_else(|| self.leaf_index(path), |x| self.leaf_index_of_tensor(x, path))
     }
 }
 
@@ -128,7 +128,7 @@ impl Leaf {
     }
 
     /// The error that the model has no variable for this leaf.
-    pub(crate) fn not_in_model(&self) -> Error {
+    pub(crate) fn not_in_model_error(&self) -> Error {
         let problem = "the state has this parameter, but the model does not";
         Error::new(ErrorKind::Model, problem)
             .at(&self.path)
@@ -140,7 +140,7 @@ impl Leaf {
 pub(super) const IN_MODEL: &str = "its variable in the model";
 
 /// The error that a variable of the model is not in the state.
-pub(crate) fn not_in_state(path: &str) -> Error {
+pub(crate) fn not_in_state_error(path: &str) -> Error {
     let problem = "it is not in this state: it belongs to another model, or was added after `setup`";
     Error::new(ErrorKind::Model, problem)
         .at(path)

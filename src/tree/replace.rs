@@ -20,7 +20,7 @@ use crate::model::{Model, Variable, select_variables};
 use crate::rule::{Adjust, Extent, IntoOptimiser, Optimiser, Parameter, State, Transfer};
 use crate::tensors::{Tensor, TensorId};
 
-/// Which parts of a parameter's state were kept: the names of tensors, counters and numbers.
+/// Which entries of a parameter's state were kept: the names of tensors, counters and numbers.
 ///
 /// Returned when a parameter gets [another optimiser](Selection::replace) or [other
 /// rows](crate::StateTree::resize_rows).
@@ -29,18 +29,18 @@ use crate::tensors::{Tensor, TensorId};
 pub struct StateChange {
     /// The path of the parameter.
     pub path: String,
-    /// The parts that were taken over; of a tensor with other rows, the rows that stay.
+    /// The entries that were taken over. A tensor with other rows keeps only the rows that stay.
     pub kept: Vec<String>,
-    /// The parts that start anew.
+    /// The entries that start anew.
     pub fresh: Vec<String>,
-    /// The parts that the new optimiser does not have. A schedule is listed as `schedule of lambda`.
+    /// The entries that the new optimiser does not have. A schedule is listed as `schedule of lambda`.
     pub dropped: Vec<String>,
 }
 
 impl Selection<'_> {
     /// Gives these parameters another optimiser, which takes over the state that fits.
     ///
-    /// Returns, for each parameter, which parts of its state were kept.
+    /// Returns, for each parameter, which entries of its state were kept.
     ///
     /// A state tensor fits if it has the same name and shape, wherever the rule stands in a chain. A rule
     /// that finds all its tensors keeps them and its counters, such as Adam's step count for the bias
@@ -48,9 +48,9 @@ impl Selection<'_> {
     /// and [`MixedPrecision`](crate::MixedPrecision) can be put around a rule in a running training, or taken
     /// off again. Values are converted to the dtype of the new state.
     ///
-    /// [Schedules](crate::StateTree::schedule) go on in the new optimiser. If it lacks a schedule's field,
-    /// the schedule is dropped and listed. Under a schedule that is not relative, the new optimiser must be
-    /// made with the own rate of the old one, because another rate would have no effect.
+    /// [Schedules](crate::StateTree::schedule) go on in the new optimiser. A schedule whose field the new
+    /// optimiser lacks is dropped and listed. Under a schedule that is not relative, the new optimiser must
+    /// be made with the own rate of the old one, because another rate would have no effect.
     ///
     /// Over [ranks](crate::Setup::over) all ranks have to make the same call, otherwise the next update
     /// fails. A parameter that is cut among ranks stays cut, and needs a
@@ -169,7 +169,7 @@ struct Replacement {
 impl Replacer {
     fn replacement(&mut self, leaf: &Leaf, variable: Option<&Lent<'_>>) -> Result<Replacement> {
         leaf.check_parameter()?;
-        let variable = variable.ok_or_else(|| leaf.not_in_model())?;
+        let variable = variable.ok_or_else(|| leaf.not_in_model_error())?;
         leaf.check_like(&**variable)?;
         let paths: Vec<String> = leaf.paths().map(str::to_string).collect();
         let optimiser = self.choices.resolve(&self.optimiser, &paths, Parameter::new(&**variable))?;
@@ -209,7 +209,7 @@ impl Leaf {
         let mut state = fresh_state(optimiser, x, self.shape.elem_count())?;
         let mut transfer = state.take_over(&self.state)?;
         self.convert_master(optimiser, &mut state, x, &mut transfer)?;
-        // From the master, which may be more precise than the parameter.
+        // The rule copies the master, which may be more precise than the parameter.
         let x_of_rule = optimiser.x_of_rule(&state, x)?;
         state.renew_except(&x_of_rule, &transfer.kept)?;
         Ok((state, transfer))

@@ -21,8 +21,8 @@ impl StateTree {
     ///
     /// This method is for a vocabulary that grows, channels that are pruned, or points of a scene that are
     /// split and removed (3D Gaussian splatting). `rows` has an entry for each row of the new variable: the
-    /// index of the old row whose state it gets, or `None` for a new row. A row may move, be repeated, or be
-    /// gone.
+    /// index of the old row whose state this row gets, or `None` for a new row. An old row may move, be
+    /// repeated, or be gone.
     ///
     /// `model` has the new variables under the paths of the old ones, and may have other variables, too. A
     /// new variable differs from the old one in dimension 0 only. The caller fills the new variables, and
@@ -82,7 +82,7 @@ impl StateTree {
         rows: &[Option<usize>],
     ) -> Result<Vec<StateChange>> {
         self.check_whole("`resize_rows`")?;
-        let places = self.places_below(path);
+        let places = self.leaf_indices_below(path);
         if places.is_empty() {
             return Err(self.no_leaf_error(&selected_path(path)));
         }
@@ -97,7 +97,8 @@ impl StateTree {
         let mut leaf_of: HashMap<Identity, usize> = HashMap::new();
         let with_variable = |&place: &usize| {
             let leaf = &self.leaves[place];
-            let x = *leaf.paths().find_map(|path| by_path.get(path)).ok_or_else(|| leaf.not_in_model())?;
+            let x =
+                *leaf.paths().find_map(|path| by_path.get(path)).ok_or_else(|| leaf.not_in_model_error())?;
             self.check_unshared(place, x, &mut leaf_of)?;
             Ok((leaf, x))
         };
@@ -160,7 +161,7 @@ impl NewRows {
         let mut state = fresh_state(&leaf.optimiser, x, x.elem_count()).map_err(with_path)?;
         let sources = RowSources { rows, before: leaf.shape.dims(), after: x.shape() };
         let transfer = state.take_rows(&leaf.state, sources).map_err(with_path)?;
-        // A leaf that no gradient has reached follows its variable, so it is not compared.
+        // A leaf that no gradient has reached follows its variable, so the leaf is not compared.
         if !leaf.is_unreached() {
             leaf.check_unchanged_in(&state, x, Extent::Whole).map_err(|error| row_error(error, x, rows))?;
         }
@@ -169,8 +170,8 @@ impl NewRows {
 
     fn apply(self, leaf: &mut Leaf) -> StateChange {
         leaf.shape = self.shape;
-        // The old parts are ranges of the old shape. There is only one rank, because `check_whole` refuses
-        // more.
+        // The old parts are ranges of the old shape. No parts are needed, because `check_whole` refuses a
+        // state that is divided among several ranks.
         leaf.parts = None;
         leaf.state = self.state;
         leaf.set_variable(self.x);
@@ -180,7 +181,7 @@ impl NewRows {
 }
 
 impl Leaf {
-    /// Refuses a variable that is not this parameter with these rows.
+    /// Refuses a variable that is not this parameter with other rows, which `rows` lists.
     fn check_rows(&self, x: &dyn Lend, rows: &[Option<usize>]) -> Result<()> {
         let (Some((before, row)), [_, ..]) = (self.shape().split_first(), x.shape()) else {
             let problem = format!(
@@ -225,7 +226,7 @@ impl Leaf {
     }
 }
 
-/// Turns an error about a changed element into one about its row.
+/// Turns an error about a changed element into an error about the element's row.
 fn row_error(error: Error, x: &dyn Lend, rows: &[Option<usize>]) -> Error {
     let (ErrorKind::Changed, Some(index), Some(got), Some(expected)) =
         (error.kind(), error.element(), error.got(), error.expected())

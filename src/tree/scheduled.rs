@@ -5,9 +5,9 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::acting::{KeyedCache, acting_optimisers};
-use super::drives::{Drives, ScheduleAssignment, ScheduleResolver, check_one_rate, give_to_all};
+use super::drives::{Drives, ScheduleAssignment, ScheduleResolver, check_equal_own_values, give_to_all};
 use super::schedule::Schedule;
-use super::{Leaf, Selection, StateTree, available_in};
+use super::{Leaf, Selection, StateTree, available_fields};
 use crate::error::warning::Warning;
 use crate::error::{Error, Result};
 use crate::numbers::counts;
@@ -22,11 +22,11 @@ impl Selection<'_> {
         schedule.check()?;
         let assignment = ScheduleAssignment::new(schedule, self.steps, false);
         let field = assignment.schedule.driven_field();
-        let (mut cache, mut has_field, none) = (KeyedCache::default(), false, Drives::default());
+        let (mut cache, mut has_field, no_drives) = (KeyedCache::default(), false, Drives::default());
         let new_drives = |leaf: &Leaf| {
             let old = leaf.drives.as_deref();
             let key = (Arc::as_ptr(&leaf.optimiser).cast::<()>(), old.map(std::ptr::from_ref));
-            let make = || old.unwrap_or(&none).with_schedule(assignment.clone(), &leaf.optimiser);
+            let make = || old.unwrap_or(&no_drives).with_schedule(assignment.clone(), &leaf.optimiser);
             let drives: Option<Arc<Drives>> =
                 cache.get_or_make(key, || Ok(make()?.map(Arc::new))).map_err(|error| error.at(&leaf.path))?;
             has_field |= drives.is_some();
@@ -34,9 +34,9 @@ impl Selection<'_> {
         };
         let drives = self.leaves().map(new_drives).collect::<Result<Vec<_>>>()?;
         if !has_field {
-            return Err(Error::unknown("field", field, &available_in(self.leaves(), field)));
+            return Err(Error::unknown("field", field, &available_fields(self.leaves(), field)));
         }
-        check_one_rate(self.leaves().map(Leaf::path).zip(drives.iter().map(Option::as_deref)))?;
+        check_equal_own_values(self.leaves().map(Leaf::path).zip(drives.iter().map(Option::as_deref)))?;
         let leaves = self.leaves().zip(&drives);
         let with_drives = leaves.map(|(leaf, drives)| (leaf.path(), &leaf.optimiser, drives.as_ref()));
         let acting = acting_optimisers(with_drives, self.steps)?;
@@ -54,7 +54,7 @@ impl StateTree {
     /// Lets a hyper-parameter of all leaves, by default the learning rate, follow a [`Schedule`].
     ///
     /// From now on the state has the schedule's value in each step. The schedule replaces an earlier one of
-    /// the same hyper-parameter. For a part of the model call this on a [selection](Selection::schedule).
+    /// the same hyper-parameter. For a part of the model call [`Selection::schedule`].
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -81,10 +81,10 @@ impl StateTree {
     /// # Own values
     /// A leaf keeps the values that it was set up with. A [relative](Schedule::relative) schedule multiplies
     /// them, and [`adjust`](StateTree::adjust) sets them while the schedule runs. Any other schedule would
-    /// make different own values equal, so it is refused if they differ. While a schedule runs that is not
-    /// relative, a new own value would have no effect and is refused. To end a schedule, give
+    /// make different own values equal, so it is refused if own values differ. While such a schedule runs, a
+    /// new own value would have no effect and is refused. To end a schedule, give
     /// `Schedule::constant(1.0).relative()`. Files and configurations have the own values;
-    /// [`Leaf::learning_rate`] and [`Leaf::acting`] have those of the next step.
+    /// [`Leaf::learning_rate`] and [`Leaf::acting`] have the values of the next step.
     ///
     /// # Which leaves
     /// A leaf without the field is passed over, even if it later gets an optimiser that has the field. Frozen
@@ -98,14 +98,14 @@ impl StateTree {
     ///
     /// # Checkpoints
     /// A [checkpoint](crate::Checkpoint) has the count and the schedules. If program and file have different
-    /// schedules for a field, the program's is used, and a [warning](Warning::ScheduleDiffers) reports the
-    /// file's.
+    /// schedules for a field, the program's schedule is used, and a [warning](Warning::ScheduleDiffers)
+    /// reports the file's schedule.
     ///
     /// # Errors
-    /// If no leaf has the field; if the field is no real number, or several members of a chain have it and it
-    /// is not [the learning rate](crate::Adjust::adjust); if leaves have different values and the schedule is
-    /// not relative; if no value of the last member of a chain makes the rate right; if a value of any step
-    /// is out of range. Nothing changes then.
+    /// If no leaf has the field; if the field is no real number, or several members of a chain have a field
+    /// that is not [the learning rate](crate::Adjust::adjust); if leaves have different values and the
+    /// schedule is not relative; if no value of the last member of a chain makes the rate right; if a value
+    /// of any step is out of range. Nothing changes then.
     pub fn schedule(&mut self, schedule: Schedule) -> Result<()> {
         self.at("")?.schedule(schedule)
     }
@@ -154,7 +154,7 @@ impl StateTree {
             let resolved = resolver.resolve(&leaf.optimiser, self.schedules.iter().cloned());
             leaf.drives = resolved.map_err(|error| error.at(&leaf.path))?.drives;
         }
-        check_one_rate(
+        check_equal_own_values(
             self.leaves.iter().chain(&*new_leaves).map(|leaf| (leaf.path(), leaf.drives.as_deref())),
         )?;
         let with_drives = new_leaves.iter().map(|leaf| (leaf.path(), &leaf.optimiser, leaf.drives.as_ref()));
@@ -165,7 +165,7 @@ impl StateTree {
 
     /// Warns once of a step at a learning rate of 0 that a schedule gives.
     pub(crate) fn warn_of_rate_of_zero(&mut self) -> Option<Warning> {
-        if !self.warnings.would_record(|met| matches!(met, Warning::ScheduledRateOfZero { .. })) {
+        if !self.warnings.would_record(|warning| matches!(warning, Warning::ScheduledRateOfZero { .. })) {
             return None;
         }
         let (step, mut checked) = (self.acting_at, SmallVec::new());

@@ -39,9 +39,9 @@ impl StateTree {
         Ok(parameters)
     }
 
-    /// Writes the copies aside back to the model's variables, which are in the order of the leaves. If a
-    /// device or an owner fails to write a copy, this copy stays aside for another try, and the other copies
-    /// are still written.
+    /// Sets the model's variables, which are in the order of the leaves, to the copies aside. If a device or
+    /// an owner fails to write a copy, this copy stays aside for another try, and the other copies are still
+    /// written.
     fn put_back(&mut self, parameters: &[Lent<'_>]) -> Result<()> {
         let mut first_failure = None;
         for (leaf, x) in self.leaves.iter_mut().zip(parameters) {
@@ -64,9 +64,9 @@ pub(crate) struct ParameterExchange<'s, 'm> {
 }
 
 impl<'s, 'm> ParameterExchange<'s, 'm> {
-    /// Puts whole copies of parameters aside, each with the index of its leaf. Call it before the first
-    /// write, so that no failure loses a parameter. Until the parameters are back, calls that need them are
-    /// refused.
+    /// Puts whole copies of parameters aside, each with the index of its leaf. Call this function before the
+    /// first write, so that no failure loses a parameter. Until the parameters are back, calls that need them
+    /// are refused.
     pub(crate) fn new(
         state: &'s mut StateTree,
         parameters: Vec<Lent<'m>>,

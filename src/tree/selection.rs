@@ -1,4 +1,5 @@
-//! Selected leaves of a state, and setting their hyper-parameters, all or none.
+//! A selection of leaves of a state, and adjustments of their hyper-parameters. An adjustment sets all values
+//! or none.
 //!
 //! An `Adjustment` is made in three steps for each leaf, in copies, so that an error changes nothing:
 //! 1. Set the fields in a copy of the leaf's own optimiser, and check ranges.
@@ -16,7 +17,7 @@ use super::drives::{Drives, NumberPlace, ScheduleAssignment, ScheduleResolver, f
 use super::{Leaf, StateTree, leaked_error};
 use crate::error::{Error, ErrorKind, Result, distinct, first_names, one_of};
 use crate::numbers::Fingerprint;
-use crate::rule::{Adjust, Described, FieldValue, Optimiser, RATE, unknown_name};
+use crate::rule::{Adjust, Described, FieldValue, Optimiser, RATE, unknown_name_error};
 
 /// Some leaves of a [`StateTree`](crate::StateTree), to be adjusted, frozen or thawed together.
 #[must_use = "a selection does nothing by itself: adjust, freeze or replace it"]
@@ -127,7 +128,7 @@ impl Selection<'_> {
         }
     }
 
-    /// Sets the learning rate; in a chain with several, [their product](crate::Adjust::adjust).
+    /// Sets the learning rate; in a chain with several rates, [their product](crate::Adjust::adjust).
     ///
     /// This rate is the leaves' own. A [relative](crate::Schedule::relative) schedule multiplies it.
     ///
@@ -143,11 +144,11 @@ impl Selection<'_> {
     /// product](crate::Adjust::adjust). A place before the name (`1.lambda`) chooses a member. A whole number
     /// is accepted as a real number.
     ///
-    /// A field that decides the layout of the state cannot be adjusted. Whether it does may depend on the
-    /// parameter: `rank` of [`GaLore`](crate::GaLore) decides the layout only for a matrix with more than
-    /// `rank` rows and columns. So a field that is no real number is tried on temporary states on the CPU,
-    /// one at a time. If the rule is not [divisible](crate::Rule::is_divisible), a temporary state is as
-    /// large as the real one.
+    /// A field that decides the layout of the state cannot be adjusted. A field may decide the layout for
+    /// some parameters only: `rank` of [`GaLore`](crate::GaLore) does so for a matrix with more than `rank`
+    /// rows and columns. So for a field that is no real number, this method makes temporary states on the
+    /// CPU, one at a time, and compares their layouts. If the rule is not
+    /// [divisible](crate::Rule::is_divisible), a temporary state is as large as the real state.
     ///
     /// # Errors
     /// If no leaf has a field of that name (a [setting](crate::Describer::setting) is no field); if the value
@@ -158,7 +159,7 @@ impl Selection<'_> {
         self.adjust_fields([(field, value.into())])
     }
 
-    /// Sets several hyper-parameters in this order, all or none. Ranges are checked after all are set.
+    /// Sets several hyper-parameters in this order, all or none. Ranges are checked after all values are set.
     ///
     /// # Errors
     /// As [`Selection::adjust_field`], for each of the hyper-parameters.
@@ -180,15 +181,15 @@ impl Selection<'_> {
         self.check_leaves()?;
         let values = values.into_iter().map(|(name, value)| (SetField::Named(name), value)).collect();
         let adjustment = Adjustment::new(self.leaves(), self.steps, vec![values], |_| Some(0))?;
-        if let Some(name) = adjustment.missing() {
-            let setting_error =
+        if let Some(name) = adjustment.missing_field() {
+            let error_of_setting =
                 |leaf: &Leaf| Some(leaf.optimiser.description().setting_error(name)?.at(&leaf.path));
-            if let Some(error) = self.leaves().find_map(setting_error) {
+            if let Some(error) = self.leaves().find_map(error_of_setting) {
                 return Err(error);
             }
             let rules: BTreeSet<String> = self.leaves().map(|leaf| leaf.optimiser.rule().name()).collect();
             let rules = first_names(rules.iter()).join(" or ");
-            return Err(unknown_name(&rules, "field", name, &available_in(self.leaves(), name)));
+            return Err(unknown_name_error(&rules, "field", name, &available_fields(self.leaves(), name)));
         }
         self.commit(adjustment);
         Ok(())
@@ -208,9 +209,9 @@ impl<'t> From<&'t mut StateTree> for Selection<'t> {
 }
 
 /// The names of the fields that these leaves have, for the error that no leaf has the field `name`.
-pub(crate) fn available_in<'l>(leaves: impl Iterator<Item = &'l Leaf>, name: &str) -> Vec<String> {
-    let all: Vec<String> = leaves.flat_map(|leaf| leaf.optimiser.description().available(name)).collect();
-    distinct(all.iter().map(String::as_str))
+pub(crate) fn available_fields<'l>(leaves: impl Iterator<Item = &'l Leaf>, name: &str) -> Vec<String> {
+    let names: Vec<String> = leaves.flat_map(|leaf| leaf.optimiser.description().available(name)).collect();
+    distinct(names.iter().map(String::as_str))
 }
 
 /// Which fields of an optimiser to set.
@@ -241,28 +242,28 @@ impl<'f> SetField<'f> {
     }
 }
 
-/// Fields that are set together.
-type FieldSetting<'f> = Vec<(SetField<'f>, FieldValue)>;
+/// New values of fields of one optimiser, which are set together.
+type FieldEdit<'f> = Vec<(SetField<'f>, FieldValue)>;
 
 /// A leaf's own optimiser, and the leaf's schedules resolved in it.
 type AdjustedOptimiser = (Arc<Optimiser>, Option<Arc<Drives>>);
 
 /// New values of fields for some leaves, checked and not written yet.
 pub(crate) struct Adjustment<'f> {
-    settings: Vec<FieldSetting<'f>>,
+    edits: Vec<FieldEdit<'f>>,
     /// The count of applied steps of the state.
     steps: u64,
     /// By leaf; `None` for a leaf that stays as it is.
     changes: Vec<Option<AdjustedOptimiser>>,
     /// The acting optimisers of those leaves that change, in the order of the leaves.
     acting: Vec<Option<Arc<Optimiser>>>,
-    /// By setting and field, whether any leaf has the field.
+    /// By edit and field, whether any leaf has the field.
     reached: Vec<Vec<bool>>,
 }
 
 impl<'f> Adjustment<'f> {
-    /// Sets fields in a copy of each leaf's optimiser. `setting_of` gets the index of a leaf and returns the
-    /// index of its setting; `None` for a leaf that stays as it is.
+    /// Sets fields in a copy of each leaf's optimiser. `edit_of` gets the index of a leaf and returns the
+    /// index of the leaf's edit; `None` for a leaf that stays as it is.
     ///
     /// # Errors
     /// If a value is of the wrong type or out of range, or its field decides the layout of the state; if a
@@ -270,67 +271,69 @@ impl<'f> Adjustment<'f> {
     pub(crate) fn new<'l>(
         leaves: impl Iterator<Item = &'l Leaf> + Clone,
         steps: u64,
-        settings: Vec<FieldSetting<'f>>,
-        setting_of: impl Fn(usize) -> Option<usize>,
+        edits: Vec<FieldEdit<'f>>,
+        edit_of: impl Fn(usize) -> Option<usize>,
     ) -> Result<Self> {
-        let mut reached: Vec<Vec<bool>> = settings.iter().map(|setting| vec![false; setting.len()]).collect();
-        // Settings of real numbers only need no check of the layout, which real numbers never decide.
-        let are_real: Vec<bool> =
-            settings.iter().map(|setting| setting.iter().all(|(_, value)| value.is_real())).collect();
+        let mut reached: Vec<Vec<bool>> = edits.iter().map(|edit| vec![false; edit.len()]).collect();
+        // Real numbers never decide the layout, so an edit that sets nothing else needs no check.
+        let needs_layout_check: Vec<bool> =
+            edits.iter().map(|edit| !edit.iter().all(|(_, value)| value.is_real())).collect();
         let (mut copies, mut layout_checks) = (KeyedCache::default(), KeyedCache::default());
         let mut resolver = ScheduleResolver::default();
-        let mut change = |(i, leaf): (usize, &'l Leaf)| {
-            let Some(setting) = setting_of(i) else { return Ok(None) };
+        let mut change_of = |(leaf_index, leaf): (usize, &'l Leaf)| {
+            let Some(edit_index) = edit_of(leaf_index) else { return Ok(None) };
             let with_path = |error: Error| error.at(&leaf.path);
             let optimiser_address = address(&leaf.optimiser);
-            let optimiser: Arc<Optimiser> = copies.get_or_make((optimiser_address, setting), || {
-                with_fields(leaf, &settings[setting], &mut reached[setting]).map(Arc::new).map_err(with_path)
+            let optimiser: Arc<Optimiser> = copies.get_or_make((optimiser_address, edit_index), || {
+                let copy = with_fields(leaf, &edits[edit_index], &mut reached[edit_index]);
+                copy.map(Arc::new).map_err(with_path)
             })?;
-            if !are_real[setting] {
+            if needs_layout_check[edit_index] {
                 // Shape and dtype are in the key because the layout depends on the parameter, too.
-                let check_layout = || check_layout(leaf, &optimiser, &settings[setting]).map_err(with_path);
-                let key = (optimiser_address, setting, leaf.shape(), leaf.dtype());
-                layout_checks.get_or_make(key, check_layout)?;
+                let key = (optimiser_address, edit_index, leaf.shape(), leaf.dtype());
+                layout_checks.get_or_make(key, || {
+                    check_layout(leaf, &optimiser, &edits[edit_index]).map_err(with_path)
+                })?;
             }
             let drives = leaf.drives_in(&optimiser, &mut resolver)?.drives;
             Ok(Some((optimiser, drives)))
         };
-        let changes: Vec<_> = leaves.clone().enumerate().map(&mut change).collect::<Result<_>>()?;
+        let changes: Vec<_> = leaves.clone().enumerate().map(&mut change_of).collect::<Result<_>>()?;
         let changed_leaves = leaves.zip(&changes).filter_map(|(leaf, change)| {
             let (optimiser, drives) = change.as_ref()?;
             Some((leaf.path(), optimiser, drives.as_ref()))
         });
         let acting = acting_optimisers(changed_leaves, steps)?;
-        Ok(Adjustment { settings, steps, changes, acting, reached })
+        Ok(Adjustment { edits, steps, changes, acting, reached })
     }
 
-    /// [`Adjustment::new`] with a setting for each leaf. A leaf with an empty setting stays as it is.
+    /// [`Adjustment::new`] with an edit for each leaf. A leaf with an empty edit stays as it is.
     ///
     /// # Errors
     /// As [`Adjustment::new`].
     pub(crate) fn per_leaf<'l>(
         leaves: impl Iterator<Item = &'l Leaf> + Clone,
         steps: u64,
-        settings: impl IntoIterator<Item = FieldSetting<'f>>,
+        edits: impl IntoIterator<Item = FieldEdit<'f>>,
     ) -> Result<Self> {
-        // Equal settings become one, so that leaves that share an optimiser go on sharing one.
-        let (mut indices, mut distinct) = (HashMap::new(), Vec::new());
-        let setting_index = |setting: FieldSetting<'f>| {
-            let index = *indices.entry(fingerprint(&setting)).or_insert(distinct.len());
-            if index == distinct.len() {
-                distinct.push(setting);
+        // Equal edits become one edit, so that leaves with a common optimiser still have one afterwards.
+        let (mut indices, mut distinct_edits) = (HashMap::new(), Vec::new());
+        let index_of = |edit: FieldEdit<'f>| {
+            let index = *indices.entry(fingerprint(&edit)).or_insert(distinct_edits.len());
+            if index == distinct_edits.len() {
+                distinct_edits.push(edit);
             }
             index
         };
-        let by_leaf: Vec<usize> = settings.into_iter().map(setting_index).collect();
-        let is_empty: Vec<bool> = distinct.iter().map(Vec::is_empty).collect();
-        let setting_of = |leaf: usize| Some(by_leaf[leaf]).filter(|setting| !is_empty[*setting]);
-        Adjustment::new(leaves, steps, distinct, setting_of)
+        let edit_by_leaf: Vec<usize> = edits.into_iter().map(index_of).collect();
+        let is_empty: Vec<bool> = distinct_edits.iter().map(Vec::is_empty).collect();
+        let edit_of = |leaf: usize| Some(edit_by_leaf[leaf]).filter(|edit| !is_empty[*edit]);
+        Adjustment::new(leaves, steps, distinct_edits, edit_of)
     }
 
     /// The first field that no leaf has.
-    fn missing(&self) -> Option<&'f str> {
-        let mut fields = self.settings.iter().flatten().zip(self.reached.iter().flatten());
+    fn missing_field(&self) -> Option<&'f str> {
+        let mut fields = self.edits.iter().flatten().zip(self.reached.iter().flatten());
         fields.find_map(|((field, _), is_reached)| field.name().filter(|_| !is_reached))
     }
 
@@ -347,17 +350,17 @@ impl<'f> Adjustment<'f> {
 }
 
 /// A hash of fields and values.
-fn fingerprint(setting: &FieldSetting<'_>) -> u64 {
-    let each = |print: Fingerprint, (field, value): &(SetField<'_>, FieldValue)| {
-        let print = match field {
-            SetField::Named(name) => print.bytes(name.as_bytes()),
+fn fingerprint(edit: &FieldEdit<'_>) -> u64 {
+    let add_field = |hash: Fingerprint, (field, value): &(SetField<'_>, FieldValue)| {
+        let with_name = match field {
+            SetField::Named(name) => hash.bytes(name.as_bytes()),
             SetField::Number((index, part)) => {
-                print.number(*index as u64).number(part.map_or(0, |part| part as u64 + 1))
+                hash.number(*index as u64).number(part.map_or(0, |part| part as u64 + 1))
             }
         };
-        value.add_to_hash(print)
+        value.add_to_hash(with_name)
     };
-    setting.iter().fold(Fingerprint::new(), each).finish()
+    edit.iter().fold(Fingerprint::new(), add_field).finish()
 }
 
 fn address(optimiser: &Arc<Optimiser>) -> *const () {
@@ -365,28 +368,28 @@ fn address(optimiser: &Arc<Optimiser>) -> *const () {
 }
 
 /// A copy of the leaf's optimiser with these values. Marks in `reached` the fields that the optimiser has.
-fn with_fields(leaf: &Leaf, setting: &FieldSetting<'_>, reached: &mut [bool]) -> Result<Optimiser> {
+fn with_fields(leaf: &Leaf, edit: &FieldEdit<'_>, reached: &mut [bool]) -> Result<Optimiser> {
     let mut optimiser = Optimiser::clone(&leaf.optimiser);
-    for ((field, value), reached) in setting.iter().zip(reached) {
-        *reached |= field.set(&mut optimiser, *value)?;
+    for ((field, value), is_reached) in edit.iter().zip(reached) {
+        *is_reached |= field.set(&mut optimiser, *value)?;
     }
     optimiser.check()?;
     Ok(optimiser)
 }
 
 /// Refuses fields if the `adjusted` optimiser would make state of another layout for this leaf.
-fn check_layout(leaf: &Leaf, adjusted: &Optimiser, setting: &FieldSetting<'_>) -> Result<()> {
+fn check_layout(leaf: &Leaf, adjusted: &Optimiser, edit: &FieldEdit<'_>) -> Result<()> {
     if leaf.has_layout_of(adjusted)? {
         return Ok(());
     }
     // The error names the first field that changes the layout by itself. If only several fields together
-    // change it, the error names the first field of the setting.
+    // change the layout, the error names the first field of the edit.
     let decides = |(field, value): &&(SetField<'_>, FieldValue)| {
         let mut alone = Optimiser::clone(&leaf.optimiser);
         let is_set = field.set(&mut alone, *value);
-        is_set.is_ok_and(|is_set| is_set) && !leaf.has_layout_of(&alone).is_ok_and(|is_same| is_same)
+        is_set.is_ok_and(|is_set| is_set) && !leaf.has_layout_of(&alone).is_ok_and(|has_layout| has_layout)
     };
-    let Some((field, _)) = setting.iter().find(decides).or(setting.first()) else { return Ok(()) };
+    let Some((field, _)) = edit.iter().find(decides).or(edit.first()) else { return Ok(()) };
     // Only a `SetField::Number` has no name, and numbers decide no layout.
     let (rule, field) = (adjusted.rule().name(), field.name().unwrap_or_default());
     let available: Vec<String> =

@@ -1,6 +1,6 @@
-//! The warnings of a state. Each is about something that is no error and still hurts a training.
+//! The warnings of a state. Each warning is about something that is no error and still hurts a training.
 //!
-//! They are checked at different times:
+//! Warnings are checked at different times:
 //! - when leaves are new or changed: the order of rules, lost steps, schedules that differ from a file's, and
 //!   own rates that are unlikely under a schedule;
 //! - after each step: the numbers of parameters, a sample in each call;
@@ -22,18 +22,19 @@ use crate::numbers::DType;
 use crate::rule::{FieldValue, first_non_finite, order_faults};
 
 /// The most parameters that are checked in a call.
-const PARAMETERS: usize = 16;
+const PARAMETERS_PER_CALL: usize = 16;
 
-/// The least unlikely ratio of the peak of a schedule to the own rate.
-const UNLIKELY: f64 = 100.0;
+/// The ratio of the peak of a schedule to the own rate from which the peak is unlikely. The peak of a
+/// relative schedule is unlikely below the inverse.
+const UNLIKELY_RATIO: f64 = 100.0;
 
 /// The largest own value that is likely to be a learning rate. A larger one is likely a placeholder of 1, to
 /// be multiplied by a schedule of rates.
 const LARGEST_RATE: f64 = 0.1;
 
 /// The fewest skipped calls without a step between them that are a warning. A dynamic loss scale that starts
-/// too high needs a few.
-const SKIPPED: u64 = 10;
+/// too high needs a few skipped calls.
+const SKIPPED_CALLS: u64 = 10;
 
 impl StateTree {
     /// The [warnings](Warning) of this state, one of each kind, in the order in which they were raised.
@@ -47,7 +48,8 @@ impl StateTree {
         self.warnings.all(|| leaf_warnings(&self.leaves))
     }
 
-    /// This state without a record of warnings, for a scratch tree: the state of the training raises them.
+    /// This state without a record of warnings, for a scratch tree: the state of the training raises the
+    /// warnings.
     pub(crate) fn without_warnings(self) -> Self {
         StateTree { warnings: Warnings::ignoring_all(), ..self }
     }
@@ -60,7 +62,7 @@ impl StateTree {
     /// Counts a skipped call, and warns if many calls were skipped since the last step.
     pub(crate) fn warn_of_skipped(&mut self, reason: String) -> Option<Warning> {
         self.skipped += 1;
-        if self.skipped < SKIPPED {
+        if self.skipped < SKIPPED_CALLS {
             return None;
         }
         self.warnings.record_count(Warning::StepsSkipped { calls: self.skipped, reason })
@@ -81,18 +83,18 @@ impl StateTree {
 
     /// Warns once of a number in a parameter that is not finite after a step.
     ///
-    /// Each step reads samples of a few parameters, chosen by the count of steps. These are enough, because
-    /// numbers that are not finite stay and spread, so that a later step finds them.
+    /// Each step reads samples of a few parameters, chosen by the count of steps. These samples are enough,
+    /// because numbers that are not finite stay and spread, so that a later step finds them.
     pub(crate) fn warn_of_numbers(&mut self, parameters: &[Lent<'_>]) -> Option<Warning> {
-        if !self.warnings.would_record(|met| matches!(met, Warning::ParameterNotFinite { .. })) {
+        if !self.warnings.would_record(|warning| matches!(warning, Warning::ParameterNotFinite { .. })) {
             return None;
         }
         let leaves = self.leaves.len();
-        let first = self.acting_at % leaves.max(1) as u64 * PARAMETERS as u64;
-        let places = (first..).take(leaves.min(PARAMETERS)).map(|place| place as usize % leaves);
-        let mut moved =
+        let first = self.acting_at % leaves.max(1) as u64 * PARAMETERS_PER_CALL as u64;
+        let places = (first..).take(leaves.min(PARAMETERS_PER_CALL)).map(|place| place as usize % leaves);
+        let mut stepped =
             places.map(|place| (&self.leaves[place], &parameters[place])).filter(|(leaf, _)| leaf.steps > 0);
-        let (leaf, index) = moved.find_map(|(leaf, x)| Some((leaf, first_non_finite(&**x)?)))?;
+        let (leaf, index) = stepped.find_map(|(leaf, x)| Some((leaf, first_non_finite(&**x)?)))?;
         self.warnings.record(Warning::ParameterNotFinite { path: leaf.path.clone(), index })
     }
 }
@@ -145,8 +147,8 @@ fn unlikely_rate(leaves: &[Box<Leaf>]) -> Option<Warning> {
             let peak = *peaks.entry(Arc::as_ptr(schedule)).or_insert_with(highest);
             let is_rate = own_rate > 0.0 && own_rate <= LARGEST_RATE;
             let is_unlikely = match schedule.is_relative {
-                true => peak > 0.0 && peak < UNLIKELY.recip(),
-                false => peak == 1.0 || peak >= UNLIKELY * own_rate,
+                true => peak > 0.0 && peak < UNLIKELY_RATIO.recip(),
+                false => peak == 1.0 || peak >= UNLIKELY_RATIO * own_rate,
             };
             let text = |rate| FieldValue::Real(rate).to_string();
             (is_rate && is_unlikely).then(|| Warning::UnlikelyRate {

@@ -73,7 +73,7 @@ impl Leaf {
         }
     }
 
-    /// If the parameter `x` was changed, sets master and copies to it, before the leaf's first gradient.
+    /// Sets master and copies to the parameter `x`, if `x` was changed before the leaf's first gradient.
     ///
     /// If the call fails later, nothing is lost, because a leaf follows its parameter until the first
     /// gradient.
@@ -93,8 +93,8 @@ impl Leaf {
             .set_precise(state, x, values)
             .and_then(|()| state.renew(&optimiser.x_of_rule(state, x)?));
         if outcome.is_ok() {
-            // Kept after an error, because a copy may still be that of the old weights, which only the
-            // checksum reveals.
+            // After an error the checksum stays, because a copy may still have the old weights, and only the
+            // checksum reveals such a copy.
             *last_checksum = None;
         }
         outcome.map_err(|error| error.at(path))
@@ -107,8 +107,8 @@ impl Leaf {
         }
     }
 
-    /// Refuses a parameter `x` that differs from the checksum of the last step. This is the check for a
-    /// parameter without a master, because then no tensor of the state is equal to the parameter.
+    /// Refuses a parameter `x` that differs from the checksum of the last step. Without a master only the
+    /// checksum can tell, because no tensor of the state is equal to the parameter.
     pub(crate) fn check_last_checksum(last_checksum: Option<u32>, x: &dyn Lend) -> Result<()> {
         let Some(before) = last_checksum else { return Ok(()) };
         if sample_checksum(x).is_none_or(|now| now == before) {
@@ -136,15 +136,15 @@ impl Leaf {
 impl StateTree {
     /// Compares parameters, once, with those of the file from which the state was restored.
     ///
-    /// A parameter that differs is an error if it has a master, unless the step `keeps_masters`. If it has no
-    /// master, it is a warning.
+    /// If a parameter with a master differs, the result is an error, unless the step `keeps_masters`. If a
+    /// parameter without a master differs, the result is a warning.
     pub(crate) fn check_restored(
         &mut self,
         parameters: &[Lent<'_>],
         keeps_masters: bool,
     ) -> Result<Option<Warning>> {
         for (path, start) in std::mem::take(&mut self.saved_starts) {
-            let Some(place) = self.place(&path).flatten() else { continue };
+            let Some(place) = self.leaf_index(&path).flatten() else { continue };
             let part = parameters[place].part(0..start.elem_count());
             let comparison = part.and_then(|part| difference(&start, &*part, Extent::Whole));
             // An error is dropped, because the checks of the step refuse such a parameter.

@@ -15,11 +15,11 @@ use crate::rule::{
 /// dx' = u·φ / (mean of φ)
 /// ```
 ///
-/// The wrapped rule is elementwise. Its step is compared with the gradient that reaches this wrapper, in a
-/// chain after accumulation and clipping. A weight decay of the wrapped rule is masked too. The paper's
-/// authors keep the decay apart, which is [`DecoupledDecay`](crate::DecoupledDecay) around this wrapper. The
-/// mean costs one more read of gradient and state. [`unscaled`](Cautious::unscaled) has no mean, so its mask
-/// is part of the wrapped rule's one pass over memory. NaN stays NaN.
+/// The wrapped rule is elementwise. Its step is compared with the gradient that reaches this wrapper: in a
+/// chain, the gradient after accumulation and clipping. A weight decay of the wrapped rule is masked too. The
+/// paper's authors keep the decay apart; for this, put [`DecoupledDecay`](crate::DecoupledDecay) around this
+/// wrapper. The mean costs one more read of gradient and state. [`unscaled`](Cautious::unscaled) has no mean,
+/// so its mask is part of the wrapped rule's one pass over memory. NaN stays NaN.
 ///
 /// ```
 /// use candle_core::{Device, Var};

@@ -4,16 +4,16 @@ use crate::rule::{Describe, Describer, Flow, Gradient, Kind, Parameter, Rule, St
 /// Rules one after another: each gets the gradient that the rule before it returns.
 ///
 /// The members are a tuple of up to 8 [`Rule`]s (chains may be nested, and `Option` and `Box<dyn Rule>` are
-/// rules), or a `Vec<Box<dyn Rule>>` if they are chosen at run time. The empty chain is the identity. However
-/// long, a chain of elementwise rules is one pass over memory.
+/// rules), or a `Vec<Box<dyn Rule>>` if they are chosen at run time. The empty chain is the identity. A chain
+/// of elementwise rules is one pass over memory, however long the chain is.
 ///
-/// The learning rate of a chain is the product of its members' `eta`, because its steps are multiplied by
-/// each of them. [Setting](crate::Adjust::adjust) this rate sets the last member that has an `eta`.
+/// The learning rate of a chain is the product of its members' `eta`, because each `eta` multiplies the
+/// chain's steps. [Setting](crate::Adjust::adjust) this rate sets the last member that has an `eta`.
 ///
 /// The order matters. [`WeightDecay`](crate::WeightDecay) before [`Adam`](crate::Adam) is L2 regularisation;
-/// after it, decoupled decay (not multiplied by the learning rate). A clipping rule limits the result of the
-/// rules before it. If the [roles](crate::Role) of members show that their order is certainly a mistake, the
-/// state has a [warning](crate::Warning::WrongOrder).
+/// `WeightDecay` after `Adam` is decoupled decay (not multiplied by the learning rate). A clipping rule
+/// limits the result of the rules before it. If the [roles](crate::Role) of members show that their order is
+/// certainly a mistake, the state has a [warning](crate::Warning::WrongOrder).
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -55,8 +55,8 @@ impl<M: Members> OptimiserChain<M> {
     note = "nest chains for more: `OptimiserChain::new((a, OptimiserChain::new((b, c))))`"
 )]
 // `Same` keeps the compiler from proposing `(a,)` for `a`, which is wrong if the parentheses around two rules
-// were forgotten. The compiler proposes `(a,)` only if it has the trait with the same parameters, and `(a,)`
-// does not have the trait with `Same = a`.
+// were forgotten. The compiler proposes `(a,)` only if `(a,)` has the trait with the same parameters. But
+// `(a,)` does not have the trait with `Same = a`.
 pub trait Members<Same: ?Sized = Self>: Clone + std::fmt::Debug + Send + Sync + 'static {
     /// The rules in order.
     fn rules(&self) -> impl Iterator<Item = &dyn Rule>;
@@ -111,7 +111,7 @@ impl<M: Members> Describe for OptimiserChain<M> {
 }
 
 impl<M: Members> OptimiserChain<M> {
-    /// Refuses a state with more or fewer members.
+    /// Refuses a state with more or fewer members than this chain.
     fn check_members(&self, state: &State) -> Result<()> {
         if state.children.len() == self.0.rules().count() { Ok(()) } else { state_of_another_rule(self) }
     }

@@ -1,8 +1,8 @@
 use crate::error::Result;
 use crate::numbers::value::{Arithmetic, Value};
 use crate::rule::{
-    Describe, Describer, Description, Flow, Gradient, Parameter, RATE, Rule, Slots, State, conflicting_rates,
-    range, unknown_name,
+    Describe, Describer, Description, Flow, Gradient, Parameter, RATE, Rule, Slots, State,
+    conflicting_rates_error, range, unknown_name_error,
 };
 
 /// Decoupled weight decay for any rule, proportional to the rule's learning rate.
@@ -14,8 +14,8 @@ use crate::rule::{
 /// dx' = u + λ·η² / η_max·x               corrected
 /// ```
 ///
-/// The wrapper is for rules without a λ of their own, and for two other forms of decay. A rule with a λ would
-/// decay a parameter twice, by its own λ and by that of the wrapper.
+/// The wrapper is for rules without a λ of their own. A rule with a λ would decay a parameter twice, by its
+/// own λ and by that of the wrapper. Two methods choose another form of decay:
 ///
 /// - [`cautious`](DecoupledDecay::cautious): an element decays only if the step moves it towards zero or does
 ///   not move it (Chen et al. 2025, "Cautious Weight Decay", [arXiv
@@ -44,7 +44,7 @@ use crate::rule::{
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Do not wrap [`ScheduleFree`](crate::ScheduleFree) and its kin, or [`MADGRAD`](crate::MADGRAD). They
+/// Do not wrap [`ScheduleFree`](crate::ScheduleFree) and its kin, or [`MADGRAD`](crate::MADGRAD). These rules
 /// compute the parameter from a second sequence of weights, and that sequence would not decay: put
 /// [`WeightDecay`](crate::WeightDecay) before such a rule. Do not wrap [`Prodigy`](crate::Prodigy) either,
 /// whose η is only a factor of the learning rate that it finds.
@@ -101,7 +101,7 @@ pub(super) fn rate_of(inner: &Description, wrapper: &str, what: &str) -> Result<
     check_rate(inner, wrapper)?;
     let conflict =
         format!("its alternatives have different rates, so {what} has no single rate to be proportional to");
-    Err(conflicting_rates(inner, &conflict, "put the wrapper around each alternative"))
+    Err(conflicting_rates_error(inner, &conflict, "put the wrapper around each alternative"))
 }
 
 /// Refuses a rule without a learning rate. A rule with two different rates passes, because it can be a
@@ -111,7 +111,7 @@ pub(super) fn check_rate(inner: &Description, wrapper: &str) -> Result<()> {
     if available.iter().any(|name| name == RATE) {
         return Ok(());
     }
-    Err(unknown_name(&inner.name(), "field", RATE, &available)
+    Err(unknown_name_error(&inner.name(), "field", RATE, &available)
         .with_remedy(format!("put `{wrapper}` around a rule with a learning rate")))
 }
 

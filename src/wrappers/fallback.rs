@@ -5,9 +5,9 @@ use crate::rule::{Adjust, Describe, Describer, Flow, Gradient, Parameter, Rule, 
 /// A rule for matrices and another for all other parameters, as in recipes with [`Muon`](crate::Muon).
 ///
 /// Parameters of two or more dimensions get the first rule, vectors and numbers the second. Parameters whose
-/// path matches a pattern of [`except`](Fallback::except) also get the second: usually the embedding and the
-/// last layer. In a pattern `*` stands for any text, dots included, and `?` for one character; the whole path
-/// must match.
+/// path matches a pattern of [`except`](Fallback::except) also get the second rule: usually the embedding and
+/// the last layer. In a pattern `*` stands for any text, dots included, and `?` for one character; the whole
+/// path must match.
 ///
 /// [`setup`](crate::setup) chooses for each parameter. Its leaf (the parameter's place in the state) then has
 /// the name, hyper-parameters and state of the chosen rule, as if [`setup_with`](crate::setup_with) had
@@ -47,7 +47,7 @@ use crate::rule::{Adjust, Describe, Describer, Flow, Gradient, Parameter, Rule, 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fallback<R, F>(FallbackChoice<R, F>);
 
-/// The rules, or the one that `setup` has chosen for a parameter.
+/// Both rules, or the rule that `setup` has chosen for a parameter.
 #[derive(Clone, Debug, PartialEq)]
 enum FallbackChoice<R, F> {
     Open { rule: R, fallback: F, except: Patterns },

@@ -141,8 +141,8 @@ impl<R: Rule + Clone> Rule for Hyperball<R> {
                 if norm_x > 0.0 && norm_x.is_finite() && !has_factor {
                     return Err(radius_error(radius, norm_x));
                 }
-                let vanishes = norm_u == 0.0 || !is_wide && (norm_u * norm_u) as f32 == 0.0;
-                let c = if vanishes { 0.0 } else { eta * radius / norm_u };
+                let u_vanishes = norm_u == 0.0 || !is_wide && (norm_u * norm_u) as f32 == 0.0;
+                let c = if u_vanishes { 0.0 } else { eta * radius / norm_u };
                 // ‖x - c·u‖ follows from both norms and ⟨x, u⟩. No term is negative, so nothing cancels. The
                 // product is limited to ±‖x‖·‖u‖, because its sum is rounded, and can be infinite in f32.
                 let product = sums[2].max(-norm_x * norm_u).min(norm_x * norm_u);

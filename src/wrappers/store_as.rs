@@ -1,7 +1,7 @@
 use crate::error::{Result, distinct};
 use crate::rule::{
     Describe, Describer, EntryTraits, Flow, Gradient, Parameter, Rule, Setting, SlotFormat, State,
-    unknown_name,
+    unknown_name_error,
 };
 
 /// Keeps state tensors of a rule in other dtypes or in [8 bits](SlotFormat::Q8).
@@ -38,10 +38,10 @@ use crate::rule::{
 ///   (`acc`) lose the small numbers that a loss scale has saved, and are infinite above 65504, see
 ///   [`AccumGrad`](crate::AccumGrad).
 /// - [`Q8`](SlotFormat::Q8) has 4 significant bits. Means of gradients and of their squares work with it. A
-///   sum of numbers with a sign loses further numbers once each is far below the sum (`acc` of a long
+///   sum of numbers with a sign loses further numbers once each number is far below the sum (`acc` of a long
 ///   window). In a block with a much larger number, small changes of the other numbers are rounded away. A
 ///   copy of the parameter (an average, the `z` of [`ScheduleFree`](crate::ScheduleFree)) cannot be stored in
-///   8 bits, and [`StoreAs::all`] leaves it as it is.
+///   8 bits, and [`StoreAs::all`] leaves the copy as it is.
 #[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoreAs<R> {
@@ -110,7 +110,7 @@ impl<R: Rule + Clone> Rule for StoreAs<R> {
                 // Names reach into chains, so they are listed without the place of a member.
                 let tensors = state.tensors();
                 let available = distinct(tensors.iter().filter_map(|(name, _)| name.rsplit('.').next()));
-                return Err(unknown_name(&self.inner.name(), "state tensor", name, &available));
+                return Err(unknown_name_error(&self.inner.name(), "state tensor", name, &available));
             }
         }
         Ok(state)

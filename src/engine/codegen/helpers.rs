@@ -3,7 +3,7 @@
 //! A helper is kept if the code contains its name. Overloads share a name, so the code must also contain the
 //! types of an overload's parameters: a kernel of F32 has no use for the roundings of F16. A helper calls
 //! only helpers above it. So helpers are visited from the last to the first, and a helper that is kept counts
-//! as code for those above it.
+//! as code for the helpers above it.
 
 use std::collections::HashSet;
 
@@ -17,11 +17,11 @@ struct Helper<'t> {
     parameters: &'t str,
 }
 
-/// The helpers that `code` uses, in their order. Empty lines divide `helpers` into groups. The comment of a
-/// group is kept if one of its helpers is kept.
+/// The helpers that `code` uses, in the order of `helpers`. Empty lines divide `helpers` into groups. The
+/// comment of a group is kept if one of its helpers is kept.
 pub(crate) fn used_helpers(helpers: &str, code: &str) -> String {
     let groups: Vec<(&str, Vec<Helper<'_>>)> = helpers.trim_end().split("\n\n").map(split_group).collect();
-    let names: Vec<&str> = groups.iter().flat_map(|(_, all)| all).map(|helper| helper.name).collect();
+    let names: Vec<&str> = groups.iter().flat_map(|(_, helpers)| helpers).map(|helper| helper.name).collect();
     let mut used_words: HashSet<&str> =
         // Comments are left out, because a word there may be the name of a helper.
         code.lines().filter(|line| !line.starts_with("//")).flat_map(words).collect();

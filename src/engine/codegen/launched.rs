@@ -16,7 +16,7 @@ pub(in crate::engine) fn trace_read(
     bound: &mut BoundKernel,
 ) -> bool {
     let job = view.job;
-    let low_bits = job.low_bits.as_deref().map(Buffer::as_low_bits);
+    let low_bits = job.low_bits.as_deref().map(Buffer::low_bits_kind);
     trace(bound, job.compute, |graph, arrays, slots| {
         let mut tracer = Tracer::new(graph, arrays, slots, job.x.dtype(), low_bits, view.sources());
         if view.is_parameter() {

@@ -1,4 +1,4 @@
-//! The fields of a row, as a list. The printed code declares the fields from it, and the launch fills them.
+//! The fields of a row, as a list. The printed code declares these fields, and the launch fills them.
 
 use super::THREADS;
 use super::trace::{ArrayRole, TracedArray, TracedKernel};
@@ -112,7 +112,7 @@ impl RowLayout {
             .filter_map(|field| if let RowField::Pointer(pointer) = field { Some(pointer) } else { None })
     }
 
-    /// The name of an array that is read or written, in the printed code.
+    /// The name that an array has in the printed code, if the code reads or writes the array.
     pub(super) fn name_of(&self, array: usize) -> &str {
         self.pointers()
             .find(|pointer| pointer.to == PointerTo::Array(array))
@@ -120,7 +120,7 @@ impl RowLayout {
     }
 }
 
-/// The pointers of a row: the arrays that are read or written, and where results go.
+/// The pointers of a row: to the arrays that are read or written, and to the targets of results.
 fn pointers(kernel: &TracedKernel, live: &[bool]) -> Vec<Pointer> {
     let mut pointers = Vec::new();
     for (array, &TracedArray { role, dtype, code }) in kernel.arrays.iter().enumerate() {
@@ -138,8 +138,8 @@ fn pointers(kernel: &TracedKernel, live: &[bool]) -> Vec<Pointer> {
             writes,
         });
         if let ArrayRole::SplitX(low_bits) = role {
-            // An access to records of low bits reads or writes the 16 bits of neighbours. So `aligned`
-            // depends on 16-bit values.
+            // In a record of low bits, one access reads or writes the 16-bit values of neighbours. So
+            // `aligned` depends on the size of a 16-bit value.
             let dtype = if low_bits == LowBits::All { DType::I16 } else { DType::U8 };
             pointers.push(Pointer {
                 to: PointerTo::LowBits(low_bits),
@@ -169,7 +169,7 @@ fn pointers(kernel: &TracedKernel, live: &[bool]) -> Vec<Pointer> {
     pointers
 }
 
-/// The name of an array. A state tensor's name ends with its index, so that no other array has it.
+/// The name of an array. The name of a state tensor ends with the array's index, so no two names are equal.
 fn array_name(kernel: &TracedKernel, array: usize) -> String {
     match kernel.arrays[array].role {
         ArrayRole::X | ArrayRole::SplitX(_) => "x".into(),

@@ -28,23 +28,23 @@ pub(crate) fn code(layout: &RowLayout) -> String {
         layout.lanes
     );
     let mut helpers = include_str!("prelude.cu").to_string();
-    let coded: Vec<&Pointer> = coded_arrays(layout).collect();
+    let encoded: Vec<&Pointer> = encoded_arrays(layout).collect();
     let has_codes = layout.pointers().any(|pointer| pointer.code.is_some());
     let is_split = layout.pointers().any(|pointer| pointer.to == PointerTo::LowBits(LowBits::All));
     if has_codes || is_split {
         head += &format!("enum : unsigned int {{ BLOCK = {BLOCK} }};\n");
     }
     if has_codes {
-        head += &format!("enum : unsigned int {{ RECORD = {RECORD}, CODED = {} }};\n", coded.len());
+        head += &format!("enum : unsigned int {{ RECORD = {RECORD}, CODED = {} }};\n", encoded.len());
         helpers.extend(["\n", include_str!("codes.cu")]);
     }
     if is_split {
         helpers.extend(["\n", include_str!("low_bits.cu")]);
     }
-    let encode_calls = indented(coded.iter().enumerate().map(encode_call), "    ");
+    let encode_calls = indented(encoded.iter().enumerate().map(encode_call), "    ");
     let (function, parameter, block_fn) = match layout.kernel.sink {
         Sink::Reduce(op) => (join_function(op).to_string(), ", double& sum", ""),
-        _ if coded.is_empty() => (String::new(), "", include_str!("step.cu")),
+        _ if encoded.is_empty() => (String::new(), "", include_str!("step.cu")),
         _ => {
             // Codes are stored after `run`, because the threads of a warp find their scale together.
             let signature = "static __device__ __forceinline__ \
@@ -96,14 +96,14 @@ impl Pointer {
 }
 
 /// The arrays of codes that are written.
-fn coded_arrays(layout: &RowLayout) -> impl Iterator<Item = &Pointer> {
+fn encoded_arrays(layout: &RowLayout) -> impl Iterator<Item = &Pointer> {
     layout.pointers().filter(|pointer| pointer.writes && pointer.code.is_some())
 }
 
 /// The call that encodes the next values of an array.
-fn encode_call((place, pointer): (usize, &&Pointer)) -> String {
+fn encode_call((index, pointer): (usize, &&Pointer)) -> String {
     let is_signed = pointer.code == Some(Code::Signed);
-    format!("encode<{is_signed}>(leaf.{}, i, count, next + {place} * LANES)", pointer.name)
+    format!("encode<{is_signed}>(leaf.{}, i, count, next + {index} * LANES)", pointer.name)
 }
 
 /// The statements that load the elements of each array.
@@ -156,8 +156,8 @@ fn widened_inputs(layout: &RowLayout) -> impl Iterator<Item = String> {
 fn narrowed_slots(layout: &RowLayout) -> impl Iterator<Item = String> {
     layout.kernel.slots.iter().map(move |&(array, node)| {
         let (value, name) = (operand(layout, node), layout.name_of(array));
-        match coded_arrays(layout).position(|pointer| pointer.name == name) {
-            Some(place) => format!("next[{place} * LANES + j] = {value}"),
+        match encoded_arrays(layout).position(|pointer| pointer.name == name) {
+            Some(index) => format!("next[{index} * LANES + j] = {value}"),
             None => format!("narrow({value}, {name}_now.at[j])"),
         }
     })
@@ -180,7 +180,7 @@ fn narrowed_result(layout: &RowLayout) -> Vec<String> {
         Epilogue::Subtract => vec![format!("narrow({out}, x_now.at[j])")],
         Epilogue::Master(_) => vec![
             format!("narrow({out}, x_now.at[j])"),
-            // The parameter is the stored master rounded, hence not `out`, which may be more precise.
+            // The parameter is rounded from the stored master and not from `out`, which may be more precise.
             "narrow(widen(x_now.at[j]), parameter_now.at[j])".into(),
         ],
         Epilogue::Stochastic(()) => {
@@ -199,16 +199,16 @@ fn narrowed_result(layout: &RowLayout) -> Vec<String> {
 
 /// The definition of each number that is computed.
 fn computed_numbers(layout: &RowLayout) -> impl Iterator<Item = String> {
-    let live = layout.kernel.nodes.iter().enumerate().filter(|&(index, _)| layout.live[index]);
-    live.filter_map(|(index, node)| {
+    let live_nodes = layout.kernel.nodes.iter().enumerate().filter(|&(index, _)| layout.live[index]);
+    live_nodes.filter_map(|(index, node)| {
         number(layout, *node).map(|(kind, code)| format!("const {kind} a{index} = {code}"))
     })
 }
 
 /// The type and the code of a number that is computed; `None` for inputs and scalars, which have names.
 fn number(layout: &RowLayout, node: Node) -> Option<(&'static str, String)> {
-    let double = layout.kernel.compute == DType::F64;
-    let function = |float, real| if double { real } else { float };
+    let is_double = layout.kernel.compute == DType::F64;
+    let function = |in_float, in_double| if is_double { in_double } else { in_float };
     let name = |node| operand(layout, node);
     Some(match node {
         Node::Input(_) | Node::Scalar(_) => return None,
@@ -226,7 +226,7 @@ fn operand(layout: &RowLayout, node: usize) -> String {
     match layout.kernel.nodes[node] {
         Node::Input(array) => layout.name_of(array).to_string(),
         Node::Scalar(scalar) => {
-            let index = layout.scalars.iter().position(|&index| index == scalar).unwrap_or_default();
+            let index = layout.scalars.iter().position(|&used| used == scalar).unwrap_or_default();
             layout.names.get(index).map_or_else(|| format!("leaf.k[{index}]"), |name| format!("leaf.{name}"))
         }
         _ => format!("a{node}"),

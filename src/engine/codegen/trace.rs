@@ -40,7 +40,7 @@ pub(crate) struct TracedKernel {
 pub(crate) struct TracedArray {
     pub(crate) role: ArrayRole,
     pub(in crate::engine) dtype: DType,
-    /// The code of its numbers, if they are in 8 bits.
+    /// The code of the numbers, if the array has numbers in 8 bits.
     pub(in crate::engine) code: Option<Code>,
 }
 
@@ -78,7 +78,7 @@ pub(crate) fn trace_job(job: &Job<'_>) -> Option<BoundKernel> {
 
 /// Traces a segment of a commit. Returns `false` if a dtype cannot be printed.
 pub(in crate::engine) fn trace_write(job: &Job<'_>, segment: &Range<usize>, bound: &mut BoundKernel) -> bool {
-    let low_bits = job.low_bits.as_deref().map(Buffer::as_low_bits);
+    let low_bits = job.low_bits.as_deref().map(Buffer::low_bits_kind);
     let sources = sources_after(&job.steps[..segment.start], &job.sources);
     trace(bound, job.compute, |graph, arrays, slots| {
         let mut tracer = Tracer::new(graph, arrays, slots, job.x.dtype(), low_bits, sources);
@@ -142,13 +142,13 @@ impl<'g, 'k> Tracer<'g, 'k> {
         graph: &'g Graph,
         arrays: &'k mut Vec<TracedArray>,
         slots: &'k mut Vec<(usize, usize)>,
-        x: DType,
+        x_dtype: DType,
         low_bits: Option<LowBits>,
         sources: &[Lent<'_>],
     ) -> Self {
         let role = low_bits.map_or(ArrayRole::X, ArrayRole::SplitX);
         let x_in = graph.input();
-        arrays.push(TracedArray { role, dtype: x, code: None });
+        arrays.push(TracedArray { role, dtype: x_dtype, code: None });
         let mut gradient = |source: &Lent<'_>| {
             arrays.push(TracedArray { role: ArrayRole::Gradient, dtype: source.dtype(), code: None });
             Ok(graph.input())
@@ -196,9 +196,9 @@ impl TracedKernel {
         if self.sink != Sink::Write(Epilogue::StateOnly) {
             live[self.out] = true;
         }
-        for (node, code) in self.nodes.iter().enumerate().rev() {
-            if live[node] {
-                with_operands(*code, |operand| {
+        for (index, node) in self.nodes.iter().enumerate().rev() {
+            if live[index] {
+                with_operands(*node, |operand| {
                     live[operand] = true;
                     operand
                 });
@@ -211,8 +211,8 @@ impl TracedKernel {
     pub(super) fn reads(&self, live: &[bool], array: usize) -> bool {
         let is_used = || self.nodes.iter().zip(live).any(|(node, live)| *live && *node == Node::Input(array));
         // A Kahan sum reads x and the compensation outside of `nodes`.
-        let is_summed = self.sink == Sink::Write(Epilogue::Kahan(()));
-        is_used() || is_summed && !matches!(self.arrays[array].role, ArrayRole::Gradient | ArrayRole::Slot(_))
+        let is_kahan = self.sink == Sink::Write(Epilogue::Kahan(()));
+        is_used() || is_kahan && !matches!(self.arrays[array].role, ArrayRole::Gradient | ArrayRole::Slot(_))
     }
 
     /// Whether the array of this index is written.

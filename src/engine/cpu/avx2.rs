@@ -1,10 +1,10 @@
 //! Converts numbers in 8, 16 and 24 bits by AVX2 and F16C instructions that the compiler does not find.
 //! `unsafe` is for loads and stores of vectors.
 //!
-//! All bits are those of the portable loops. Three tricks are used:
+//! All results have the bits of the portable loops. Three tricks are used:
 //!
-//! 1. If NaN or infinity needs other code, a loop only detects such numbers. If a call has any, portable code
-//!    converts all numbers of the call.
+//! 1. If NaN or infinity needs other code, a loop only detects such numbers. If a call has such a number,
+//!    portable code converts all numbers of the call.
 //! 2. Rounding adds a number from a table, which `permutevar` indexes by the last bit that stays.
 //! 3. Pack and unpack instructions work on each half of a vector by itself. So one permutation, after packing
 //!    or before unpacking, puts all numbers in order.
@@ -86,7 +86,7 @@ pub(super) fn narrow_bf16(src: &[f32], dst: &mut [bf16], portable: impl Fn(f32) 
 /// `portable` splits the numbers after the last 32, and all numbers if any is NaN.
 #[target_feature(enable = "avx2")]
 pub(super) fn split_24(src: &[f32], high: &mut [bf16], low: &mut [u8], portable: impl Fn(f32) -> (bf16, u8)) {
-    // The same table as in `narrow_bf16`, for other bits.
+    // This is the table of `narrow_bf16`, for other bits.
     let halves = _mm256_castsi256_ps(_mm256_set1_epi64x(0x80_0000_007f));
     let round = |values| {
         let bits = _mm256_castps_si256(values);
@@ -160,10 +160,10 @@ pub(super) fn join_24(high: &[bf16], low: &[u8], dst: &mut [f32], portable: impl
     rest.iter_mut().zip(high_rest).zip(low_rest).for_each(|((dst, high), low)| *dst = portable(*high, *low));
 }
 
-/// The codes in a vector.
+/// The number of codes in a vector.
 const CODES: usize = 32;
 
-/// The numbers in a vector.
+/// How many numbers a vector has.
 const NUMBERS: usize = 8;
 
 /// Decodes a record. If its scale or a number is infinite or NaN, returns `false` and writes nothing.
@@ -177,8 +177,8 @@ pub(super) fn decode(code: Code, record: &[u8; RECORD], numbers: &mut [f32; BLOC
 
 /// [`decode`] for codes with or without a sign.
 ///
-/// The upper half of a number, before the multiplication by the scale, is its code shifted by 4 bits, with
-/// the sign on top and the bits of the exponent that all codes share.
+/// Before the multiplication by the scale, the upper half of a number is its code shifted by 4 bits, with the
+/// sign on top and the bits of the exponent that all codes share.
 #[target_feature(enable = "avx2")]
 fn decode_signed<const SIGNED: bool>(record: &[u8; RECORD], numbers: &mut [f32; BLOCK]) -> bool {
     let Some((scale, codes)) = record.split_first_chunk() else { return false };
@@ -199,7 +199,7 @@ fn decode_signed<const SIGNED: bool>(record: &[u8; RECORD], numbers: &mut [f32; 
     let (code_bits, shared_bits) =
         if SIGNED { (0x87f0u16, (ONE & !SIGNED_SIZE_MASK) << 4) } else { (0x0ff0, (ONE & !0xff) << 4) };
     let (code_mask, shared) = (_mm256_set1_epi16(code_bits as i16), _mm256_set1_epi16(shared_bits as i16));
-    // Codes are unpacked twice, within each half of the vector. So groups of four codes go to the two halves
+    // Codes are unpacked twice, within each half of the vector. So runs of four codes go to the two halves
     // in turn.
     let order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
     for (codes, numbers) in codes.iter().zip(numbers.as_chunks_mut::<CODES>().0) {
@@ -235,7 +235,7 @@ pub(super) fn encode(code: Code, blocks: &[[f32; BLOCK]], records: &mut [[u8; RE
     // All scales are computed first, because each is a division that waits for the end of a maximum.
     let mut scales = [BlockScale { unit: 0.0, inverse: 0.0 }; BLOCKS_TOGETHER];
     for (scale, block) in scales.iter_mut().zip(blocks) {
-        let Some(block_scale) = BlockScale::from_largest(largest(block)) else { return false };
+        let Some(block_scale) = BlockScale::from_largest(largest_size(block)) else { return false };
         *scale = block_scale;
     }
     for ((scale, block), record) in scales.iter().zip(blocks).zip(records) {
@@ -252,10 +252,10 @@ fn load_bits(numbers: &[f32; NUMBERS]) -> __m256i {
     unsafe { _mm256_loadu_si256(numbers.as_ptr().cast()) }
 }
 
-/// The bits of the largest size. A maximum of integers, because sizes are in the order of their bits.
+/// The bits of the largest size, by a maximum of integers, because sizes are in the order of their bits.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn largest(numbers: &[f32; BLOCK]) -> u32 {
+fn largest_size(numbers: &[f32; BLOCK]) -> u32 {
     let sizes = _mm256_set1_epi32(SIZE_MASK as i32);
     let size = |numbers: &[f32; NUMBERS]| _mm256_and_si256(load_bits(numbers), sizes);
     let larger = |largest: [__m256i; 2], [a, b]: &[[f32; NUMBERS]; 2]| {
@@ -289,7 +289,7 @@ fn encode_block(code: Code, numbers: &[f32; BLOCK], scale: &BlockScale, record: 
     }
 }
 
-/// The sizes of numbers, scaled_sizes by the scale.
+/// The sizes of numbers, times the inverse of the scale.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn scaled_sizes(numbers: __m256i, inverse: __m256) -> __m256i {

@@ -8,7 +8,7 @@
 //! 1. To round to bf16, just under half of the last kept bit is added to the bits, or exactly half if that
 //!    bit is odd. A carry goes into the exponent, up to infinity. NaN is handled separately, because the
 //!    carry could make -0 of a NaN.
-//! 2. f64 goes through f32, rounded to odd, so that two roundings have the bits of one.
+//! 2. f64 is first rounded to f32, to odd, so that the two roundings have the bits of a single rounding.
 //! 3. With AVX2, `avx2.rs` converts f32, because the compiler does not find the best instructions. With
 //!    AVX-512, `avx2.rs` converts only between f32 and f16. In all other cases the loops of this file run.
 //!
@@ -43,7 +43,7 @@ pub(crate) fn to_f16(src: &[f32], dst: &mut [f16]) {
 
 /// A compute type that can be read from and written to every storage type.
 pub(super) trait Storable: Compute {
-    /// The number of elements of this type that take the bytes of a block of f32.
+    /// The length of a block of this type, which has as many bytes as a block of f32.
     const BLOCK: usize = kernel::BLOCK * size_of::<f32>() / size_of::<Self>();
     fn lanes(arrays: LaneArrays<'_, Self>) -> Lanes<'_>;
     fn from_f16(isa: Isa, src: &[f16], dst: &mut [Self]);
@@ -57,7 +57,7 @@ pub(super) trait Storable: Compute {
     fn nearest_bf16(self) -> bf16;
     fn widen(value: f32) -> Self;
     fn narrow(self) -> f32;
-    /// Decodes the numbers of a record from `first` on.
+    /// Decodes a record from number `first` on.
     fn decode(isa: Isa, code: Code, record: &[u8; RECORD], first: usize, dst: &mut [Self]) {
         decode_part(isa, code, record, first, dst);
     }
@@ -70,7 +70,7 @@ pub(super) trait Storable: Compute {
     fn to_24(isa: Isa, src: &[Self], high: &mut [bf16], low: &mut [u8]) {
         split_each_24(isa, src, high, low);
     }
-    /// The elements of the data, if they are of this very type.
+    /// The elements of the data. `None` if the data has another type.
     fn elements_of(data: DataPtr) -> Option<Elements<Self>>;
     fn data_ptr(numbers: &mut [Self]) -> DataPtr;
 }
@@ -255,7 +255,7 @@ per_isa! {
 }
 
 per_isa! {
-    /// Joins numbers of 24 bits, whose upper 16 are rounded.
+    /// Joins the two parts of numbers of 24 bits. The upper part, a bf16, is rounded.
     fn join_each_24<T: Storable>(isa, high: &[bf16], low: &[u8], dst: &mut [T]) {
         for ((dst, high), low) in dst.iter_mut().zip(high).zip(low) {
             *dst = T::widen(joined_24(*high, *low));
@@ -278,8 +278,8 @@ per_isa! {
             let carry = T::from_bf16(*compensation) - *dx;
             *sum = (*x + carry).to_bf16();
             let stored = T::from_bf16(*sum);
-            // 0 after an infinite sum, as in `Pass::store_kahan_sum`. The loss of a finite sum is never NaN,
-            // so that `nearest_bf16` can round it.
+            // The loss is 0 after an infinite sum, as in `Pass::store_kahan_sum`. After a finite sum the loss
+            // is never NaN, so `nearest_bf16` can round the loss.
             let loss = if stored.is_finite() { carry - (stored - *x) } else { T::zero() };
             *compensation = loss.nearest_bf16();
         }
@@ -361,7 +361,7 @@ pub(super) unsafe fn load<T: Storable>(isa: Isa, data: DataPtr, offset: usize, d
 ///
 /// # Safety
 /// The data must hold these elements, and nothing else may access them meanwhile. If the data is in records,
-/// these must be all elements of their records.
+/// all elements of the records must be among these elements.
 pub(super) unsafe fn store<T: Storable>(isa: Isa, src: &[T], data: DataPtr, offset: usize) {
     let length = src.len();
     macro_rules! target {
@@ -409,9 +409,9 @@ pub(super) unsafe fn store_at_random<T: Storable>(
     key: [u32; 2],
 ) {
     // The key changes every 2³² elements.
-    let before_next_key = (1 << 32) - (offset as u64 & 0xffff_ffff);
-    if src.len() as u64 > before_next_key {
-        let (first, rest) = src.split_at(before_next_key as usize);
+    let elements_until_next_key = (1 << 32) - (offset as u64 & 0xffff_ffff);
+    if src.len() as u64 > elements_until_next_key {
+        let (first, rest) = src.split_at(elements_until_next_key as usize);
         // SAFETY: the caller promises that all elements exist and that the access is exclusive. Each part has
         // some of these elements.
         return unsafe {
@@ -450,7 +450,7 @@ pub(super) unsafe fn gather<T: Storable>(
 }
 
 per_isa! {
-    /// Decodes the numbers of a record from `first` on.
+    /// Decodes a record from number `first` on.
     fn decode_part<T: Compute>(isa, code: Code, record: &[u8; RECORD], first: usize, dst: &mut [T]) {
         code.decode(record, first, dst, |number| T::rounded(number.into()));
     }
@@ -504,7 +504,7 @@ mod tests {
     #[test]
     fn numbers_of_24_bits_are_the_same_on_every_instruction_set() {
         let values = around_every_tie();
-        let through = |isa, values: &[f32]| {
+        let round_trip = |isa, values: &[f32]| {
             let (mut high, mut low, mut back) =
                 (vec![bf16::ZERO; values.len()], vec![0; values.len()], vec![0f32; values.len()]);
             f32::to_24(isa, values, &mut high, &mut low);
@@ -513,10 +513,10 @@ mod tests {
             (high.into_iter().map(bf16::to_bits).collect::<Vec<_>>(), low, bits)
         };
         for isa in [Isa::avx2(), Isa::avx512()].into_iter().flatten() {
-            assert_eq!(through(isa, &values), through(Isa::PORTABLE, &values));
+            assert_eq!(round_trip(isa, &values), round_trip(Isa::PORTABLE, &values));
             // A call with a NaN converts all its numbers by portable code.
             for values in values.chunks(75) {
-                assert_eq!(through(isa, values), through(Isa::PORTABLE, values));
+                assert_eq!(round_trip(isa, values), round_trip(Isa::PORTABLE, values));
             }
         }
     }
@@ -532,7 +532,7 @@ mod tests {
         assert_eq!(bits(&portable), bits(&vector));
     }
 
-    /// All 2³² floats, as `half` narrows them:
+    /// Narrows all 2³² floats and compares the results with those of `half`:
     /// `cargo test --release --lib every_float -- --ignored --nocapture`.
     #[test]
     #[ignore = "takes minutes"]
@@ -550,7 +550,7 @@ mod tests {
         }
     }
 
-    /// The codes of all floats up to a scale of 1:
+    /// Encodes all floats from 0 to 1, in records whose largest number is 1:
     /// `cargo test --release --lib every_code -- --ignored --nocapture`.
     #[test]
     #[ignore = "takes minutes"]
@@ -581,7 +581,7 @@ mod tests {
                         let error =
                             f64::from((number - back).abs()) / 2f64.powi(number.log2().floor() as i32 - 3);
                         worst = if error > worst.0 { (error, *number) } else { worst };
-                        // The scaled number is a little too large.
+                        // The scaled number may be a little too large, so the error may exceed a half.
                         assert!(
                             error <= if code == Code::Signed { 0.50001 } else { 1.0 },
                             "{number:e} became {back:e} on {isa:?}"
@@ -598,10 +598,10 @@ mod tests {
 
     /// Records of numbers of all sizes and zeros of both signs, some with a number that is not finite.
     ///
-    /// Each record is encoded alone, and all are encoded together.
+    /// Each record is encoded alone, and all records are encoded together.
     #[test]
     fn codes_are_the_same_on_every_instruction_set() {
-        // More blocks than are encoded together, and a short one.
+        // More blocks than are encoded together, and a short block.
         const LENGTH: usize = (BLOCKS_TOGETHER + 1) * BLOCK + 37;
         let mut state = 7u64;
         let mut random = || {
@@ -628,7 +628,7 @@ mod tests {
                 numbers[round as usize * BLOCK..].iter_mut().take(BLOCK).for_each(|number| *number = -0.0);
             }
             for code in [Code::Signed, Code::NonNegative] {
-                let through = |isa, together: usize| {
+                let round_trip = |isa, together: usize| {
                     let mut records = [[0; RECORD]; LENGTH.div_ceil(BLOCK)];
                     for (numbers, records) in
                         numbers.chunks(together * BLOCK).zip(records.chunks_mut(together))
@@ -641,11 +641,11 @@ mod tests {
                     }
                     (records, back.map(f32::to_bits))
                 };
-                let portable = through(Isa::PORTABLE, 1);
+                let portable = round_trip(Isa::PORTABLE, 1);
                 for isa in [Some(Isa::PORTABLE), Isa::avx2(), Isa::avx512()].into_iter().flatten() {
-                    assert!(through(isa, 1) == portable, "{code:?} on {isa:?} {numbers:?}");
+                    assert!(round_trip(isa, 1) == portable, "{code:?} on {isa:?} {numbers:?}");
                     assert!(
-                        through(isa, numbers.len()) == portable,
+                        round_trip(isa, numbers.len()) == portable,
                         "{code:?} on {isa:?} together {numbers:?}"
                     );
                 }
@@ -700,11 +700,11 @@ mod tests {
     fn f64_is_rounded_once() {
         // 1 + 2^-11 is a tie of f16, and 1 + 2^-8 a tie of bf16. A little more must round up, although f32
         // cannot hold so little.
-        let little = 2f64.powi(-40);
+        let excess = 2f64.powi(-40);
         let mut half = [f16::ZERO];
-        f64::to_f16(Isa::best(), &[1.0 + 2f64.powi(-11) + little], &mut half);
+        f64::to_f16(Isa::best(), &[1.0 + 2f64.powi(-11) + excess], &mut half);
         assert_eq!(half[0].to_bits(), f16::ONE.to_bits() + 1);
-        assert_eq!((1.0 + 2f64.powi(-8) + little).to_bf16().to_bits(), bf16::ONE.to_bits() + 1);
+        assert_eq!((1.0 + 2f64.powi(-8) + excess).to_bf16().to_bits(), bf16::ONE.to_bits() + 1);
         assert_eq!((1.0 + 2f64.powi(-8)).to_bf16(), bf16::ONE);
         assert_eq!(1e300f64.to_bf16(), bf16::INFINITY);
         assert_eq!((-1e300f64).to_bf16(), bf16::NEG_INFINITY);

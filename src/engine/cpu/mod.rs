@@ -8,12 +8,12 @@
 //! a larger leaf                              in chunks, which all threads of that pool share
 //! ```
 //!
-//! What `write_leaf` must ensure:
+//! The duties of `write_leaf`:
 //!
 //! 1. All memory of a leaf is lent once, around all its segments, so that an owner who refuses does so before
 //!    the first write. At most one piece of this memory is lent for writing.
-//! 2. `has_moved` is set before the first write, `is_written` after the last. If `is_written` is set, the
-//!    counters move, even if the owner fails afterwards, because counters must fit the state.
+//! 2. `has_moved` is set before the first write, `is_written` after the last. Once `is_written` is set, the
+//!    counters move even if the owner fails afterwards, because counters must fit the state.
 //! 3. The chunks of a reduction follow from the length of the whole leaf alone ([`chunk_length`]), so that
 //!    the number of threads or ranks does not change a total.
 #![allow(unsafe_code)]
@@ -39,7 +39,7 @@ use super::Isa;
 use super::kernel::{ChunkTotals, chunk_length};
 use super::plan::{Epilogue, Job, LeafView, Operand, ReductionRequest, Sink, slots_mut, sources_after};
 use crate::error::Result;
-use crate::model::lent::{Lend, View, unsupported};
+use crate::model::lent::{Lend, View, unsupported_error};
 use crate::numbers::DType;
 use crate::tensors::{Device, Tensor, allocate, zeros};
 pub(crate) use convert::{to_bf16, to_f16};
@@ -54,7 +54,8 @@ use sources::StridedSource;
 /// A leaf of fewer elements is a single task. A larger leaf is cut into chunks that all threads share.
 const LARGE_LEAF: usize = 1 << 16;
 
-/// The most small leaves that a thread takes at once. In such a row the next leaves are fetched ahead.
+/// The largest number of small leaves that a thread takes at once. In such a row the next leaves are fetched
+/// ahead.
 const ROW: usize = 32;
 
 /// Writes the parameters and state of all jobs, and sets their counters.
@@ -121,8 +122,8 @@ pub(super) fn copy_to(isa: Isa, view: LeafView<'_, '_>, target: &Tensor) -> Resu
         // `materialise`, or the caller of `sum_to`, has made it.
         let copy = |parallel| unsafe { read_view(isa, view, Sink::Copy(target), parallel) }.map(drop);
         // On this thread or in the pool, for the reasons of `for_each_leaf`.
-        let is_small = length < LARGE_LEAF && rayon::current_thread_index().is_none();
-        if is_small { copy(false) } else { threads::run(|| copy(length >= LARGE_LEAF)).flatten() }
+        let runs_here = length < LARGE_LEAF && rayon::current_thread_index().is_none();
+        if runs_here { copy(false) } else { threads::run(|| copy(length >= LARGE_LEAF)).flatten() }
     })
 }
 
@@ -131,7 +132,7 @@ pub(super) fn copy_to(isa: Isa, view: LeafView<'_, '_>, target: &Tensor) -> Resu
 /// On several threads `fetch` prepares the next items in stages, see [`threads`].
 ///
 /// # Errors
-/// The first in the order of the items.
+/// The first error in the order of the items.
 pub(crate) fn for_all<I: Send>(
     items: &mut [I],
     fetch: impl Fn(&I, usize) + Sync,
@@ -156,20 +157,17 @@ fn for_each_leaf<I: Send>(
     run: impl Fn(&mut I, bool) -> Result<()> + Sync,
 ) -> Result<()> {
     let total: usize = items.iter().map(&length).sum();
-    // A thread of rayon may be one that candle computes in, which must not wait for a lock (see `threads`).
+    // candle may compute in a thread of rayon, and such a thread must not wait for a lock (see `threads`).
     if total < LARGE_LEAF && rayon::current_thread_index().is_none() {
         return items.iter_mut().try_for_each(|item| run(item, false));
     }
     threads::run(|| {
         let is_large = |item: &I| length(item) >= LARGE_LEAF;
-        // About eight rows for each thread, so that threads end at about the same time.
-        let row = (items.len() / (8 * rayon::current_num_threads())).clamp(1, ROW);
-        threads::run_in_rows(
-            items,
-            row,
-            fetch,
-            |item| if is_large(item) { Ok(()) } else { run(item, false) },
-        )?;
+        // Each thread gets about eight rows, so that threads end at about the same time.
+        let row_length = (items.len() / (8 * rayon::current_num_threads())).clamp(1, ROW);
+        threads::run_in_rows(items, row_length, fetch, |item| {
+            if is_large(item) { Ok(()) } else { run(item, false) }
+        })?;
         items.iter_mut().filter(|item| is_large(item)).try_for_each(|item| run(item, true))
     })?
 }
@@ -192,16 +190,17 @@ fn write_leaf(
     let Job { x, low_bits, sources, steps, epilogue, has_moved, .. } = job;
     let slots = try_list(slots_mut(steps).map(buffer_ptr_mut))?;
     let low_bits = low_bits.as_deref_mut().map(low_bits_ptr_mut).transpose()?;
-    let lent_epilogue = epilogue.reborrow().try_map(Ok, buffer_ptr_mut)?;
+    let lender_epilogue = epilogue.reborrow().try_map(Ok, buffer_ptr_mut)?;
     let segment_sources = |segment: &Range<usize>| sources_after(&steps[..segment.start], sources);
     let lenders: List<&dyn Lend> =
         list(segments.iter().flat_map(segment_sources).map(|gradient| &**gradient));
 
-    lend_leaf(x, lent_epilogue, length, &mut |x, parameter| {
+    lend_leaf(x, lender_epilogue, length, &mut |x, parameter| {
         let x = x.with_low_bits(low_bits)?;
-        let epilogue = lent_epilogue.try_map(|_| parameter.ok_or_else(unsupported), Ok)?;
+        let epilogue = lender_epilogue.try_map(|_| parameter.ok_or_else(unsupported_error), Ok)?;
         lend_gradients(&lenders, part.len(), &mut |mut views| {
-            // Before the first write, so that an owner that fails later cannot hide that the leaf has moved.
+            // Set before the first write, so that an owner that fails later cannot hide that the leaf has
+            // moved.
             *has_moved = true;
             let mut slots = &slots[..];
             for segment in &segments {
@@ -220,8 +219,8 @@ fn write_leaf(
                 };
                 // SAFETY: parameter and gradients are lent while this closure runs. `lend_to_write`,
                 // `lend_to_read` and `lend_gradients` have checked that the gradients have the elements of
-                // the part, the others those of the leaf. The state is this job's own and has the elements of
-                // the leaf (`Job::check`).
+                // the part, and that x and parameter have the elements of the leaf. The state is this job's
+                // own and has the elements of the leaf (`Job::check`).
                 unsafe { run_chunks(&pass, length, compute, part.clone(), parallel) };
             }
             *is_written = true;
@@ -230,7 +229,7 @@ fn write_leaf(
     })
 }
 
-/// Lends the memory that a leaf shares with others to `run`: x, or the parameter of a master.
+/// Lends to `run` the memory that a leaf shares with others: x, or the parameter that has a master.
 ///
 /// Nobody else can see a master or other state. So a thread never locks two pieces of memory for writing.
 /// `run` gets x, and the parameter if x is a master.
@@ -246,7 +245,7 @@ fn lend_leaf(
             lend_to_write("parameter", parameter, length, &mut |parameter| run(master, Some(parameter)))
         }
         (Operand::Own(master), _) => run(buffer_ptr_mut(master)?, None),
-        (Operand::Lent(_), Epilogue::Master(_)) => Err(unsupported()),
+        (Operand::Lent(_), Epilogue::Master(_)) => Err(unsupported_error()),
         (Operand::Lent(x), _) if epilogue.writes_x() => {
             lend_to_write("parameter", *x, length, &mut |x| run(x, None))
         }
@@ -345,23 +344,23 @@ unsafe fn run_chunks_as<T: HasScratch>(
             bits.store(total.to_bits(), Ordering::Release);
         }
     };
-    // A gradient that lies by columns is copied in order for several chunks at once, because a copy for a
-    // single chunk would use only a part of each cache line. But a copy is for no more chunks than one
-    // thread's share.
-    let band = pass.sources.iter().filter_map(StridedSource::band_length).max();
+    // A gradient that lies by columns is copied in row-major order for several chunks at once, because a copy
+    // for a single chunk would use only a part of each cache line. But one copy has at most the chunks that
+    // are one thread's share.
+    let band_length = pass.sources.iter().filter_map(StridedSource::band_length).max();
     let thread_count = if parallel { rayon::current_num_threads() } else { 1 };
     let most_chunks = chunk_count.div_ceil(thread_count).max(1);
-    let task_chunks = band.map_or(1, |band| (band / chunk_size).clamp(1, most_chunks));
+    let chunks_per_task = band_length.map_or(1, |length| (length / chunk_size).clamp(1, most_chunks));
     let task = |index: usize| {
-        let chunks = index * task_chunks..chunk_count.min((index + 1) * task_chunks);
-        if band.is_none() {
+        let chunks = index * chunks_per_task..chunk_count.min((index + 1) * chunks_per_task);
+        if band_length.is_none() {
             return chunks.for_each(|i| run(pass, i));
         }
         let range = range_of(chunks.clone());
         // SAFETY: the caller promises that the data is locked and holds the part, in which the range lies.
         unsafe { pass.with_row_major::<T>(&range, |pass| chunks.for_each(|i| run(pass, i))) };
     };
-    let task_count = chunk_count.div_ceil(task_chunks);
+    let task_count = chunk_count.div_ceil(chunks_per_task);
     if parallel {
         threads::for_each_chunk(task_count, &task)
     } else {

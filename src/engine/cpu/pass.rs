@@ -32,7 +32,7 @@ use smallvec::SmallVec;
 use super::convert::{Storable, compensate_bf16, load, store, store_at_random};
 use super::pointers::{DataPtr, List, LowPtr, list};
 use super::prefetch::prefetch_lines;
-use super::sources::{CacheLines, LONGEST, StridedSource, read_sum};
+use super::sources::{CacheLines, LONGEST_BLOCK, StridedSource, read_sum};
 use crate::engine::Isa;
 use crate::engine::kernel::{
     ACCUMULATORS, BLOCK, Kernel, LaneArrays, Reducer, add, chunk_length, join_accumulators, reduce_block,
@@ -55,7 +55,7 @@ pub(super) struct Pass<'p> {
     pub(super) sink: PassSink,
 }
 
-/// One step of the chain with its slots. Its loop also applies `prologue`, made of the steps before.
+/// One step of the chain with its slots. Its loop also applies `prologue`, which stands for earlier steps.
 #[derive(Clone, Copy)]
 pub(super) struct PassStep<'p> {
     kernel: &'p dyn Kernel,
@@ -75,7 +75,7 @@ impl<'p> PassStep<'p> {
             let (link_slots, rest) = slots.split_at(buffers.len());
             slots = rest;
             let mut prologue = None;
-            // The steps before are tried from the nearest on. A prologue scales, then limits, then decays. So
+            // Earlier steps are tried from the nearest on. A prologue scales, then limits, then decays. So
             // the first step that breaks this order, or does something else, keeps a loop of its own.
             while kernel.takes_prologue()
                 && let Some(earlier) = steps.last().and_then(PassStep::as_prologue)
@@ -104,7 +104,7 @@ impl<'p> PassStep<'p> {
 pub(super) type PassSink = Sink<Epilogue<DataPtr, DataPtr>, Reducer, DataPtr>;
 
 /// A range of at least this length fetches ahead, and may start with a short block (`Pass::blocks`).
-const LONG: usize = 1 << 10;
+const LONG_RANGE: usize = 1 << 10;
 
 /// How many blocks of [`BLOCK`] elements ahead a long range fetches. The hardware reads ahead only to the end
 /// of a page, and not while a loop works in the first-level cache. Without these fetches, memory would be
@@ -130,7 +130,7 @@ struct Ahead<'s> {
 
 impl<'s> Ahead<'s> {
     fn new(streams: &'s Streams, range: &Range<usize>, start: usize, block_length: usize) -> Self {
-        // Another chunk may follow a whole chunk. A shorter range ends its leaf.
+        // After a whole chunk the leaf may go on. A shorter range ends its leaf.
         let end = if range.len() < chunk_length(range.len()) { range.end } else { usize::MAX };
         Ahead { streams, start: start + AHEAD * block_length.min(BLOCK), end, piece: block_length.min(PIECE) }
     }
@@ -190,7 +190,7 @@ macro_rules! scratched {
     ($($T:ty),*) => {$(
         impl HasScratch for $T {
             fn with_scratch<R>(run: impl FnOnce(&mut PassScratch<$T>) -> R) -> R {
-                const EMPTY: CacheLines<$T> = CacheLines([0.0; LONGEST]);
+                const EMPTY: CacheLines<$T> = CacheLines([0.0; LONGEST_BLOCK]);
                 thread_local! {
                     static SCRATCH: RefCell<PassScratch<$T>> = const {
                         let slots = SlotScratch { copies: Vec::new(), pointers: Vec::new() };
@@ -215,7 +215,8 @@ impl Pass<'_> {
         range: &Range<usize>,
         run: impl FnOnce(&Pass<'_>),
     ) {
-        // Taken out, because `run` borrows the thread's scratch again and a second borrow panics.
+        // The bands are taken out, because `run` borrows the thread's scratch again and a second borrow
+        // panics.
         let mut bands = T::with_scratch(|scratch| std::mem::take(&mut scratch.bands));
         bands.resize_with(bands.len().max(self.sources.len()), Vec::new);
         let sources = self.sources.iter().zip(&mut bands);
@@ -230,13 +231,13 @@ impl Pass<'_> {
     ///
     /// # Safety
     /// All data must be locked and hold `range`; no other thread may run this leaf on an overlapping range.
-    /// The only caller is `run_chunks_as` in `engine/cpu/mod.rs`. `write_leaf` and `read_view` there name the
-    /// checks.
+    /// The only caller is `run_chunks_as` in `engine/cpu/mod.rs`. In that file, `write_leaf` and `read_view`
+    /// name the checks.
     pub(super) unsafe fn run<T: HasScratch>(&self, range: Range<usize>) -> f64 {
         #[cfg(test)]
         super::traffic::count_pass(range.len());
         // SAFETY: the caller promises that all data is locked and holds the range, and that no other thread
-        // runs it.
+        // runs the range.
         if unsafe { self.run_in_place::<T>(&range) }.is_some() {
             return 0.0;
         }
@@ -244,7 +245,7 @@ impl Pass<'_> {
             // At least one level, because Kahan's sum keeps its carry there.
             let level_count = self.sources.len().next_power_of_two().ilog2().max(1) as usize;
             if scratch.levels.len() < level_count {
-                scratch.levels.resize(level_count, CacheLines([T::zero(); LONGEST]));
+                scratch.levels.resize(level_count, CacheLines([T::zero(); LONGEST_BLOCK]));
             }
             let mut sums = [0.0; ACCUMULATORS];
             let block_length = self.record_block_length().unwrap_or(T::BLOCK);
@@ -291,7 +292,8 @@ impl Pass<'_> {
             for Range { start, end } in self.blocks::<T>(range, block_length) {
                 Ahead::new(&streams, range, start, T::BLOCK).fetch(0);
                 // SAFETY: the caller promises that all data is locked and holds the range, and that no other
-                // thread runs it. The gradient does not lie in x: `Job::copy_shared` would have copied it.
+                // thread runs the range. The gradient does not lie in x: `Job::copy_shared` would have copied
+                // it.
                 let (x, dx) = unsafe { (x.update(start, end - start), dx.read(start, end - start)) };
                 self.run_steps_in_place(x, dx, &pointers, buffers);
                 pointers.iter_mut().for_each(|slot| *slot = slot.wrapping_add(end - start));
@@ -331,7 +333,7 @@ impl Pass<'_> {
         range: &Range<usize>,
         block_length: usize,
     ) -> impl Iterator<Item = Range<usize>> + use<T> {
-        let is_long = block_length > T::BLOCK || range.len() >= LONG;
+        let is_long = block_length > T::BLOCK || range.len() >= LONG_RANGE;
         let unaligned = if is_long { self.unaligned_elements::<T>(range.start) } else { 0 };
         let Range { mut start, end } = *range;
         let mut length = if unaligned > 0 { unaligned } else { block_length };
@@ -349,13 +351,13 @@ impl Pass<'_> {
         let has_codes =
             |step: &PassStep<'_>| step.slots.iter().any(|slot| matches!(slot, DataPtr::Coded(..)));
         let has_low_bits = matches!(self.x, DataPtr::Split(_, LowPtr::Records(_)));
-        if self.steps.iter().any(has_codes) { Some(LONGEST) } else { has_low_bits.then_some(BLOCK) }
+        if self.steps.iter().any(has_codes) { Some(LONGEST_BLOCK) } else { has_low_bits.then_some(BLOCK) }
     }
 
     /// The arrays that a long range fetches ahead: for each, where the leaf's element 0 lies, and the bytes
     /// of [`BLOCK`] elements. Strided gradients are left out. A short range fetches nothing.
     fn streams(&self, range: &Range<usize>) -> Streams {
-        if range.len() < LONG {
+        if range.len() < LONG_RANGE {
             return Streams::new();
         }
         let slots = self.steps.iter().flat_map(|step| step.slots).copied();
@@ -374,12 +376,12 @@ impl Pass<'_> {
     /// How many elements from `start` on come before the first element of x that begins a cache line.
     ///
     /// A vector across two lines takes two accesses, which costs up to a quarter of the speed. Only x is
-    /// looked at, because allocators usually align all large arrays alike.
+    /// aligned, because allocators usually align all large arrays alike.
     fn unaligned_elements<T: Storable>(&self, start: usize) -> usize {
         match (T::elements_of(self.x), self.sink) {
             // A reduction starts with a full block, because the place in a chunk selects the accumulator.
             (_, Sink::Reduce(_)) | (None, _) => 0,
-            // Otherwise a block would end inside a record.
+            // A shorter first block would end inside a record.
             _ if self.record_block_length().is_some() => 0,
             (Some(x), _) => x.skip(start).first().align_offset(64),
         }
@@ -388,7 +390,7 @@ impl Pass<'_> {
     /// Runs one block: gradient, x, each step, then the sink.
     ///
     /// # Safety
-    /// As [`Pass::run`], for `start..start + length`, with at most a block.
+    /// As [`Pass::run`], for `start..start + length`, which is at most a block.
     unsafe fn run_block<T: HasScratch>(
         &self,
         scratch: &mut PassScratch<T>,
@@ -398,7 +400,7 @@ impl Pass<'_> {
         ahead: Option<&Ahead<'_>>,
     ) {
         let PassScratch { x: x_copy, dx: [input, output], levels, slots, .. } = scratch;
-        debug_assert!(length <= LONGEST);
+        debug_assert!(length <= LONGEST_BLOCK);
         let (mut input, mut output) = (&mut input.0[..length], &mut output.0[..length]);
         // SAFETY: the caller promises the same of this block.
         let mut gradient = unsafe { self.gradient_in_place(start, length) };
@@ -423,8 +425,8 @@ impl Pass<'_> {
         if subtracts && self.steps.is_empty() {
             subtract(self.isa, x, dx);
         }
-        // By reference, because a copy in every block would wait for parts of the sink that were just written
-        // and are still on their way to the cache.
+        // The sink is matched by reference, because a copy in every block would wait for parts of the sink
+        // that were just written and are still on their way to the cache.
         match &self.sink {
             Sink::Reduce(reducer) => reduce_block(self.isa, *reducer, dx, sums),
             // SAFETY: `copy_to` in `engine/cpu/mod.rs` has checked that the target has room for all elements,
@@ -438,15 +440,15 @@ impl Pass<'_> {
         }
     }
 
-    /// Whether the last step subtracts its result from x. Not for Kahan's sum, which needs that result.
+    /// Whether the last step subtracts its result from x. With Kahan's sum it does not, because the sum needs
+    /// the result itself.
     #[inline(always)]
     fn subtracts(&self) -> bool {
         self.sink.writes_x() && !matches!(self.sink, Sink::Write(Epilogue::Kahan(_)))
     }
 
-    /// The block's x where it lies, if the steps can write x there. Otherwise `copy` and `true`.
-    ///
-    /// `copy` has x afterwards, if the pass needs x.
+    /// The block's x and whether it is a copy. If the steps can write x where it lies, there is no copy.
+    /// Otherwise, if the pass needs x, `copy` has x afterwards.
     ///
     /// # Safety
     /// As [`Pass::run_block`].
@@ -488,12 +490,12 @@ impl Pass<'_> {
                 Epilogue::StateOnly => {}
                 Epilogue::Subtract if !x_is_copy => {}
                 Epilogue::Subtract => store(self.isa, x, self.x, start),
-                // x has 16 bits here, so it is never in place.
+                // Such an x has 16 bits, so x is always a copy.
                 Epilogue::Stochastic(key) => store_at_random(self.isa, x, self.x, start, key),
                 Epilogue::Master(parameter) => {
                     if x_is_copy {
-                        // Read back, because the parameter must be the stored master rounded, not the wider
-                        // number that the master was rounded from.
+                        // The master is read back, because the parameter must be rounded from the stored
+                        // master, not from the wider number before.
                         store(self.isa, x, self.x, start);
                         load(self.isa, self.x, start, x);
                     }
@@ -521,12 +523,12 @@ impl Pass<'_> {
         carry: &mut [T],
         compensation: DataPtr,
     ) {
-        if let (DataPtr::Bf16(low), DataPtr::Bf16(compensation)) = (self.x, compensation) {
+        if let (DataPtr::Bf16(parameter), DataPtr::Bf16(compensation)) = (self.x, compensation) {
             // SAFETY: the caller promises the same of this block. Parameter and state are distinct, as the
             // state is a `Buffer` of its own.
-            let (low, compensation) =
-                unsafe { (low.write(start, x.len()), compensation.update(start, x.len())) };
-            return compensate_bf16(self.isa, x, dx, low, compensation);
+            let (parameter, compensation) =
+                unsafe { (parameter.write(start, x.len()), compensation.update(start, x.len())) };
+            return compensate_bf16(self.isa, x, dx, parameter, compensation);
         }
         // SAFETY: the caller promises that parameter and compensation hold the block and are locked for
         // writing, and that this thread alone runs the block.
@@ -539,8 +541,8 @@ impl Pass<'_> {
             load(self.isa, self.x, start, sum);
         }
         for ((carry, stored), x) in carry.iter_mut().zip(&*sum).zip(x) {
-            // 0 if the sum is infinite, because the difference would be infinite as well, and the next sum
-            // NaN.
+            // If the sum is infinite, the compensation is 0. Otherwise the difference would be infinite as
+            // well, and the next sum NaN.
             *carry = if stored.is_finite() { *carry - (*stored - *x) } else { T::zero() };
         }
         // SAFETY: the caller promises that the compensation holds the block, and that this thread alone runs
@@ -562,8 +564,8 @@ impl Pass<'_> {
         Some(unsafe { elements.read(start, length) })
     }
 
-    /// Runs one step. Slots that cannot be used in place are copied, and stored if the pass writes state.
-    /// `ahead` is given for the last step of a long block.
+    /// Runs one step. Slots that cannot be used in place are copied. If the pass writes state, the copies are
+    /// stored. `ahead` is given for the last step of a long block.
     ///
     /// # Safety
     /// As [`Pass::run_block`].
@@ -580,7 +582,7 @@ impl Pass<'_> {
         // If a pass only reads, all slots are copied, because the loop of a step writes its slots.
         let in_place = |data: DataPtr| if read_only { None } else { T::elements_of(data) };
         if copies.len() < step.slots.len() {
-            copies.resize(step.slots.len(), CacheLines([T::zero(); LONGEST]));
+            copies.resize(step.slots.len(), CacheLines([T::zero(); LONGEST_BLOCK]));
         }
         let mut has_copies = false;
         pointers.clear();

@@ -2,7 +2,7 @@
 //! shared between threads.
 //!
 //! Only the memory of one leaf is locked at a time. A concurrent forward pass reads several parameters in one
-//! operation, so an update that held two parameters and the pass could wait for each other for ever.
+//! operation, so an update that held two parameters and the forward pass could wait for each other for ever.
 //!
 //! Assumptions of the pointers, each with the code that checks it:
 //!
@@ -21,7 +21,7 @@ use smallvec::SmallVec;
 
 use crate::engine::memory::{Buffer, Memory};
 use crate::error::Result;
-use crate::model::lent::{Lend, MemoryMut, MemoryRef, View, read, unsupported, write, wrong_memory};
+use crate::model::lent::{Lend, MemoryMut, MemoryRef, View, read, unsupported_error, write, wrong_memory};
 use crate::numbers::codes::{BLOCK, RECORD, stored_bytes};
 use crate::numbers::low_bits::{self, LOW_RECORD};
 use crate::numbers::{Code, DType, Records};
@@ -85,8 +85,8 @@ impl<T> Elements<T> {
         Elements::new(slice.as_mut_ptr(), slice.len())
     }
 
-    /// The elements from `offset` on. `offset` may wrap around, because a source of a part of a leaf points
-    /// to where element 0 of the leaf would be, which is before its array.
+    /// The elements from `offset` on. `offset` may wrap around: the source of a part of a leaf points to
+    /// where element 0 of the leaf would be, before the source's array.
     pub(super) fn skip(self, offset: usize) -> Self {
         Elements { first: self.first.wrapping_add(offset), ..self }
     }
@@ -118,7 +118,7 @@ impl<T> Elements<T> {
     /// `length` elements from `offset` on, to be read.
     ///
     /// # Safety
-    /// They lie in the array, which is locked and not written meanwhile.
+    /// These elements must lie in the array, which must be locked and not be written meanwhile.
     pub(super) unsafe fn read<'e>(self, offset: usize, length: usize) -> &'e [T] {
         #[cfg(test)]
         super::traffic::count_numbers::<T>(length, 0);
@@ -130,7 +130,8 @@ impl<T> Elements<T> {
     /// `length` elements from `offset` on, to be written.
     ///
     /// # Safety
-    /// They lie in the array, which is locked for writing, and nothing else uses them meanwhile.
+    /// These elements must lie in the array, which must be locked for writing. Nothing else may use them
+    /// meanwhile.
     pub(super) unsafe fn write<'e>(self, offset: usize, length: usize) -> &'e mut [T] {
         #[cfg(test)]
         super::traffic::count_numbers::<T>(0, length);
@@ -213,7 +214,7 @@ impl DataPtr {
         match (self, low) {
             (data, None) => Ok(data),
             (DataPtr::Bf16(high), Some(low)) => Ok(DataPtr::Split(high, low)),
-            _ => Err(unsupported()),
+            _ => Err(unsupported_error()),
         }
     }
 }
@@ -225,8 +226,8 @@ macro_rules! buffer_pointers {
             let records = buffer.records();
             match (buffer.$memory(), records) {
                 (Memory::Host(CpuStorage::U8($values)), Some(Records::Codes(code))) => Ok(DataPtr::Coded($first, code)),
-                (Memory::Host(values), None) => $Memory::from_storage(values).map($data_ptr).ok_or_else(unsupported),
-                _ => Err(unsupported()),
+                (Memory::Host(values), None) => $Memory::from_storage(values).map($data_ptr).ok_or_else(unsupported_error),
+                _ => Err(unsupported_error()),
             }
         }
 
@@ -235,7 +236,7 @@ macro_rules! buffer_pointers {
             match (buffer.$memory(), records) {
                 (Memory::Host(CpuStorage::U8($values)), Some(Records::LowBits)) => Ok(LowPtr::Records($first)),
                 (Memory::Host(CpuStorage::U8($values)), None) => Ok(LowPtr::U8($first)),
-                _ => Err(unsupported()),
+                _ => Err(unsupported_error()),
             }
         }
     };
@@ -279,7 +280,7 @@ pub(super) fn lend_to_write(
     })
 }
 
-/// Lends all `length` elements of `lender` to `run`, which may read them. They must lie in order.
+/// Lends all `length` elements of `lender` to `run`, which may read them. The owner must lend them in order.
 ///
 /// # Errors
 /// As [`lend_to_write`].
@@ -291,7 +292,7 @@ pub(super) fn lend_to_read(
 ) -> Result<()> {
     read(name, lender, &mut |view| {
         check_length(name, (view.memory().dtype(), view.elements()), length)?;
-        run(view.in_order().map(data_ptr).ok_or_else(unsupported)?)
+        run(view.in_order().map(data_ptr).ok_or_else(unsupported_error)?)
     })
 }
 
@@ -304,7 +305,7 @@ pub(super) fn lend_gradients(
     length: usize,
     run: &mut dyn FnMut(&[View<'_>]) -> Result<()>,
 ) -> Result<()> {
-    // Recursive, because memory is lent for the length of a function only.
+    // Recursive, because memory is lent only while a function runs.
     fn lend_rest(
         gradients: &[&dyn Lend],
         length: usize,
@@ -314,8 +315,8 @@ pub(super) fn lend_gradients(
         let Some((&gradient, rest)) = gradients.split_first() else { return run(views) };
         read("gradient", gradient, &mut |view| {
             check_length("gradient", (view.memory().dtype(), view.elements()), length)?;
-            let longer: List<View<'_>> = list(views.iter().copied().chain([view]));
-            lend_rest(rest, length, &longer, run)
+            let lent_views: List<View<'_>> = list(views.iter().copied().chain([view]));
+            lend_rest(rest, length, &lent_views, run)
         })
     }
     lend_rest(gradients, length, &[], run)

@@ -15,7 +15,7 @@ use crate::engine::plan::{Job, Operand, Step};
 use crate::tensors::bytes;
 
 /// How many bytes of each array are fetched. The processor itself reads ahead on the rest.
-const FIRST: usize = 512;
+const FETCHED_BYTES: usize = 512;
 
 /// Fetches the part of a job's memory that belongs to `stage`. The caller must hold no lock, because the last
 /// stage may lock x.
@@ -44,14 +44,14 @@ pub(super) fn prefetch_job(job: &Job<'_>, stage: usize) {
                 prefetch(tensor.dims());
                 prefetch(tensor.stride());
             }
-            job.addresses.iter().for_each(|addresses| prefetch_at(addresses.first, FIRST));
+            job.addresses.iter().for_each(|addresses| prefetch_at(addresses.first, FETCHED_BYTES));
             match job.x {
                 Operand::Own(ref master) => prefetch_state(master),
-                // Only for tensors. Other memory would have to be lent by code of its owner, and a prefetch
-                // saves less time than that takes.
+                // Only a tensor is fetched. Other memory would have to be lent by code of its owner, and such
+                // a loan takes more time than a prefetch saves.
                 Operand::Lent(x) if x.tensor().is_some() && job.addresses.is_empty() => {
                     let addresses = Addresses::from_lender("parameter", x);
-                    addresses.into_iter().for_each(|addresses| prefetch_at(addresses.first, FIRST));
+                    addresses.into_iter().for_each(|addresses| prefetch_at(addresses.first, FETCHED_BYTES));
                 }
                 Operand::Lent(_) => {}
             }
@@ -63,11 +63,11 @@ pub(super) fn prefetch_job(job: &Job<'_>, stage: usize) {
 /// Fetches the beginning of a state tensor into the cache.
 fn prefetch_state(buffer: &Buffer) {
     if let Memory::Host(values) = buffer.memory() {
-        bytes(values).into_iter().for_each(|values| prefetch_lines(values.as_ptr(), FIRST));
+        bytes(values).into_iter().for_each(|values| prefetch_lines(values.as_ptr(), FETCHED_BYTES));
     }
 }
 
-/// Fetches `bytes` bytes at an address into the cache. Not all of them need exist.
+/// Fetches `bytes` bytes at an address into the cache. Some of these bytes may not exist.
 fn prefetch_at(address: usize, bytes: usize) {
     prefetch_lines(std::ptr::without_provenance(address), bytes);
 }
@@ -77,7 +77,7 @@ pub(crate) fn prefetch<T: ?Sized>(value: &T) {
     prefetch_lines(std::ptr::from_ref(value).cast(), size_of_val(value));
 }
 
-/// Fetches `bytes` bytes into the cache. Not all of them need exist.
+/// Fetches `bytes` bytes into the cache. Some of these bytes may not exist.
 #[inline(always)]
 pub(super) fn prefetch_lines(start: *const u8, bytes: usize) {
     for offset in (0..bytes).step_by(64) {

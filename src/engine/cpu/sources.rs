@@ -1,8 +1,8 @@
 //! The gradients of a leaf, of any layout, and their sum. `unsafe` is for raw storage pointers.
 //!
-//! A gradient that lies by columns, as a transposed one does, is difficult. If it were read row by row, each
-//! element would cost a cache line, and often a page. So a thread first copies a range of the gradient into
-//! memory of its own:
+//! A gradient that lies by columns, such as a transposed gradient, needs care. If such a gradient were read
+//! row by row, each element would cost a cache line, and often a page. So a thread first copies a range of
+//! the gradient into a band, which is memory of its own:
 //!
 //! ```text
 //! for each tile of 16 columns, 64 rows:                      (read_tiles)
@@ -28,24 +28,24 @@ use crate::model::lent::View;
 use crate::numbers::{codes, element_offset};
 
 /// The most elements of a block: as many as are encoded together if state is in 8 bits.
-pub(super) const LONGEST: usize = codes::BLOCKS_TOGETHER * codes::BLOCK;
+pub(super) const LONGEST_BLOCK: usize = codes::BLOCKS_TOGETHER * codes::BLOCK;
 
-const _: () = assert!(BLOCK <= LONGEST);
+const _: () = assert!(BLOCK <= LONGEST_BLOCK);
 
 /// Room for a block, aligned so that no vector crosses two cache lines.
 #[derive(Clone)]
 #[repr(C, align(64))]
-pub(super) struct CacheLines<T>(pub(super) [T; LONGEST]);
+pub(super) struct CacheLines<T>(pub(super) [T; LONGEST_BLOCK]);
 
 /// The rows and columns of a tile. A row of f32 takes one cache line. A column takes four, because a column
 /// is usually on a page of its own, and to find a page takes longer than to fetch the next line.
 const TILE: (usize, usize) = (64, 16);
 
-/// The most elements that a thread usually copies at once. A longer band would use more of each page, but
-/// take more memory in each thread.
+/// The largest number of elements that a thread usually copies at once. A longer band would use more of each
+/// page, but take more memory in each thread.
 const BAND: usize = 1 << 19;
 
-/// The most elements of a band, if a shorter band would fetch each cache line several times.
+/// If a shorter band would fetch each cache line several times, a band has at most this many elements.
 const WIDEST: usize = 1 << 22;
 
 /// A gradient of any layout.
@@ -60,10 +60,10 @@ pub(super) struct StridedSource<'p> {
 /// Dimensions and their strides.
 type Dims = (SmallVec<[usize; 4]>, SmallVec<[usize; 4]>);
 
-/// A gradient that lies by columns: neighbours in a column are nearer than those in a row.
+/// A gradient that lies by columns: neighbours in a column are nearer than neighbours in a row.
 ///
-/// Its dimensions are `outer`, rows, `middle` and columns. The dimensions in the middle, as in a reversed
-/// tensor of images, make several matrices that share their rows.
+/// The gradient's dimensions are `outer`, rows, `middle` and columns. The dimensions in the middle, as in a
+/// reversed tensor of images, make several matrices that share their rows.
 struct Columns {
     outer: Dims,
     /// The number of rows, and the stride from one row to the next.
@@ -76,31 +76,33 @@ struct Columns {
 impl Columns {
     /// `None` for a layout that is not by columns.
     fn from_layout(dims: &[usize], strides: &[usize]) -> Option<Columns> {
-        // The dimensions from the last on, without dimensions of 1. If one stride goes through several
-        // dimensions, they are joined.
-        let mut all = SmallVec::<[(usize, usize); 4]>::new();
+        // The dimensions and their strides, the last first, without dimensions of 1. Dimensions that one
+        // stride goes through are joined.
+        let mut axes = SmallVec::<[(usize, usize); 4]>::new();
         for (&dim, &stride) in dims.iter().zip(strides).rev().filter(|(dim, _)| **dim != 1) {
-            match all.last_mut() {
-                Some((joined, nearer)) if stride == nearer.saturating_mul(*joined) => *joined *= dim,
-                _ => all.push((dim, stride)),
+            match axes.last_mut() {
+                Some((last_dim, last_stride)) if stride == last_stride.saturating_mul(*last_dim) => {
+                    *last_dim *= dim
+                }
+                _ => axes.push((dim, stride)),
             }
         }
-        let columns = *all.first()?;
-        let is_nearer = |place: usize| 0 < all[place].1 && all[place].1 < columns.1;
-        // The rows are the dimension that uses most numbers of a cache line, among the dimensions of which a
-        // band has enough rows. Otherwise each line would be fetched once for each of its numbers.
-        let used = |place: usize| all[place].0.min(TILE.1 / all[place].1.max(1));
-        let is_in_band = |place: &usize| {
-            let pitch: usize = all[..*place].iter().map(|(dim, _)| dim).product();
-            let longest = if 2 * used(*place) < TILE.1 { BAND } else { WIDEST };
-            is_nearer(*place) && used(*place) > 0 && pitch <= longest / TILE.1
+        let columns = *axes.first()?;
+        let is_nearer = |axis: usize| 0 < axes[axis].1 && axes[axis].1 < columns.1;
+        // Among the dimensions of which a band has enough rows, the rows are the dimension that uses most
+        // numbers of a cache line. With fewer rows, a line would be fetched once for each of its numbers.
+        let line_use = |axis: usize| axes[axis].0.min(TILE.1 / axes[axis].1.max(1));
+        let fits_band = |axis: &usize| {
+            let pitch: usize = axes[..*axis].iter().map(|(dim, _)| dim).product();
+            let longest = if 2 * line_use(*axis) < TILE.1 { BAND } else { WIDEST };
+            is_nearer(*axis) && line_use(*axis) > 0 && pitch <= longest / TILE.1
         };
         // Reversed, because `max_by_key` takes the last of several maxima.
-        let best = (1..all.len()).rev().filter(is_in_band).max_by_key(|place| used(*place));
-        let place = best.or_else(|| (all.len() > 1 && is_nearer(1)).then_some(1))?;
-        let in_order = |dims: &[(usize, usize)]| -> Dims { dims.iter().rev().copied().unzip() };
-        let (middle, outer) = (in_order(&all[1..place]), in_order(&all[place + 1..]));
-        Some(Columns { outer, rows: all[place], middle, columns })
+        let best = (1..axes.len()).rev().filter(fits_band).max_by_key(|axis| line_use(*axis));
+        let axis = best.or_else(|| (axes.len() > 1 && is_nearer(1)).then_some(1))?;
+        let in_layout_order = |dims: &[(usize, usize)]| -> Dims { dims.iter().rev().copied().unzip() };
+        let (middle, outer) = (in_layout_order(&axes[1..axis]), in_layout_order(&axes[axis + 1..]));
+        Some(Columns { outer, rows: axes[axis], middle, columns })
     }
 
     /// The number of matrices that share their rows.
@@ -149,20 +151,20 @@ impl<'p> StridedSource<'p> {
         if band.len() < length {
             band.resize(length, T::zero());
         }
-        let (start, group) = (range.start - self.first, columns.rows.0 * columns.pitch());
+        let (start, outer_length) = (range.start - self.first, columns.rows.0 * columns.pitch());
         let mut position = 0;
         while position < length {
-            let (index, first) = ((start + position) / group, (start + position) % group);
-            let run = (group - first).min(length - position);
+            let (index, first) = ((start + position) / outer_length, (start + position) % outer_length);
+            let run_length = (outer_length - first).min(length - position);
             let outer = element_offset(index, &columns.outer.0, &columns.outer.1);
-            let dst = &mut band[position..position + run];
+            let dst = &mut band[position..position + run_length];
             for matrix in 0..columns.matrix_count() {
                 let origin = outer + element_offset(matrix, &columns.middle.0, &columns.middle.1);
                 // SAFETY: the caller promises that the range lies within the layout's shape. These elements
                 // are some of the range.
                 unsafe { self.read_tiles(isa, &columns, origin, matrix, first, dst) };
             }
-            position += run;
+            position += run_length;
         }
         StridedSource::new_contiguous(T::data_ptr(&mut band[..length]), range.start)
     }
@@ -170,7 +172,7 @@ impl<'p> StridedSource<'p> {
     /// Reads the elements of one matrix among `dst`, tile by tile.
     ///
     /// `dst` is for the elements from `first` on, in row-major order of all matrices that share their rows.
-    /// `origin` is the place of the matrix in the data.
+    /// `origin` is where the matrix begins in the data.
     ///
     /// # Safety
     /// As [`StridedSource::read`], for these elements.
@@ -184,20 +186,20 @@ impl<'p> StridedSource<'p> {
         dst: &mut [T],
     ) {
         let (width, pitch) = (layout.columns.0, layout.pitch());
-        let (before, end) = (matrix * width, first + dst.len());
+        let (columns_before, end) = (matrix * width, first + dst.len());
         let mut tile = [[T::zero(); TILE.0]; TILE.1];
         for left in (0..width).step_by(TILE.1) {
             let right = width.min(left + TILE.1);
             // The rows that have an element of `dst` in these columns.
-            let rows = (first + 1).saturating_sub(before + right).div_ceil(pitch)
-                ..end.saturating_sub(before + left).div_ceil(pitch);
+            let rows = (first + 1).saturating_sub(columns_before + right).div_ceil(pitch)
+                ..end.saturating_sub(columns_before + left).div_ceil(pitch);
             for top in rows.clone().step_by(TILE.0) {
                 let height = TILE.0.min(rows.end - top);
                 let corner = origin + top * layout.rows.1;
                 // SAFETY: the caller promises the layout's elements, and the tile has some of them.
                 unsafe { self.load_tile(isa, layout, corner, left..right, height, &mut tile) };
                 for row in 0..height {
-                    let start = (top + row) * pitch + before;
+                    let start = (top + row) * pitch + columns_before;
                     let piece = first.max(start + left)..end.min(start + right);
                     if !piece.is_empty() {
                         let column = piece.start - start - left;
@@ -208,7 +210,8 @@ impl<'p> StridedSource<'p> {
         }
     }
 
-    /// Loads the upper `height` numbers of some columns. `corner` is the place of the row in column 0.
+    /// Loads the upper `height` numbers of these columns into a tile. `corner` is where the tile's first row
+    /// has column 0 in the data.
     ///
     /// # Safety
     /// As [`StridedSource::read`], for these elements.
@@ -224,10 +227,10 @@ impl<'p> StridedSource<'p> {
     ) {
         let &Columns { rows: (_, row_stride), columns: (width, stride), .. } = layout;
         for (column, dst) in columns.zip(tile) {
-            let place = corner + column * stride;
-            // A prefetch, because the hardware does not read ahead from column to column.
+            let offset = corner + column * stride;
+            // A later column is fetched, because the hardware does not read ahead from column to column.
             if row_stride < TILE.1 && column + TILE.1 < width {
-                for (array, size) in self.data.skip(place + TILE.1 * stride).arrays() {
+                for (array, size) in self.data.skip(offset + TILE.1 * stride).arrays() {
                     prefetch_lines(array, height * row_stride * size / BLOCK);
                 }
             }
@@ -235,14 +238,14 @@ impl<'p> StridedSource<'p> {
             // SAFETY: the caller promises the layout's elements, and the column has some of them.
             unsafe {
                 match row_stride {
-                    1 => load(isa, self.data, place, dst),
-                    _ => gather(self.data, (0..height).map(|row| place + row * row_stride), dst),
+                    1 => load(isa, self.data, offset, dst),
+                    _ => gather(self.data, (0..height).map(|row| offset + row * row_stride), dst),
                 }
             }
         }
     }
 
-    /// Where the leaf's element 0 lies or would lie, if the elements are contiguous.
+    /// If the elements are contiguous: where the leaf's element 0 lies or would lie.
     pub(super) fn data_from_zero(&self) -> Option<DataPtr> {
         if self.strides.is_none() { Some(self.data.skip(0usize.wrapping_sub(self.first))) } else { None }
     }
@@ -282,9 +285,9 @@ impl<'p> StridedSource<'p> {
         let mut position = 0;
         while position < dst.len() {
             let (row, column) = ((start + position) / columns, (start + position) % columns);
-            let run = (columns - column).min(dst.len() - position);
+            let run_length = (columns - column).min(dst.len() - position);
             let offset = element_offset(row, rows, row_strides) + column * stride;
-            let dst = &mut dst[position..position + run];
+            let dst = &mut dst[position..position + run_length];
             // SAFETY: the offsets are those of elements of the view. `View::strided` has checked that the
             // elements of a view lie within its memory.
             unsafe {
@@ -294,10 +297,10 @@ impl<'p> StridedSource<'p> {
                         load(isa, self.data, offset, &mut dst[..1]);
                         dst.fill(dst[0]);
                     }
-                    _ => gather(self.data, (0..run).map(|i| offset + i * stride), dst),
+                    _ => gather(self.data, (0..run_length).map(|i| offset + i * stride), dst),
                 }
             }
-            position += run;
+            position += run_length;
         }
     }
 }

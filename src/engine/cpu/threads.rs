@@ -1,8 +1,8 @@
-//! The threads of the fused CPU engine: many small items run in rows of neighbours ([`run_in_rows`]), a large
-//! leaf runs in chunks ([`for_each_chunk`]). `unsafe` is for work that borrows from its caller and is lent to
-//! other threads.
+//! The threads of the fused CPU engine: many small items run in rows of neighbours ([`run_in_rows`]), and a
+//! large leaf runs in chunks ([`for_each_chunk`]). `unsafe` is for work that borrows from its caller and is
+//! lent to other threads.
 //!
-//! Two rules prevent deadlocks of updates, if the caller holds no lock of a storage itself:
+//! If the caller holds no lock of a storage itself, two rules prevent deadlocks of updates:
 //!
 //! 1. The engine has a pool of its own. candle holds read locks while it computes in rayon's global pool. If
 //!    the engine ran there, all threads could wait for these locks, and none would be left to compute.
@@ -37,20 +37,20 @@ pub(super) fn run<R: Send>(work: impl FnOnce() -> R + Send) -> Result<R> {
     Ok(pool(rayon::current_num_threads())?.install(work))
 }
 
-/// Calls `chunk` with each index below `count`, on the current pool's threads.
+/// Calls `run_chunk` with each index below `count`, on the current pool's threads.
 ///
 /// # Panics
-/// If `chunk` panics, on any thread.
-pub(super) fn for_each_chunk(count: usize, chunk: &(dyn Fn(usize) + Sync)) {
+/// If `run_chunk` panics, on any thread.
+pub(super) fn for_each_chunk(count: usize, run_chunk: &(dyn Fn(usize) + Sync)) {
     // SAFETY: only the lifetime changes. `Chunks::work` calls the function only between claiming a chunk and
     // finishing it, and this function returns, or unwinds, only after all chunks are finished and none is
     // left to claim.
-    let chunk: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(chunk) };
+    let run_chunk: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(run_chunk) };
     let threads = rayon::current_num_threads().min(count);
     let chunks = Arc::new(Chunks {
-        chunk,
+        run_chunk,
         count,
-        stride: (count / (8 * threads.max(1))).max(1),
+        claim_length: (count / (8 * threads.max(1))).max(1),
         next_chunk: AtomicUsize::new(0),
         finished_count: AtomicUsize::new(0),
         panic: Mutex::default(),
@@ -72,10 +72,10 @@ pub(super) fn for_each_chunk(count: usize, chunk: &(dyn Fn(usize) + Sync)) {
 
 /// Chunks that several threads claim in turn.
 struct Chunks {
-    chunk: &'static (dyn Fn(usize) + Sync),
+    run_chunk: &'static (dyn Fn(usize) + Sync),
     count: usize,
     /// How many neighbouring chunks are claimed at once, because memory is fastest in long runs.
-    stride: usize,
+    claim_length: usize,
     /// The first chunk that nobody has claimed.
     next_chunk: AtomicUsize,
     finished_count: AtomicUsize,
@@ -88,13 +88,13 @@ impl Chunks {
     /// first panic on the thread of its caller.
     fn work(&self) {
         loop {
-            let first = self.next_chunk.fetch_add(self.stride, Ordering::Relaxed);
+            let first = self.next_chunk.fetch_add(self.claim_length, Ordering::Relaxed);
             if first >= self.count {
                 return;
             }
-            let claim = first..self.count.min(first + self.stride);
+            let claim = first..self.count.min(first + self.claim_length);
             let length = claim.len();
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| claim.for_each(self.chunk))) {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| claim.for_each(self.run_chunk))) {
                 lock(&self.panic).get_or_insert(panic);
             }
             // Counted after a panic as well, because otherwise the caller would wait for ever.
@@ -138,11 +138,11 @@ const DISTANCES: [usize; 3] = [3, 2, 1];
 /// The first error in the order of the items. A row ends with its first error; other rows go on.
 pub(super) fn run_in_rows<I: Send>(
     items: &mut [I],
-    row: usize,
+    row_length: usize,
     prepare: impl Fn(&I, usize) + Sync,
     run: impl Fn(&mut I) -> Result<()> + Sync,
 ) -> Result<()> {
-    let rows: Vec<_> = items.par_chunks_mut(row).map(|row| run_row(row, &prepare, &run)).collect();
+    let rows: Vec<_> = items.par_chunks_mut(row_length).map(|row| run_row(row, &prepare, &run)).collect();
     rows.into_iter().collect()
 }
 
@@ -188,11 +188,11 @@ mod tests {
 
     #[test]
     fn every_item_is_prepared_in_order_and_runs_once() {
-        for row in [1, 5, 7] {
+        for row_length in [1, 5, 7] {
             for count in [0, 1, 4, 5, 23] {
                 let mut items: Vec<Mutex<Vec<usize>>> = (0..count).map(|_| Mutex::default()).collect();
                 let note = |item: &Mutex<Vec<usize>>, stage| item.lock().expect("a lock").push(stage);
-                run_in_rows(&mut items, row, note, |item| {
+                run_in_rows(&mut items, row_length, note, |item| {
                     note(item, DISTANCES.len());
                     Ok(())
                 })

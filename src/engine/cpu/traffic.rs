@@ -1,8 +1,8 @@
 //! Counts the bytes that passes read and write, for a test of speed without a clock.
 //!
 //! Memory limits a step, so the time of a step follows the bytes that it moves. Times differ from run to run,
-//! bytes do not. So a test can fail for one pass or copy too many. `tests/allocation.rs` finds copies outside
-//! of passes.
+//! bytes do not. So a test can fail if a step makes one pass or copy too many. `tests/allocation.rs` finds
+//! copies outside of passes.
 //!
 //! Each thread has counts of its own, because other tests run meanwhile. The parameters of the tests are so
 //! small that a step stays on its caller's thread.

@@ -1,10 +1,10 @@
 //! Addresses of tensors on a device, under the lock of one tensor at a time. A concurrent forward pass holds
-//! several locks at once, so that code here that held two locks could deadlock.
+//! several locks at once, so code of this file could deadlock if it held two locks.
 //!
 //! **Validity.** An address stays valid after the lock is released, because candle never moves a storage
 //! while a tensor has it. An in-place operation of the program may have given the tensor another storage. So
 //! each storage is compared with its tensor under the lock (`model/lent/stored.rs`), and the address is that
-//! of the storage under the lock. If another thread exchanges the storage before the launch, the launch uses
+//! of the compared storage. If another thread exchanges the storage before the launch, the launch uses
 //! freed memory. No check can prevent such a use, because a check would have to hold several locks.
 //!
 //! **Order.** The legacy default stream waits for candle's streams of all threads, and they wait for it. So a
@@ -24,7 +24,7 @@ use crate::error::Result;
 use crate::model::lent::{check_extent, storage_of};
 use crate::tensors::cuda_extent;
 
-fn unsupported() -> candle_core::Error {
+fn unsupported_tensor() -> candle_core::Error {
     candle_core::Error::Msg(
         "the values of this tensor cannot be had where they lie: it has to be contiguous on CUDA, in a \
          dtype of Rust or `half`"
@@ -40,7 +40,7 @@ macro_rules! on_slice {
     ($slices:expr, $($dtype:ident)|+, $slice:ident => $run:expr) => {
         match $slices {
             $(CudaStorageSlice::$dtype($slice) => $run,)+
-            _ => return Err(unsupported().into()),
+            _ => return Err(unsupported_tensor().into()),
         }
     };
 }
@@ -48,8 +48,8 @@ macro_rules! on_slice {
 /// The address of the first element of a contiguous tensor that `stream` reads.
 pub(crate) fn read_address(tensor: &Tensor, stream: &CudaStream) -> Result<u64> {
     let (storage, layout) = storage_of(tensor)?;
-    let (start, _) = layout.contiguous_offsets().ok_or_else(unsupported)?;
-    let Storage::Cuda(storage) = &*storage else { return Err(unsupported().into()) };
+    let (start, _) = layout.contiguous_offsets().ok_or_else(unsupported_tensor)?;
+    let Storage::Cuda(storage) = &*storage else { return Err(unsupported_tensor().into()) };
     let (address, _recorded_on_drop) = on_slice!(&storage.slice, slice => slice.device_ptr(stream));
     Ok(address + (start * tensor.dtype().size_in_bytes()) as u64)
 }
@@ -57,7 +57,7 @@ pub(crate) fn read_address(tensor: &Tensor, stream: &CudaStream) -> Result<u64> 
 /// The address of the first element of a contiguous variable that `stream` reads and writes.
 ///
 /// cudarc takes the storage by `&mut` to record which stream writes. If cudarc does not manage streams, it
-/// records nothing, and the lock for reading is enough, which takes a fraction of the time of candle's
+/// records nothing, and the lock for reading is enough. Reading takes a fraction of the time of candle's
 /// in-place operation. The in-place operation also refuses tensors with repeated elements, but a contiguous
 /// tensor has none.
 pub(crate) fn write_address(tensor: &Tensor, stream: &CudaStream) -> Result<u64> {
@@ -82,8 +82,8 @@ pub(in crate::engine) fn download(tensor: &Tensor) -> Result<Tensor> {
         Tensor::from_vec(values, shape, &Device::Cpu)
     }
     let (storage, layout) = storage_of(tensor).map_err(|error| error.in_role("gradient"))?;
-    let range = layout.contiguous_offsets().ok_or_else(unsupported)?;
-    let Storage::Cuda(storage) = &*storage else { return Err(unsupported().into()) };
+    let range = layout.contiguous_offsets().ok_or_else(unsupported_tensor)?;
+    let Storage::Cuda(storage) = &*storage else { return Err(unsupported_tensor().into()) };
     Ok(on_slice!(&storage.slice, slice => copy(slice, range, tensor.shape()))?)
 }
 
@@ -106,7 +106,7 @@ impl InplaceOp1 for WriteFromHost<'_> {
     }
 
     fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout) -> candle_core::Result<()> {
-        Err(unsupported())
+        Err(unsupported_tensor())
     }
 
     fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> candle_core::Result<()> {
@@ -120,10 +120,10 @@ impl InplaceOp1 for WriteFromHost<'_> {
         }
         check_extent(self.variable, cuda_extent(storage, self.variable))
             .map_err(|error| error.in_role("parameter"))?;
-        let (first, _) = layout.contiguous_offsets().ok_or_else(unsupported)?;
+        let (first, _) = layout.contiguous_offsets().ok_or_else(unsupported_tensor)?;
         let (host_storage, host_layout) = self.values.storage_and_layout();
-        let (begin, end) = host_layout.contiguous_offsets().ok_or_else(unsupported)?;
-        let Storage::Cpu(values) = &*host_storage else { return Err(unsupported()) };
+        let (begin, end) = host_layout.contiguous_offsets().ok_or_else(unsupported_tensor)?;
+        let Storage::Cpu(values) = &*host_storage else { return Err(unsupported_tensor()) };
         on_slice!(&mut storage.slice, slice => copy(&values.as_slice()?[begin..end], slice, first + self.start))
     }
 }
@@ -138,7 +138,7 @@ struct FindAddress<'s> {
 impl FindAddress<'_> {
     fn address(&self, storage: &mut CudaStorage, layout: &Layout) -> Result<u64> {
         check_extent(self.tensor, cuda_extent(storage, self.tensor))?;
-        let (start, _) = layout.contiguous_offsets().ok_or_else(unsupported)?;
+        let (start, _) = layout.contiguous_offsets().ok_or_else(unsupported_tensor)?;
         let size = storage.dtype().size_in_bytes();
         let (address, _recorded_on_drop) =
             on_slice!(&mut storage.slice, slice => slice.device_ptr_mut(self.stream));
@@ -152,7 +152,7 @@ impl InplaceOp1 for FindAddress<'_> {
     }
 
     fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout) -> candle_core::Result<()> {
-        Err(unsupported())
+        Err(unsupported_tensor())
     }
 
     fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> candle_core::Result<()> {

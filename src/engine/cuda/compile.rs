@@ -11,7 +11,7 @@ use crate::engine::codegen::CUDA_FLAGS;
 use crate::engine::route::warn_once;
 use crate::error::{Error, Result};
 
-/// Functions that the printed sources call. NVRTC has most of them only with headers.
+/// Functions that the printed sources call. NVRTC has most of these functions only with headers.
 const INTRINSICS: &str = include_str!("intrinsics.cu");
 
 /// The functions by address of their context and by source. The `Arc` keeps the context alive, so that no
@@ -25,20 +25,20 @@ fn functions() -> MutexGuard<'static, Functions> {
 
 /// Drops the contexts that nobody else uses, with their functions.
 pub(super) fn forget_unused() {
-    // Each function holds its context through its module, and the map holds it once more.
+    // Each function holds its context through its module, and the map holds each context once more.
     functions()
         .retain(|_, (context, cache)| Arc::strong_count(context) > 1 + cache.values().flatten().count());
 }
 
 /// The function of a source in a context, kept as long as the context is used. `None` if the compiler or the
-/// device refuses the source, for example because one of the two is much older than the other.
+/// device refuses the source, for example because the compiler is much older or newer than the device.
 pub(super) fn function(context: &Arc<CudaContext>, source: &str) -> Result<Option<CudaFunction>> {
     let key = context.cu_ctx().addr();
     if let Some(function) = functions().get(&key).and_then(|(_, cache)| cache.get(source)) {
         return Ok(function.clone());
     }
-    // Compiled without the lock, because a compilation takes long. Two threads may compile the same function,
-    // which only costs time.
+    // The compilation runs without the lock, because it takes long. Two threads may compile the same
+    // function, which only costs time.
     let capability = context.compute_capability().w()?;
     let load = |ptx| context.load_module(ptx)?.load_function("optimiser");
     let compilation =

@@ -2,15 +2,15 @@
 //! work.
 //!
 //! **Order.** candle has one stream of a device for each thread of the host, and nothing orders these streams
-//! against each other. The engine launches on the legacy default stream instead, which waits for all of
-//! candle's streams, and for which all of candle's streams wait. So gradients may come from a backward pass
-//! in any thread, and an evaluation in another thread sees each parameter as it was before the launch or
-//! after it. If a device was made with a stream of its own (`new_with_stream`), the launches go to that
-//! stream, and cudarc's events keep the order.
+//! against each other. So the engine launches on the legacy default stream: it waits for all of candle's
+//! streams, and they all wait for it. Gradients may come from a backward pass in any thread, and an
+//! evaluation in another thread sees each parameter as it was before the launch or after it. If a device was
+//! made with a stream of its own (`new_with_stream`), the launches go to that stream, and cudarc's events
+//! keep the order.
 //!
-//! **Waiting.** A call is one use of the back-end: a turn of reductions, or a commit. It copies its tables to
-//! the device and enqueues its launches. A call with results waits for its results at the end. Any other call
-//! waits only until the device has read the tables of the call before the last.
+//! **Waiting.** A call is one use of the back-end: a turn of reductions, or a commit. Each call copies its
+//! tables to the device and enqueues its launches. A call with results waits for its results at the end. Any
+//! other call waits only until the device has read the tables of the call before the last.
 //!
 //! **Memory.** After the first call with a set of parameters, only these are allocated on the device:
 //! contiguous copies of gradients with another layout, copies of gradients that lie in variables, inputs of
@@ -35,7 +35,7 @@ use crate::error::Result;
 use crate::model::lent::defect;
 use scratch::DeviceScratch;
 
-/// The handle that means "the default stream of this thread of the host". It is the same in all threads.
+/// The handle that means "the default stream of this thread of the host". All threads have the same handle.
 const PER_THREAD: usize = 2;
 
 /// The stream that is in order with candle's work of all threads on a device.
@@ -49,7 +49,7 @@ pub(super) struct Cuda<'a> {
     device: DeviceId,
     /// candle's stream of this device.
     owner: Arc<CudaStream>,
-    /// Where launches go.
+    /// The stream of the launches.
     stream: Arc<CudaStream>,
     /// Set by the launch. Declared before the data of the call, so that after an error the scratch is dropped
     /// first: its drop waits until the device has finished with the data.
@@ -141,11 +141,11 @@ impl<'a> Backend<'a> for Cuda<'a> {
 
     fn launch(&mut self, launches: Vec<Launch<CudaFunction>>, result_count: usize) -> Result<()> {
         let scratch = self.scratch.insert(scratch::take(self.device, &self.owner, &self.stream)?);
-        // SAFETY: `Tables::add` lays out the rows as the source was printed. Their addresses come from
-        // `read_address`, `write_address` and `write_new_address` above, where each storage is compared with
-        // its tensor under its lock (`storage_of`, or `check_extent` in an in-place operation). The tensors
-        // live until all launches have been enqueued; memory that is freed later is freed in the stream's
-        // order.
+        // SAFETY: `Tables::add` lays out the rows as the source was printed. The addresses in the rows come
+        // from `read_address`, `write_address` and `write_new_address` above, where each storage is compared
+        // with its tensor under the storage's lock (`storage_of`, or `check_extent` in an in-place
+        // operation). The tensors live until all launches have been enqueued; memory that is freed later is
+        // freed in the stream's order.
         #[allow(unsafe_code)]
         unsafe { scratch.launch(&launches, result_count) }?;
         self.release_tensors()

@@ -28,13 +28,14 @@ use crate::engine::device::Launch;
 /// How many words or results each memory has room for at first.
 const WORDS: usize = 1 << 12;
 
-/// The memory of a call. It grows to the size of the largest call. It is freed when the process ends, or when
-/// another device is first used after the device of this memory was dropped.
+/// The memory of a call. The memory grows to the size of the largest call. It is freed when the process ends,
+/// or when another device is first used after the device of this memory was dropped.
 pub(super) struct DeviceScratch {
     /// candle's stream. Its reference count shows whether the device is still used.
     owner: Arc<CudaStream>,
     stream: Arc<CudaStream>,
-    /// Two, so that the tables of a call can be written while the device reads those of the call before.
+    /// Two uploads, so that the tables of a call can be written while the device reads the tables of the call
+    /// before.
     uploads: [TableUpload; 2],
     /// The index of this call's upload.
     upload_index: usize,
@@ -109,10 +110,10 @@ impl DeviceScratch {
         })
     }
 
-    /// Whether the device of this memory is held by anything but unused memory.
+    /// Whether anything but unused memory holds the device of this memory.
     fn has_device(&self, unused: &[DeviceScratch]) -> bool {
-        // If the device was made with a stream of its own, that stream is `owner` and `stream`, and `tables`
-        // and `results` hold it, too.
+        // If the device was made with a stream of its own, `owner` and `stream` are that stream, and
+        // `tables` and `results` hold it, too.
         let handles =
             |scratch: &DeviceScratch| if Arc::ptr_eq(&scratch.owner, &scratch.stream) { 4 } else { 1 };
         let unused_handles =
@@ -169,13 +170,14 @@ impl DeviceScratch {
         }
         self.result_count = result_count;
         let upload = &mut self.uploads[self.upload_index];
-        let places = upload.write(launches, words)?;
+        let table_starts = upload.write(launches, words)?;
         upload.send(words, &mut self.tables, &self.stream)?;
 
         let (results, _recorded_on_drop) = self.results.device_ptr_mut(&self.stream);
         let (tables, _recorded_on_drop) = self.tables.device_ptr(&self.stream);
-        for (launch, (rows, offsets)) in launches.iter().zip(places) {
-            let (rows, offsets, leaves) = (tables + rows * 8, tables + offsets * 8, launch.leaves as u32);
+        for (launch, (first_row, first_offset)) in launches.iter().zip(table_starts) {
+            let (rows, offsets) = (tables + first_row * 8, tables + first_offset * 8);
+            let leaves = launch.leaves as u32;
             let results = launch.first_result.map(|first| results + first as u64 * 8);
             debug_assert!(launch.block_offsets.iter().all(|first| *first < launch.blocks));
             debug_assert!(launch.rows.len().is_multiple_of(launch.leaves.max(1)));
@@ -190,7 +192,7 @@ impl DeviceScratch {
                 shared_mem_bytes: 0,
             };
             // SAFETY: the arguments are those of the printed functions. `TableUpload::write` has written rows
-            // and offsets to the tables, and the results have a place for each block. The caller promises the
+            // and offsets to the tables, and the results have room for each block. The caller promises the
             // rest.
             unsafe { arguments.launch(shape) }.w()?;
         }
@@ -229,7 +231,7 @@ impl TableUpload {
             *self = TableUpload::new(&context, words.next_power_of_two())?;
         }
         let mut rest = self.memory.as_mut_slice().w()?;
-        let mut places = Vec::with_capacity(launches.len());
+        let mut table_starts = Vec::with_capacity(launches.len());
         let mut begin = 0;
         for Launch { rows, block_offsets, .. } in launches {
             let (row_words, after) = std::mem::take(&mut rest).split_at_mut(rows.len());
@@ -238,14 +240,14 @@ impl TableUpload {
             for (word, pair) in offset_words.iter_mut().zip(block_offsets.chunks(2)) {
                 *word = u64::from(pair[0]) | pair.get(1).map_or(0, |&high| u64::from(high) << 32);
             }
-            places.push((begin as u64, (begin + rows.len()) as u64));
+            table_starts.push((begin as u64, (begin + rows.len()) as u64));
             begin += rows.len() + offset_words.len();
             rest = after;
         }
-        Ok(places)
+        Ok(table_starts)
     }
 
-    /// Enqueues the copy of the first words. `write` waits until the copy is done.
+    /// Enqueues the copy of the first `words` words. The next `write` waits until the copy is done.
     fn send(&mut self, words: usize, to: &mut CudaSlice<u64>, stream: &Arc<CudaStream>) -> Result<()> {
         let from = &self.memory.as_slice().w()?[..words];
         stream.memcpy_htod(from, to).w()?;

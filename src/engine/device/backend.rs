@@ -19,7 +19,7 @@ pub(in crate::engine) trait Backend<'a> {
     fn function(&mut self, source: &str) -> Result<Option<Self::Function>>;
 
     /// The address of the first element of a contiguous tensor that is read. Takes the tensor by value,
-    /// because it may be a copy that nothing else holds.
+    /// because the tensor may be a copy that nothing else holds.
     fn read_address(&mut self, tensor: Tensor) -> Result<u64>;
 
     /// The address of the first element of a variable that is read and written.

@@ -1,7 +1,7 @@
 //! The fused engine of devices: a chain is printed as CUDA C, compiled at run time, and launched over all
 //! leaves (parameters with their state) at once. `README.md` of this folder describes rows and order.
 //!
-//! Each entry point has three steps: get a handle for each leaf (which compiles its kernel, if it is new),
+//! Each entry point has three steps: get a handle for each leaf (which compiles a new kernel),
 //! add the leaf's data (which takes addresses), run all launches. A leaf has no kernel if a dtype cannot be
 //! printed or the source does not compile. Such a leaf is left to tensor operations.
 
@@ -39,10 +39,10 @@ pub(super) fn commit_with<'a, 'j: 'a, B: Backend<'a>>(
         jobs.iter().map(|_| Some(SmallVec::new())).collect();
     for is_last in [false, true] {
         for ((job, segments), handles) in jobs.iter().zip(&segments).zip(&mut handles) {
-            let (last, before) = segments
+            let (last, earlier) = segments
                 .split_last()
-                .map_or((&[][..], &[][..]), |(last, before)| (std::slice::from_ref(last), before));
-            for segment in if is_last { last } else { before } {
+                .map_or((&[][..], &[][..]), |(last, earlier)| (std::slice::from_ref(last), earlier));
+            for segment in if is_last { last } else { earlier } {
                 let handle = tables.handle(|bound| trace_write(job, segment, bound))?;
                 // A job is written as a whole or not at all. So if one segment has no kernel, the job loses
                 // all its handles.
@@ -77,7 +77,7 @@ fn add_segments<'a, 'j: 'a, B: Backend<'a>>(
         low_bits.as_deref_mut().map(|low_bits| tables.backend.write_state_address(low_bits)).transpose()?;
     let x = match x {
         Operand::Own(master) => LeafArray::Address(tables.backend.write_state_address(master)?),
-        Operand::Lent(x) => LeafArray::Tensor(check_tensor(*x)?),
+        Operand::Lent(x) => LeafArray::Tensor(tensor_of(*x)?),
     };
     let (mut sources, mut steps, mut position) = (&sources[..], &mut steps[..], 0);
     let mut epilogue = epilogue.reborrow();
@@ -85,8 +85,8 @@ fn add_segments<'a, 'j: 'a, B: Backend<'a>>(
         let (before, after) = std::mem::take(&mut steps).split_at_mut(segment.start - position);
         let (segment_steps, later_steps) = after.split_at_mut(segment.len());
         (steps, position) = (later_steps, segment.end);
-        // `sources_after` cannot be used, because it needs all steps at once, and they are split to be
-        // written.
+        // `sources_after` cannot be used, because it needs all steps at once, and here the steps are split
+        // into slices that can be written.
         if let Some(Step::Output(output)) = before.last() {
             sources = std::slice::from_ref(&output.gradient);
         }
@@ -96,7 +96,7 @@ fn add_segments<'a, 'j: 'a, B: Backend<'a>>(
         let (mut parameter, mut compensation, mut key) = (None, None, [0; 2]);
         match segment_epilogue {
             Epilogue::StateOnly | Epilogue::Subtract => {}
-            Epilogue::Master(lender) => parameter = Some(check_tensor(lender)?),
+            Epilogue::Master(lender) => parameter = Some(tensor_of(lender)?),
             Epilogue::Stochastic(bits) => key = bits,
             Epilogue::Kahan(buffer) => compensation = Some(buffer),
         }
@@ -105,7 +105,7 @@ fn add_segments<'a, 'j: 'a, B: Backend<'a>>(
             leaf_length: length,
             x: x.duplicate(),
             low_bits,
-            sources: tensors(sources)?,
+            sources: gradient_tensors(sources)?,
             slots: slots_mut(segment_steps).map(LeafArray::State).collect(),
             parameter,
             compensation,
@@ -168,9 +168,9 @@ fn add_view<'j, B: Backend<'j>>(
         view.links().flat_map(|link| link.slots).map(|(_, slot)| LeafArray::ReadState(slot)).collect();
     let x = match &job.x {
         Operand::Own(master) => LeafArray::ReadState(master),
-        Operand::Lent(x) => LeafArray::Tensor(check_tensor(*x)?),
+        Operand::Lent(x) => LeafArray::Tensor(tensor_of(*x)?),
     };
-    let (length, leaf_length, sources) = (job.length, job.leaf_length, tensors(view.sources())?);
+    let (length, leaf_length, sources) = (job.length, job.leaf_length, gradient_tensors(view.sources())?);
     let data = LeafData {
         length,
         leaf_length,
@@ -187,11 +187,11 @@ fn add_view<'j, B: Backend<'j>>(
     tables.add(&handle, data).map(Some).map_err(|error| error.at(job.path))
 }
 
-fn tensors<'a>(gradients: &'a [Lent<'_>]) -> Result<SmallVec<[&'a Tensor; 1]>> {
-    gradients.iter().map(|gradient| check_tensor(&**gradient)).collect()
+fn gradient_tensors<'a>(gradients: &'a [Lent<'_>]) -> Result<SmallVec<[&'a Tensor; 1]>> {
+    gradients.iter().map(|gradient| tensor_of(&**gradient)).collect()
 }
 
 /// The tensor of lent memory. Leaves with other memory are not given to devices.
-fn check_tensor(lender: &dyn Lend) -> Result<&Tensor> {
+fn tensor_of(lender: &dyn Lend) -> Result<&Tensor> {
     lender.tensor().ok_or_else(|| defect("memory that is no tensor was given to a device"))
 }

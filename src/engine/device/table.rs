@@ -45,7 +45,7 @@ struct PrintedSource {
     source: Arc<str>,
 }
 
-/// The place of one leaf: its group, and the range of its scalars in [`Tables`].
+/// The group of one leaf, and the range of the leaf's scalars in [`Tables`].
 pub(super) struct RowHandle {
     group: usize,
     scalars: Range<usize>,
@@ -60,7 +60,7 @@ pub(super) struct LeafData<'a> {
     /// The address of the low bits of x, if x has some.
     pub(super) low_bits: Option<u64>,
     pub(super) sources: SmallVec<[&'a Tensor; 1]>,
-    /// In the order of the steps.
+    /// State tensors, in the order of the steps.
     pub(super) slots: SmallVec<[LeafArray<'a>; 2]>,
     pub(super) parameter: Option<&'a Tensor>,
     pub(super) compensation: Option<&'a mut Buffer>,
@@ -116,7 +116,7 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
         Tables { backend, groups, last_trace: BoundKernel::new(), scalars, call }
     }
 
-    /// The place for a leaf with this trace. Returns `None` if a dtype cannot be printed or the source does
+    /// The handle of a leaf with this trace. Returns `None` if a dtype cannot be printed or the source does
     /// not compile.
     pub(super) fn handle(
         &mut self,
@@ -162,7 +162,7 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
             let reducer = data.reducer.unwrap_or(Reducer::sum());
             match field {
                 RowField::Length => group.rows.push(data.length as u64),
-                // Set below, because it depends on all pointers.
+                // This word is set below, because alignment depends on all pointers.
                 RowField::Aligned => group.rows.push(0),
                 RowField::Chunk => group.rows.push(chunk as u64),
                 RowField::Power => group.rows.push(reducer.p.to_bits()),
@@ -216,21 +216,21 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
         if !launches.is_empty() {
             self.backend.launch(launches, result_count)?;
         }
-        Ok(Results { group_offsets, all: self.backend.read_results()? })
+        Ok(Results { group_offsets, values: self.backend.read_results()? })
     }
 }
 
 pub(super) struct Results {
     /// The index of the first result of each group.
     group_offsets: Vec<usize>,
-    all: Vec<f64>,
+    values: Vec<f64>,
 }
 
 impl Results {
     /// The results of a leaf's blocks.
     pub(super) fn of_leaf(&self, BlockRange { group, blocks }: &BlockRange) -> &[f64] {
         let first = self.group_offsets[*group];
-        &self.all[first + blocks.start..first + blocks.end]
+        &self.values[first + blocks.start..first + blocks.end]
     }
 }
 
@@ -238,7 +238,7 @@ fn missing_data() -> Error {
     defect("a leaf lacks data that its kernel works on")
 }
 
-/// Appends the scalars in the type of the arithmetic, two in a word if it is F32.
+/// Appends the scalars in the type of the arithmetic, two in a word if that type is F32.
 fn push_scalars(rows: &mut Vec<u64>, compute: DType, mut scalars: impl Iterator<Item = f64>) {
     let bits = |scalar: f64| u64::from((scalar as f32).to_bits());
     match compute {
@@ -251,7 +251,7 @@ fn push_scalars(rows: &mut Vec<u64>, compute: DType, mut scalars: impl Iterator<
     }
 }
 
-/// The arrays of a kernel by index; `None` once an address has been taken.
+/// The arrays of a kernel by index; `None` once the address of an array has been taken.
 struct Arrays<'a>(SmallVec<[Option<LeafArray<'a>>; 4]>);
 
 impl<'a> Arrays<'a> {

@@ -14,15 +14,15 @@ use crate::numbers::value::ScaleBy;
 #[derive(Default)]
 struct Recorder {
     compiler: Option<fn(&str) -> bool>,
-    addresses: u64,
+    address_count: u64,
     result_count: usize,
     launched: Arc<Mutex<Vec<Launch<()>>>>,
 }
 
 impl Recorder {
     fn next_address(&mut self) -> Result<u64> {
-        self.addresses += 1;
-        Ok(16 * self.addresses)
+        self.address_count += 1;
+        Ok(16 * self.address_count)
     }
 }
 
@@ -78,7 +78,7 @@ fn compiling_recorder() -> Recorder {
 }
 
 #[test]
-fn a_row_says_where_things_are_and_the_scalars() -> Result<()> {
+fn a_row_has_length_addresses_and_scalars() -> Result<()> {
     let x = Var::zeros(40_000, DType::F32, &Device::Cpu)?;
     let backend = compiling_recorder();
     let launched = backend.launched.clone();
@@ -124,7 +124,7 @@ fn jobs_without_a_kernel_are_left_to_tensor_operations() -> Result<()> {
     assert_eq!(reduce_with(Recorder::default(), &[request])?, [None]);
     assert!(matches!(copy_with(Recorder::default(), &[request.view])?[..], [None]));
 
-    // A dtype that no kernel reads.
+    // No kernel reads U32.
     let words = Var::zeros(5, DType::U32, &Device::Cpu)?;
     assert_eq!(commit_with(compiling_recorder(), &mut [&mut descent(&words, 0.5)])?, [false]);
     Ok(())

@@ -63,16 +63,18 @@ fn compile(source: &str) -> Result<CompiledSource> {
     command.args(source.contains("double* results").then_some("-DFOLDS"));
     // Only threads that wait for each other need stacks of their own.
     command.args(waits(source).then_some("-DWAITS"));
-    let compiler = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    let mut compiler = compiler
+    let mut process = command
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
         .map_err(|error| Error::other(format!("no C++ compiler (`c++`, or what CXX names): {error}")))?;
-    if let Some(mut input) = compiler.stdin.take() {
+    if let Some(mut input) = process.stdin.take() {
         let text =
             [include_str!("shim.hpp"), source, include_str!("shim_end.hpp"), include_str!("shim_table.hpp")]
                 .concat();
         input.write_all(text.as_bytes()).map_err(Error::other)?;
     }
-    let output = compiler.wait_with_output().map_err(Error::other)?;
+    let output = process.wait_with_output().map_err(Error::other)?;
     if !output.status.success() {
         return Err(Error::other(format!(
             "the C++ compiler refuses a kernel: {}",

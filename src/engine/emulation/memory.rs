@@ -44,7 +44,7 @@ impl<'a> GuardedArray<'a> {
         (self.words.as_ptr().expose_provenance() + self.start) as u64
     }
 
-    /// Copies the data to its target, if nothing around the data was written.
+    /// Copies the data to its target. Fails if anything around the data was written.
     pub(super) fn write_back(self) -> Result<()> {
         let bytes: &[u8] = bytemuck::cast_slice(&self.words);
         let (before, rest) = bytes.split_at(self.start);

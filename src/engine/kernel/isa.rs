@@ -22,11 +22,11 @@ impl Isa {
 
     /// Only for patterns, [`detect`], [`Isa::avx2`] and [`Isa::avx512`].
     ///
-    /// These functions return an instruction set only if the processor has its instructions. So code that is
-    /// compiled for them may be called with such a value.
+    /// These functions return an instruction set only if the processor has its instructions. So whoever has
+    /// such a value may call code that is compiled for the set.
     pub(in crate::engine) const AVX2: Isa = Isa { vector_bits: 256 };
 
-    /// The same rules as for [`Isa::AVX2`].
+    /// Only for the uses that [`Isa::AVX2`] names.
     pub(in crate::engine) const AVX512: Isa = Isa { vector_bits: 512 };
 
     /// 256-bit vectors and half-precision conversion (AVX2, F16C), if this processor has them.

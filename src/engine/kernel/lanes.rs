@@ -3,7 +3,7 @@
 //! `per_isa!` compiles a loop three times: with the target's instructions, with AVX2 and with AVX-512. The
 //! results have the same bits, because Rust neither reorders nor contracts floating-point operations.
 //! `unsafe` is for raw pointers to slots, and for loops that may only run if the processor has their
-//! instructions. An [`Isa`] proves that it has them.
+//! instructions. An [`Isa`] proves that the processor has them.
 #![allow(unsafe_code)]
 
 use smallbox::{SmallBox, smallbox};
@@ -182,7 +182,7 @@ fn vectorised_length(length: usize) -> usize {
     length & !15
 }
 
-/// One element: reads the slots at `i`, runs the step, writes the slots.
+/// Runs the step on one element: reads the slots at `i`, computes, and writes the slots.
 ///
 /// # Safety
 /// Every slot must point to more than `i` elements that nothing else accesses meanwhile.
@@ -212,7 +212,7 @@ fn run_rest<A: Arithmetic, T: Compute>(step: A, LaneArrays { x, dx, out, slots }
     }
 }
 
-// These loops use `zip`, because it leaves no bounds check. With a bounds check, the compiler computes the
+// These loops use `zip`, because `zip` leaves no bounds check. With a bounds check, the compiler computes the
 // last elements of every block one by one.
 
 per_isa! {

@@ -20,7 +20,7 @@ use super::lanes::{BLOCK, per_isa};
 use crate::numbers::DType;
 use crate::numbers::value::Compute;
 
-/// How many partial sums a norm has. Fixed, so that results do not depend on the vector width.
+/// How many partial sums a norm has. The number is fixed, so that results do not depend on the vector width.
 pub(in crate::engine) const ACCUMULATORS: usize = 16;
 
 /// The number of elements in a chunk of a leaf with `length` elements.
@@ -58,7 +58,7 @@ pub(crate) struct Reducer {
     pub(crate) op: ReduceOp,
     /// The exponent of the norm.
     pub(crate) p: f64,
-    /// A power of two that is at least the largest element, so that powers neither over- nor underflow.
+    /// A power of two near the largest size, so that powers neither over- nor underflow.
     pub(crate) unit: f64,
 }
 
@@ -104,13 +104,13 @@ impl Reducer {
     ///
     /// `largest` is the result of the first reduction.
     pub(in crate::engine) fn with_unit(self, largest: f64) -> Option<Self> {
-        let is_second =
+        let needs_second =
             self.op == ReduceOp::AbsMax && self.p.is_finite() && largest.is_finite() && largest > 0.0;
         // The unit is a normal power of two, hence from 2^-1022 to 2^1023. An element above 2^1023 is less
         // than twice the unit, so that its power stays below 2^p. Elements far below 2^-1022 may have powers
         // of 0.
         let unit = 2f64.powi((largest.log2().ceil() as i32).clamp(-1022, 1023));
-        is_second.then_some(Reducer { op: ReduceOp::PowerSum, unit, ..self })
+        needs_second.then_some(Reducer { op: ReduceOp::PowerSum, unit, ..self })
     }
 
     /// Whether a reduction of finite numbers of a compute dtype can be infinite.
@@ -129,8 +129,8 @@ impl Reducer {
 
     /// Whether [`Reducer::scaled`] can compute the total of scaled elements.
     ///
-    /// For a sum of powers it cannot, because the unit of the sum was chosen for the scaled elements, while
-    /// the unscaled elements would be reduced.
+    /// A sum of powers cannot be scaled: its unit was chosen for the scaled elements, while the unscaled
+    /// elements would be reduced.
     pub(in crate::engine) fn can_be_scaled(self) -> bool {
         self.op != ReduceOp::PowerSum
     }
@@ -174,8 +174,8 @@ fn accumulate<T: Compute>(sums: &mut [f64; ACCUMULATORS], dx: &[T], fold: impl F
             *sum = fold(*sum, g.as_());
         }
     }
-    // Stored before the second loop. Otherwise the compiler would keep `local` in memory, not in registers,
-    // because of the second loop.
+    // `local` is stored before the second loop. Otherwise that loop would make the compiler keep `local` in
+    // memory, not in registers.
     *sums = local;
     for (sum, g) in sums.iter_mut().zip(rest) {
         *sum = fold(*sum, g.as_());

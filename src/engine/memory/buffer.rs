@@ -9,7 +9,7 @@ use std::io::{self, Write};
 
 use super::values::{on_host, rounded, set_part};
 use crate::error::Result;
-use crate::model::lent::{Lend, MemoryMut, MemoryRef, View, defect, read_only, write_tensor};
+use crate::model::lent::{Lend, MemoryMut, MemoryRef, View, defect, read_only_error, write_tensor};
 use crate::numbers::codes::BLOCK;
 use crate::numbers::low_bits::LowBits;
 use crate::numbers::{Code, DType, Records, elem_count, is_supported};
@@ -281,8 +281,8 @@ impl Buffer {
         if let Some(Records::Codes(code)) = self.records { Some(code) } else { None }
     }
 
-    /// The kind of low bits, if this buffer has low bits.
-    pub(in crate::engine) fn as_low_bits(&self) -> LowBits {
+    /// The kind of low bits. The buffer must have low bits.
+    pub(in crate::engine) fn low_bits_kind(&self) -> LowBits {
         if self.records == Some(Records::LowBits) { LowBits::All } else { LowBits::Byte }
     }
 
@@ -332,7 +332,7 @@ impl Lend for Buffer {
     }
 
     fn write(&self, _: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {
-        Err(read_only())
+        Err(read_only_error())
     }
 
     fn tensor(&self) -> Option<&Tensor> {

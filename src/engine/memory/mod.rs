@@ -7,7 +7,9 @@ pub(super) mod values;
 mod variables;
 
 pub(crate) use buffer::{Buffer, Memory};
-pub(crate) use split::{compensated, joined, keep_low_bits, rounded_to, split};
-pub(crate) use values::{filled, moved, owned_on, rounded, set_lent, set_lent_and, set_lent_part, set_part};
+pub(crate) use split::{compensated, joined, rounded_to, set_low_bits, split};
+pub(crate) use values::{
+    filled, on_device, owned_on, rounded, set_lent, set_lent_and, set_lent_part, set_part,
+};
 pub(in crate::engine) use variables::Addresses;
 pub(crate) use variables::{UpdateTargets, WrittenStorages, unshared};

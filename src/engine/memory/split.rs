@@ -13,7 +13,7 @@ use crate::tensors::{Device, Tensor, WithDType, dtype_of, in_dtype};
 /// Joins bf16s and their low bits to f32s.
 pub(crate) fn joined(high: &Tensor, low_bits: &Buffer) -> crate::tensors::Result<Tensor> {
     let (highs, lows) = (on_host(high)?, low_bits.tensor()?);
-    let numbers = match low_bits.as_low_bits() {
+    let numbers = match low_bits.low_bits_kind() {
         LowBits::All => join_pairs(highs, on_host::<f32>(&lows)?, |high, low| join(high, low as i32)),
         LowBits::Byte => join_pairs(highs, on_host::<u8>(&lows)?, joined_24),
     };
@@ -30,7 +30,7 @@ pub(crate) fn split(low_bits: &Buffer, next: &Tensor) -> crate::tensors::Result<
         let (high, low) = split_number(number);
         (high, low as f32)
     };
-    match low_bits.as_low_bits() {
+    match low_bits.low_bits_kind() {
         LowBits::All => split_each(next, split_exactly),
         LowBits::Byte => split_each(next, split_24),
     }
@@ -50,8 +50,8 @@ fn split_each<L: WithDType>(
 
 /// Overwrites low bits, while the bf16s in `high` stay.
 ///
-/// Each number becomes the nearest to `next` of those whose upper part is the bf16.
-pub(crate) fn keep_low_bits(
+/// Among the numbers whose upper part is the bf16, each becomes the number nearest to `next`.
+pub(crate) fn set_low_bits(
     low_bits: &mut Buffer,
     high: &Tensor,
     next: &Tensor,
@@ -60,7 +60,7 @@ pub(crate) fn keep_low_bits(
     let low_byte = |(high, next)| byte_distance_from(high, next);
     let nearest = rounded_to(high, next, DType::F32)?;
     let pairs = on_host::<bf16>(high)?.into_iter().zip(on_host::<f32>(&in_dtype(&nearest, DType::F32)?)?);
-    let lows = match low_bits.as_low_bits() {
+    let lows = match low_bits.low_bits_kind() {
         LowBits::All => Tensor::from_vec(pairs.map(all_low_bits).collect(), nearest.shape(), &Device::Cpu),
         LowBits::Byte => Tensor::from_vec(pairs.map(low_byte).collect(), nearest.shape(), &Device::Cpu),
     };
@@ -77,7 +77,7 @@ pub(crate) fn rounded_to(x: &Tensor, next: &Tensor, dtype: DType) -> crate::tens
         DType::BF16 => bf16::from_f32(round_to_odd(number)).into(),
         _ => f64::from(number as f32),
     };
-    let nearest = |x: f64, next: f64| {
+    let round_towards = |x: f64, next: f64| {
         let (is_above, next_f32) = (x > next, next as f32);
         let (near, neighbour) = match dtype {
             DType::F64 => (next, if is_above { next.next_up() } else { next.next_down() }),
@@ -90,15 +90,15 @@ pub(crate) fn rounded_to(x: &Tensor, next: &Tensor, dtype: DType) -> crate::tens
     };
     let [xs, nexts] =
         [x, next].map(|tensor| in_dtype(tensor, DType::F64).and_then(|tensor| on_host::<f64>(&tensor)));
-    let numbers = xs?.into_iter().zip(nexts?).map(|(x, next)| nearest(x, next)).collect::<Vec<_>>();
+    let numbers = xs?.into_iter().zip(nexts?).map(|(x, next)| round_towards(x, next)).collect::<Vec<_>>();
     Tensor::from_vec(numbers, next.shape(), &Device::Cpu)
 }
 
-/// Splits `next` into numbers of the dtype of `x` and compensations, which the numbers lack.
+/// Splits `next` into numbers of the dtype of `x` and compensations: what the numbers lack.
 ///
 /// Several pairs have the same sum. If no number is nearer to `next` than `x`, then `x` stays. If the sum is
-/// `next` already, `compensation` stays, too. Without this rule, a parameter at a tie would move to its
-/// neighbour when its precise value is read and set again.
+/// `next` already, `compensation` stays, too. Without these rules, a parameter at a tie would move to
+/// its neighbour when its precise value is read and set again.
 pub(crate) fn compensated(
     x: &Tensor,
     compensation: &Buffer,

@@ -28,12 +28,12 @@ pub(crate) fn filled(
     device: &Device,
 ) -> Result<Tensor> {
     let (shape, dtype) = (shape.into(), dtype.into());
-    let one = rounded(&scalar(value, compute_dtype(dtype), &Device::Cpu)?, dtype)?.to_device(device)?;
-    allocate(shape.elem_count(), dtype, device, || one.broadcast_as(&shape)?.force_contiguous())
+    let number = rounded(&scalar(value, compute_dtype(dtype), &Device::Cpu)?, dtype)?.to_device(device)?;
+    allocate(shape.elem_count(), dtype, device, || number.broadcast_as(&shape)?.force_contiguous())
 }
 
 /// The values on a device. They are copied before a transfer, because a transfer takes a whole storage.
-pub(crate) fn moved(values: &Tensor, device: &Device) -> crate::tensors::Result<Tensor> {
+pub(crate) fn on_device(values: &Tensor, device: &Device) -> crate::tensors::Result<Tensor> {
     if device.same_device(values.device()) {
         Ok(values.clone())
     } else {
@@ -51,18 +51,18 @@ pub(crate) fn owned_on(device: &Device, values: &Tensor) -> Result<Tensor> {
 
 /// Overwrites a variable's values, rounded to its dtype.
 ///
-/// No lock is held while this function waits for another, unless the caller holds one.
+/// If the caller holds no lock, this function waits for a lock only while it holds none that others may need.
 pub(crate) fn set_tensor(variable: &Tensor, next: &Tensor) -> crate::tensors::Result<()> {
     if variable.elem_count() == 0 {
         return Ok(());
     }
     let values = rounded(next, variable.dtype())?.to_device(variable.device())?;
-    // `Var::set` locks both tensors. Another thread that can see the new values might wait for the variable
-    // while it holds their lock. So they are copied if they are shared.
-    let values = unshared("new value", values, &UpdateTargets::all(), &[])?;
+    // `Var::set` locks both tensors. Another thread that can see the new values might hold their lock while
+    // it waits for the variable. So shared values are copied.
+    let values = unshared("new value", values, &UpdateTargets::all_registered(), &[])?;
     match variable.is_variable() {
         true => Var::from_tensor(variable)?.set(&values),
-        // A view of a variable. `Var::from_tensor` would make a copy of it.
+        // The tensor is a view of a variable, of which `Var::from_tensor` would make a copy.
         false => set_part(variable, 0, &values),
     }
 }
@@ -107,10 +107,10 @@ fn set_memory(
     write("parameter", lender, &mut |mut memory| {
         read("new value", &next, &mut |view| {
             let fits = view.in_order().is_some_and(|next| memory.set(start, next));
-            let unfit = || {
+            let misfit_error = || {
                 defect(format!("{} values from element {start} on do not fit a parameter", next.elem_count()))
             };
-            if fits { Ok(()) } else { Err(unfit()) }
+            if fits { Ok(()) } else { Err(misfit_error()) }
         })?;
         then()
     })
@@ -125,7 +125,7 @@ pub(crate) fn set_part(variable: &Tensor, start: usize, values: &Tensor) -> crat
         // `flatten_all` would copy the variable, and the values would be written to the copy.
         return Err(failure("cannot set a part of a variable that is not contiguous"));
     }
-    let values = moved(&rounded(values, variable.dtype())?, variable.device())?;
+    let values = on_device(&rounded(values, variable.dtype())?, variable.device())?;
     variable.detach().flatten_all()?.slice_set(&values.flatten_all()?.contiguous()?, 0, start)
 }
 

@@ -1,17 +1,16 @@
 //! Storage that is shared with the program: which storages updates write, and copies of gradients in them.
 //!
-//! An update waits for the lock of a gradient while it holds the lock of a parameter. That cannot deadlock as
-//! long as nobody writes the gradient meanwhile. So a gradient that lies in a variable, of whatever model, is
-//! copied before anything is locked. For other memory there is a register:
+//! An update waits for the lock of a gradient while it holds the lock of a parameter. As long as nobody
+//! writes the gradient meanwhile, this order cannot deadlock. So a gradient that lies in a variable, of
+//! whatever model, is copied before anything is locked. For other memory there is a register:
 //!
 //! 1. A state registers the storages that its updates write, from `setup` on.
 //! 2. If a call finds a parameter in other memory, it registers that memory before it reads the register.
 //! 3. The call copies gradients that lie in a registered storage.
 //!
-//! No calls can wait for each other in a circle, because the call of the circle that has read the register
-//! last has found the storages of all others, and has copied its gradients there. Storages stay registered
-//! between calls. Otherwise a program that reads two parameters at once, and an update, could wait for each
-//! other.
+//! Calls cannot wait for each other in a circle: of such calls, the last to read the register has found the
+//! storages of all others, and has copied its gradients that lie there. Storages stay registered between
+//! calls. Otherwise a program that reads two parameters at once, and an update, could wait for each other.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
@@ -30,9 +29,9 @@ static WRITTEN: LazyLock<RwLock<Arc<WrittenStorages>>> = LazyLock::new(RwLock::d
 /// Addresses are compared and prefetched. Nothing is read through them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Addresses {
-    /// Equal for two tensors exactly if they share memory. `None` if nobody else can access the memory.
+    /// The same for two tensors exactly if they share memory. `None` if nobody else can access the memory.
     pub(in crate::engine) memory: Option<usize>,
-    /// 0, if the element is not on the CPU.
+    /// 0 if the element is not on the CPU.
     pub(in crate::engine) first: usize,
 }
 
@@ -94,7 +93,7 @@ impl UpdateTargets {
     }
 
     /// The storages that all states have registered.
-    pub(crate) fn all() -> Arc<WrittenStorages> {
+    pub(crate) fn all_registered() -> Arc<WrittenStorages> {
         WRITTEN.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
@@ -134,7 +133,7 @@ fn change_register(change: impl FnOnce(&mut WrittenStorages)) {
 
 /// The tensor, or a copy if somebody may write its memory.
 ///
-/// The memory of variables may be written, and the storages in `written_storages` and `call_storages`.
+/// Somebody may write variables, and the storages in `written_storages` and `call_storages`.
 ///
 /// # Errors
 /// If the storage does not hold the elements that the tensor declares.

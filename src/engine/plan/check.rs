@@ -1,7 +1,7 @@
 //! The check that a plan fits its parameter. The loops over elements trust the lengths, and rules are code of
 //! users.
 //!
-//! 1. These cannot change after this check: shapes, dtypes and devices of tensors and of lent memory (a call
+//! 1. After this check, these cannot change: shapes, dtypes and devices of tensors and of lent memory (a call
 //!    reads them from the owner once, `model/lent/handle.rs`), the arithmetic, and the state, which nobody
 //!    else can see.
 //! 2. These can change at any time: the storage of a tensor, and the memory that an owner lends. Storage and
@@ -63,14 +63,14 @@ impl Job<'_> {
             })?;
         }
         match &self.epilogue {
-            Epilogue::Master(low) => fit.check_variable("parameter", *low, parameter)?,
+            Epilogue::Master(target) => fit.check_variable("parameter", *target, parameter)?,
             Epilogue::Kahan(compensation) => fit.check_buffer("compensation", compensation, is_supported)?,
             Epilogue::StateOnly | Epilogue::Subtract | Epilogue::Stochastic(_) => {}
         }
         self.steps.iter().try_for_each(|step| fit.check_step(step))?;
         let mut storages = OwnStorages::new();
         for (name, lender) in self.write_targets() {
-            storages.extend(fit.check_storage(name, lender)?);
+            storages.extend(fit.memory_of(name, lender)?);
         }
         Ok(storages)
     }
@@ -88,7 +88,7 @@ impl Job<'_> {
     }
 }
 
-/// A job whose parts are compared with its parameter.
+/// A job that is compared with its parameter.
 struct FitCheck<'c, 'a> {
     job: &'c Job<'a>,
     rule: &'c dyn Fn() -> String,
@@ -104,11 +104,11 @@ impl FitCheck<'_, '_> {
             Step::Reduce(reduction) => {
                 for term in &reduction.terms {
                     if let TermOf::Probe { kernel, slots } = &term.of {
-                        self.check_slot_count(&**kernel, self.slot_range(reduction.slots, slots)?)?;
+                        self.check_slot_count(&**kernel, self.slots_at(reduction.slots, slots)?)?;
                     }
                 }
                 if let Then::Map { slots, .. } = &reduction.then {
-                    self.slot_range(reduction.slots, slots)?;
+                    self.slots_at(reduction.slots, slots)?;
                 }
                 self.check_buffers(reduction.slots)
             }
@@ -118,7 +118,7 @@ impl FitCheck<'_, '_> {
     }
 
     /// The slots with these indices, which a sum or the step after the sum names.
-    fn slot_range<'s>(
+    fn slots_at<'s>(
         &self,
         slots: &'s [(&'static str, Buffer)],
         range: &Range<usize>,
@@ -176,8 +176,9 @@ impl FitCheck<'_, '_> {
         Err(self.misfit(name, &kind_of(buffer.shape(), buffer.dtype(), buffer.device())))
     }
 
-    /// The number that identifies the lender's memory; `None` if nobody else can access it.
-    fn check_storage(&self, name: &'static str, lender: &dyn Lend) -> Result<Option<usize>> {
+    /// The number that identifies the lender's memory; `None` if nobody else can access the memory. Refuses
+    /// memory that does not fit.
+    fn memory_of(&self, name: &'static str, lender: &dyn Lend) -> Result<Option<usize>> {
         let memory = || {
             if lender.tensor().is_some() {
                 return Ok(Addresses::from_lender(name, lender)?.memory);

@@ -100,7 +100,8 @@ pub(crate) enum Operand<'a> {
 }
 
 impl<'a> Operand<'a> {
-    /// A master. A master that is a variable has a lock, so it is lent like a parameter.
+    /// The operand for a master. A variable has a lock, so a master that is a variable is lent like a
+    /// parameter.
     pub(crate) fn master(buffer: &'a mut Buffer) -> Self {
         match buffer.as_shared() {
             Ok(variable) => Operand::Lent(variable.as_tensor()),
@@ -208,7 +209,7 @@ pub(in crate::engine) enum Sink<W, R, C> {
     Write(W),
     /// To a number. Nothing of the leaf is written.
     Reduce(R),
-    /// To memory of its own. Nothing of the leaf is written.
+    /// To memory outside the leaf. Nothing of the leaf is written.
     Copy(C),
 }
 
@@ -251,7 +252,7 @@ impl<'a> Job<'a> {
     /// addresses of the other gradients. `own_storages` is the memory that the commit locks for writing.
     ///
     /// # Errors
-    /// If the storage of a gradient does not hold it.
+    /// If the storage of a gradient does not hold the gradient's elements.
     pub(crate) fn copy_shared(&mut self, targets: &WrittenStorages, own_storages: &[usize]) -> Result<()> {
         for gradient in &mut self.sources {
             let addresses =
@@ -264,7 +265,7 @@ impl<'a> Job<'a> {
             let is_written = |memory: &usize| targets.contains_key(memory) || is_locked(*memory);
             if is_variable || addresses.memory.as_ref().is_some_and(is_written) {
                 *gradient = Lent::Tensor(
-                    shaped(copy_of("gradient", &**gradient), self.x.shape())
+                    with_shape(copy_of("gradient", &**gradient), self.x.shape())
                         .map_err(|error| error.at(self.path))?,
                 );
             } else {
@@ -277,7 +278,7 @@ impl<'a> Job<'a> {
     /// Copies the gradients that are no tensors, for code that works with tensors alone.
     pub(in crate::engine) fn copy_lent(&mut self) -> Result<()> {
         for gradient in self.sources.iter_mut().filter(|gradient| gradient.tensor().is_none()) {
-            *gradient = Lent::Tensor(shaped(copy_of("gradient", &**gradient), self.x.shape())?);
+            *gradient = Lent::Tensor(with_shape(copy_of("gradient", &**gradient), self.x.shape())?);
         }
         Ok(())
     }
@@ -291,7 +292,7 @@ impl<'a> Job<'a> {
     }
 
     /// Whether all memory that the job reads or writes, except state, is that of candle's tensors.
-    pub(in crate::engine) fn is_of_tensors(&self) -> bool {
+    pub(in crate::engine) fn uses_only_tensors(&self) -> bool {
         self.write_targets().all(|(_, lender)| lender.tensor().is_some())
             && self.sources.iter().all(|source| source.tensor().is_some())
     }
@@ -373,12 +374,12 @@ impl<'a> Job<'a> {
 }
 
 /// A copy of a gradient in the parameter's shape, because lent memory may be a vector.
-fn shaped(gradient: Result<Tensor>, shape: &[usize]) -> Result<Tensor> {
+fn with_shape(gradient: Result<Tensor>, shape: &[usize]) -> Result<Tensor> {
     Ok(gradient?.reshape(shape)?)
 }
 
-/// The gradients after these steps: what the last function among them has returned, or the `sources` of the
-/// job.
+/// The gradients after these steps: what the last function among the steps has returned. Without a function,
+/// the `sources` of the job.
 pub(in crate::engine) fn sources_after<'s, 'a>(
     steps: &'s [Step<'a>],
     sources: &'s [Lent<'a>],
@@ -396,7 +397,8 @@ pub(in crate::engine) fn slots_mut<'s>(steps: &'s mut [Step<'_>]) -> impl Iterat
     steps.iter_mut().flat_map(step_slots).map(|(_, slot)| slot)
 }
 
-/// Memory for the list of jobs of a call. It is kept from call to call, so that the list is allocated once.
+/// Memory for the list of jobs of a call. The memory is kept from call to call, so that the list is allocated
+/// once.
 #[derive(Default)]
 pub(crate) struct JobPool(Vec<Option<Job<'static>>>);
 
@@ -409,18 +411,18 @@ impl std::fmt::Debug for JobPool {
 impl JobPool {
     /// Room for a job of each leaf.
     pub(crate) fn take<'a>(&mut self, leaves: usize) -> Vec<Option<Job<'a>>> {
-        let mut jobs = emptied(std::mem::take(&mut self.0));
+        let mut jobs = reuse_memory(std::mem::take(&mut self.0));
         jobs.resize_with(leaves, || None);
         jobs
     }
 
     pub(crate) fn recycle(&mut self, jobs: Vec<Option<Job<'_>>>) {
-        self.0 = emptied(jobs);
+        self.0 = reuse_memory(jobs);
     }
 }
 
 /// The same memory for jobs of another lifetime, because collecting in place reuses it.
-fn emptied<'b>(mut jobs: Vec<Option<Job<'_>>>) -> Vec<Option<Job<'b>>> {
+fn reuse_memory<'b>(mut jobs: Vec<Option<Job<'_>>>) -> Vec<Option<Job<'b>>> {
     jobs.clear();
     jobs.into_iter().map(|_| None).collect()
 }

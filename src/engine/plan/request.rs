@@ -85,7 +85,7 @@ impl<'j, 'a> LeafView<'j, 'a> {
         self.job.steps[steps].iter().filter_map(Step::link).chain(probe)
     }
 
-    /// A tensor that has the elements already. `None` if they have to be computed.
+    /// A tensor that has the elements already. `None` if the elements have to be computed.
     pub(in crate::engine) fn tensor(self) -> Option<&'j Tensor> {
         match (self.kind, self.sources()) {
             (ViewKind::Parameter, _) if self.job.low_bits.is_some() => None,

@@ -23,7 +23,7 @@ use crate::tensors::Tensor;
 pub(crate) type StepSlots<'a> = &'a mut [(&'static str, Buffer)];
 
 /// The steps of a lazy gradient. A single step is inline and more are on the heap. Jobs must be small,
-/// because a step has thousands of jobs, which leave the cache before they run.
+/// because a call has thousands of jobs, which leave the cache before they run.
 pub(crate) type Steps<'a> = SmallVec<[Step<'a>; 1]>;
 
 /// A step of a lazy gradient. A pending step is replaced in place once its arithmetic is known, so that
@@ -35,8 +35,8 @@ pub(crate) enum Step<'a> {
         /// The state that the arithmetic reads and writes.
         slots: StepSlots<'a>,
     },
-    /// A check. If the gradient here has an infinite or NaN element, or one too large for the square that a
-    /// later step makes of it, the whole call is skipped.
+    /// A check. If an element of the gradient at this place is infinite, NaN, or too large for its square in
+    /// a later step, the whole call is skipped.
     Check,
     /// Arithmetic that depends on sums or norms of elements.
     Reduce(Box<Reduction<'a>>),
@@ -48,7 +48,7 @@ pub(crate) enum Step<'a> {
     Tensor(Box<TensorStep<'a>>),
     /// The result of a function of the whole tensor.
     Output(Box<FunctionOutput<'a>>),
-    /// No arithmetic. It replaces a check that has passed, or a factor of 1.
+    /// No arithmetic. Such a step replaces a check that has passed, or a factor of 1.
     Identity,
 }
 
@@ -89,23 +89,23 @@ pub(in crate::engine) struct Link<'j> {
 
 /// Sums or norms, taken before anything is written, and the arithmetic that follows from them.
 pub(crate) struct Reduction<'a> {
-    /// The leaves that share the numbers. `None` if each has its own. The norm of a parameter is never
-    /// shared.
+    /// The leaves that share the numbers. `None` if each leaf has its own numbers. The norm of a parameter is
+    /// never shared.
     pub(crate) group: Option<Group>,
     pub(crate) terms: SmallVec<[Term; 2]>,
-    /// Whether the leaf has a gradient. A leaf without one adds nothing and makes no step, but its rule gets
-    /// the numbers.
+    /// Whether the leaf has a gradient. A leaf without a gradient adds nothing and makes no step, but its
+    /// rule gets the numbers.
     pub(crate) contributes: bool,
     /// The state that terms read and the arithmetic works on.
     pub(crate) slots: StepSlots<'a>,
     /// Whether the first number, a norm, also replaces a [`Step::Check`].
     pub(crate) replaces_check: bool,
-    /// How far the norm of a group may be above those of earlier calls.
+    /// How far the norm of a group may be above the norms of earlier calls.
     pub(crate) limit: Option<NormLimit>,
     pub(crate) then: Then<'a>,
 }
 
-/// How far a norm may be above those of earlier calls. The state tree has the earlier norms and decides.
+/// How far a norm may be above the norms of earlier calls. The state tree has the earlier norms and decides.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct NormLimit {
     /// How many standard deviations above the mean of earlier norms the norm may be.
@@ -223,7 +223,8 @@ pub struct Norms {
     pub(crate) compute: DType,
 }
 
-/// Receives x, the gradient (both in the compute dtype) and the slots' values, which it may replace.
+/// A function of x, the gradient (both in the compute dtype) and the slots' values. It may replace the
+/// values.
 type TensorFunction<'a> = dyn FnOnce(&Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a;
 
 /// A function from the gradient to the gradient, with candle's tensor operations.

@@ -24,18 +24,18 @@ impl Answer {
 }
 
 /// Groups the answers of leaves that share numbers. Any other answer is alone. The first answer of a group
-/// decides the place of the group.
+/// decides the group's place in the list.
 pub(super) fn group_answers(answers: Vec<Answer>) -> Vec<Answers> {
     let mut groups: Vec<Answers> = Vec::new();
-    let mut shared: Vec<(Pending, usize)> = Vec::new();
+    let mut shared_groups: Vec<(Pending, usize)> = Vec::new();
     for answer in answers {
         let pending = answer.step.pending;
-        if let Some((_, group)) = shared.iter().find(|(other, _)| *other == pending) {
+        if let Some((_, group)) = shared_groups.iter().find(|(other, _)| *other == pending) {
             groups[*group].push(answer);
             continue;
         }
         if pending.is_shared() {
-            shared.push((pending, groups.len()));
+            shared_groups.push((pending, groups.len()));
         }
         groups.push(smallvec![answer]);
     }
@@ -56,7 +56,7 @@ struct TermRequest<'j, 'a> {
     /// `None` if the leaf contributes nothing, or has no elements in this process.
     request: Option<ReductionRequest<'j, 'a>>,
     reducer: Reducer,
-    /// The total is that of the request's elements times this power of two.
+    /// A power of two. The term's total is that of the request's elements, each times this power.
     scale: f64,
 }
 
@@ -121,8 +121,8 @@ fn push_terms<'j, 'a>(job: &'j Job<'a>, step: usize, terms: &mut Vec<TermRequest
     Ok(())
 }
 
-/// The factor before a step, if it is a power of two and nothing else comes before the step. The gradient is
-/// then reduced as it is, without arithmetic, and the total is scaled.
+/// The factor before a step, if the factor is a power of two and nothing else comes before the step. Then the
+/// gradient is reduced without arithmetic, and the total is scaled.
 fn power_of_two_before(job: &Job<'_>, step: usize) -> Option<f64> {
     let mut before = job.steps[..step].iter().filter(|step| !matches!(step, Step::Check | Step::Identity));
     match (before.next(), before.next(), &job.sources[..]) {

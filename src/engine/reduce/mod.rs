@@ -6,7 +6,7 @@
 //! until no step is pending or the call is skipped, a turn:
 //!     take the pending steps that depend on no other pending step                   (ready)
 //!     if there are functions among these steps, and no check: run the functions, end of turn
-//!     get the totals of all others, with one request to each device                 (ask)
+//!     get the totals of all others but functions, with one request to each device   (ask)
 //!     skip the call for a check of a gradient that is not finite or too large;
 //!     replace other checks by Identity, and reductions by Map or Identity           (resolve)
 //! ```
@@ -37,14 +37,15 @@ use ready::{Pending, PendingStep, find_ready};
 pub(crate) struct ReduceOutcome {
     /// The first leaf whose gradient is not finite or too large to be squared. The call is skipped.
     pub(crate) offender: Option<String>,
-    /// The norms over several leaves, by group. If a group has several norms, the last norm.
+    /// The norms over several leaves, by group. If a group has several norms, this map has the last norm
+    /// without a limit. If all have limits, it has the first.
     pub(crate) group_norms: BTreeMap<u64, f64>,
-    /// The norms of groups that have a limit. If a group has several norms, the last norm.
+    /// The norms of groups that have a limit. If a group has several such norms, this map has the last.
     pub(crate) limited: BTreeMap<u64, (f64, NormLimit)>,
 }
 
-/// Resolves all checks and reductions. Runs the functions that checks and reductions need, and those that may
-/// refuse the call.
+/// Resolves all checks and reductions. Runs the functions that checks and reductions need, and functions that
+/// may refuse the call.
 ///
 /// The jobs must be in path order, because sums are added up in that order.
 ///
@@ -69,8 +70,8 @@ pub(crate) fn reduce(
 
 /// Lets a norm replace the check before it, which saves a read of the gradients.
 ///
-/// This is possible if no step between check and norm makes a number finite, and the norm of finite numbers
-/// is finite.
+/// A norm can replace a check if no step between the two turns a number that is not finite into a finite one,
+/// and if the norm of finite numbers is finite.
 fn merge_check(job: &mut Job<'_>) {
     let Some(check) = job.steps.iter().position(|step| matches!(step, Step::Check)) else { return };
     let compute = job.compute;
@@ -93,12 +94,12 @@ fn merge_check(job: &mut Job<'_>) {
 const MARGIN: f64 = 16.0;
 
 /// The first step from `from` on that squares the gradient, and the largest size that it can square.
-fn squaring(job: &Job<'_>, from: usize) -> Option<(usize, f64)> {
+fn first_square(job: &Job<'_>, from: usize) -> Option<(usize, f64)> {
     let square = |(index, step): (usize, &Step<'_>)| {
         Some((index, step.dtype_of_squares()?, matches!(step, Step::Tensor(_))))
     };
     let (index, dtype, is_function) = job.steps.iter().enumerate().skip(from).find_map(square)?;
-    // Of 16 bits there is only BF16, which has the range of F32.
+    // The only dtype of squares with 16 bits is BF16, which has the range of F32.
     let largest = largest_number(job.compute).min(largest_number(dtype));
     // A function may add up the squares of all elements.
     let summands = if is_function { job.leaf_length as f64 } else { 1.0 };
@@ -112,8 +113,8 @@ enum Size {
     Fine,
     /// The gradient is not finite, or its square is not.
     TooLarge,
-    /// The gradient's square may be infinite at this step, which only shows once the steps in between have
-    /// run.
+    /// The gradient's square may be infinite at this step. Whether the square is infinite shows only once the
+    /// steps in between have run.
     UnknownAt(usize),
 }
 
@@ -132,9 +133,9 @@ impl Size {
         if !size.is_finite() {
             return Size::TooLarge;
         }
-        squaring(job, step)
+        first_square(job, step)
             .filter(|(_, limit)| size > *limit)
-            .map_or(Size::Fine, |(squaring, _)| Size::UnknownAt(squaring))
+            .map_or(Size::Fine, |(square, _)| Size::UnknownAt(square))
     }
 }
 
@@ -161,7 +162,7 @@ impl ReduceOutcome {
             return gather.gather(result.map(|()| Vec::new())).map(drop);
         }
         let mut answers = ask(engine, gather, jobs, &ready)?;
-        let numbers: Vec<_> =
+        let number_answers: Vec<_> =
             answers.extract_if(.., |answer| answer.step.pending != Pending::Check).collect();
         let mut new_checks = Vec::new();
         for Answer { step: PendingStep { job, step, .. }, totals } in answers {
@@ -173,7 +174,7 @@ impl ReduceOutcome {
             }
             jobs[job].steps[step] = Step::Identity;
         }
-        for answers in group_answers(numbers) {
+        for answers in group_answers(number_answers) {
             if self.offender.is_none() {
                 self.resolve(jobs, &answers, &mut new_checks)?;
             }

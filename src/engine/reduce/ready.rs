@@ -2,9 +2,9 @@
 //! evaluated at once.
 //!
 //! A step is ready if no pending step before it changes the gradient. A function must also wait for the
-//! checks before it. A number that leaves share is ready only if all these leaves have come to the number,
-//! and whether they have depends on the other steps that have to wait. So `find_ready` repeats this loop
-//! until `waiting` does not grow:
+//! checks before it. A number that leaves share is ready only if all these leaves have come to the number.
+//! Whether a leaf has come to a number depends on the other steps that have to wait. So `find_ready` repeats
+//! this loop until `waiting` does not grow:
 //!
 //! ```text
 //! waiting: the shared numbers to which some leaf has not come, none at first
@@ -26,9 +26,9 @@ pub(super) enum Pending {
 /// A step that is to be evaluated.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct PendingStep {
-    /// The index of its job.
+    /// The index of the step's job.
     pub(super) job: usize,
-    /// Its index among the steps of the job.
+    /// The index of the step in its job.
     pub(super) step: usize,
     pub(super) pending: Pending,
 }
@@ -49,7 +49,7 @@ impl Pending {
     }
 }
 
-/// The pending steps that can be evaluated at once, in the order of the jobs and of the steps within each.
+/// The pending steps that can be evaluated at once, in the order of the jobs and of the steps in each job.
 pub(super) fn find_ready(jobs: &[&mut Job<'_>]) -> Vec<PendingStep> {
     let pending: Vec<PendingStep> =
         jobs.iter().enumerate().flat_map(|(index, job)| pending_steps(index, job)).collect();
@@ -78,7 +78,7 @@ pub(super) fn find_ready(jobs: &[&mut Job<'_>]) -> Vec<PendingStep> {
     let ready: Vec<PendingStep> = ready_steps(&waiting);
     match pending.first() {
         // Nothing is ready: leaves wait for each other in a circle. The circle is broken at the first leaf:
-        // the leaves that have come to the same step go on without the other leaves.
+        // leaves whose next pending step is the same number go on without the other leaves.
         Some(first) if ready.is_empty() => {
             waiting.retain(|pending| *pending != first.pending);
             ready_steps(&waiting)
@@ -88,15 +88,15 @@ pub(super) fn find_ready(jobs: &[&mut Job<'_>]) -> Vec<PendingStep> {
 }
 
 /// The pending steps of a job in order. Functions at the end that cannot refuse the call are left to the
-/// commit, so that their results need not be kept until then.
-fn pending_steps<'j>(index: usize, job: &'j Job<'_>) -> impl Iterator<Item = PendingStep> + use<'j> {
+/// commit, so that no results of functions have to be kept until the commit.
+fn pending_steps<'j>(job_index: usize, job: &'j Job<'_>) -> impl Iterator<Item = PendingStep> + use<'j> {
     let must_run = |step: &Step<'_>| match step {
         Step::Tensor(function) => function.may_refuse,
         step => Pending::from_step(step).is_some(),
     };
     let end = job.steps.iter().rposition(must_run).map_or(0, |last| last + 1);
-    job.steps[..end].iter().enumerate().filter_map(move |(place, step)| {
-        Some(PendingStep { job: index, step: place, pending: Pending::from_step(step)? })
+    job.steps[..end].iter().enumerate().filter_map(move |(index, step)| {
+        Some(PendingStep { job: job_index, step: index, pending: Pending::from_step(step)? })
     })
 }
 
@@ -109,7 +109,7 @@ fn by_job(pending: &[PendingStep]) -> impl Iterator<Item = &[PendingStep]> {
 fn ready_prefix_len(steps: &[PendingStep], waiting: &[Pending]) -> usize {
     let mut length = 0;
     for step in steps {
-        // A function runs after the checks before it have been evaluated, because they may skip the call.
+        // A function runs after the checks before it have been evaluated, because a check may skip the call.
         if waiting.contains(&step.pending) || step.pending == Pending::Function && length > 0 {
             break;
         }
@@ -162,12 +162,12 @@ mod tests {
     }
 
     /// The job and the kind of each step that is ready, for jobs with these steps.
-    fn first_of<const N: usize>(jobs: [&[Pending]; N], may_refuse: bool) -> Vec<(usize, Pending)> {
+    fn ready_of<const N: usize>(jobs: [&[Pending]; N], may_refuse: bool) -> Vec<(usize, Pending)> {
         let x = Tensor::zeros(3, DType::F32, &Device::Cpu).expect("a tensor");
         let job = |steps: &&[Pending]| {
             let scale = || Step::Map { kernel: erased(ScaleBy(2.0)), slots: &mut [] };
             Job {
-                steps: steps.iter().flat_map(|&what| [scale(), step(what, may_refuse)]).collect(),
+                steps: steps.iter().flat_map(|&pending| [scale(), step(pending, may_refuse)]).collect(),
                 ..Job::new("x", Operand::Lent(&x), Sources::new())
             }
         };
@@ -178,43 +178,43 @@ mod tests {
             .collect()
     }
 
-    fn first<const N: usize>(jobs: [&[Pending]; N]) -> Vec<(usize, Pending)> {
-        first_of(jobs, true)
+    fn ready<const N: usize>(jobs: [&[Pending]; N]) -> Vec<(usize, Pending)> {
+        ready_of(jobs, true)
     }
 
     #[test]
     fn a_check_holds_nothing_up() {
         assert_eq!(
-            first([&[CHECK, OWN, OWN], &[], &[CHECK, SUMS]]),
+            ready([&[CHECK, OWN, OWN], &[], &[CHECK, SUMS]]),
             [(0, CHECK), (0, OWN), (2, CHECK), (2, SUMS)]
         );
-        assert_eq!(first([&[CHECK, FUNCTION], &[FUNCTION, OWN]]), [(0, CHECK), (1, FUNCTION)]);
-        assert_eq!(first([]), []);
+        assert_eq!(ready([&[CHECK, FUNCTION], &[FUNCTION, OWN]]), [(0, CHECK), (1, FUNCTION)]);
+        assert_eq!(ready([]), []);
     }
 
     #[test]
     fn leaves_wait_for_each_other() {
-        assert_eq!(first([&[SHARED], &[OWN, SHARED]]), [(1, OWN)]);
-        assert_eq!(first([&[SHARED], &[FUNCTION, SHARED], &[OTHER]]), [(1, FUNCTION), (2, OTHER)]);
+        assert_eq!(ready([&[SHARED], &[OWN, SHARED]]), [(1, OWN)]);
+        assert_eq!(ready([&[SHARED], &[FUNCTION, SHARED], &[OTHER]]), [(1, FUNCTION), (2, OTHER)]);
         // The third leaf waits for the second, which waits for the first.
-        assert_eq!(first([&[OWN, SHARED], &[SHARED, OTHER], &[OTHER]]), [(0, OWN)]);
-        assert_eq!(first([&[SUMS], &[OWN, SUMS]]), [(1, OWN)]);
+        assert_eq!(ready([&[OWN, SHARED], &[SHARED, OTHER], &[OTHER]]), [(0, OWN)]);
+        assert_eq!(ready([&[SUMS], &[OWN, SUMS]]), [(1, OWN)]);
     }
 
     #[test]
     fn a_norm_that_comes_again_is_taken_twice() {
-        assert_eq!(first([&[SHARED, SHARED], &[SHARED]]), [(0, SHARED), (1, SHARED)]);
+        assert_eq!(ready([&[SHARED, SHARED], &[SHARED]]), [(0, SHARED), (1, SHARED)]);
     }
 
     #[test]
     fn leaves_that_wait_for_each_other_are_taken_in_order() {
-        assert_eq!(first([&[SHARED, OTHER], &[OTHER, SHARED], &[SHARED]]), [(0, SHARED), (2, SHARED)]);
+        assert_eq!(ready([&[SHARED, OTHER], &[OTHER, SHARED], &[SHARED]]), [(0, SHARED), (2, SHARED)]);
     }
 
     #[test]
     fn functions_that_refuse_nothing_are_left_to_the_commit() {
-        assert_eq!(first_of([&[FUNCTION], &[CHECK, FUNCTION], &[FUNCTION, FUNCTION]], false), [(1, CHECK)]);
-        assert_eq!(first_of([&[FUNCTION, OWN, FUNCTION]], false), [(0, FUNCTION)]);
-        assert_eq!(first([&[FUNCTION], &[OWN, FUNCTION]]), [(0, FUNCTION), (1, OWN)]);
+        assert_eq!(ready_of([&[FUNCTION], &[CHECK, FUNCTION], &[FUNCTION, FUNCTION]], false), [(1, CHECK)]);
+        assert_eq!(ready_of([&[FUNCTION, OWN, FUNCTION]], false), [(0, FUNCTION)]);
+        assert_eq!(ready([&[FUNCTION], &[OWN, FUNCTION]]), [(0, FUNCTION), (1, OWN)]);
     }
 }

@@ -30,7 +30,7 @@ impl ReduceOutcome {
             let job = answer.step.job;
             match size_from_norm(jobs[job], answer) {
                 Size::Fine => {}
-                Size::UnknownAt(squaring) => new_checks.push((job, squaring)),
+                Size::UnknownAt(square) => new_checks.push((job, square)),
                 Size::TooLarge => {
                     self.skip(jobs[job]);
                     return Ok(());
@@ -39,7 +39,7 @@ impl ReduceOutcome {
         }
         let shared_totals = join_totals(jobs, answers)?;
         // Errors name the first leaf whose own norm is not finite. The shared norm does not show which leaf
-        // it is.
+        // that is.
         let offender = answers.iter().find(|answer| !answer.is_finite()).map(|answer| answer.step.job);
         for Answer { step: PendingStep { job: index, step, .. }, totals } in answers {
             let job = &mut *jobs[*index];
@@ -53,7 +53,7 @@ impl ReduceOutcome {
             let offender = offender.unwrap_or(*index);
             match replace_step(job, *step, reduction, &numbers)? {
                 OnNonFinite::Compute => {}
-                OnNonFinite::Refuse => return Err(not_finite(jobs[offender], p, numbers[0])),
+                OnNonFinite::Refuse => return Err(not_finite_error(jobs[offender], p, numbers[0])),
                 OnNonFinite::Skip => {
                     self.skip(jobs[offender]);
                     return Ok(());
@@ -77,7 +77,8 @@ impl ReduceOutcome {
     }
 }
 
-/// The size that a norm shows if it has replaced a check: no element is larger than the norm.
+/// If the step is a norm that has replaced a check: what the norm shows about the size of the gradient, as no
+/// element is larger than the norm. For any other step: `Fine`.
 fn size_from_norm(job: &Job<'_>, Answer { step: PendingStep { step, .. }, totals }: &Answer) -> Size {
     let norm = || {
         let reduction = job.reduction(*step).ok().filter(|reduction| reduction.replaces_check)?;
@@ -125,7 +126,7 @@ fn step_numbers(
 }
 
 /// The error for a norm that is not finite, if a rule refuses such a call.
-fn not_finite(offender: &Job<'_>, p: f64, norm: f64) -> Error {
+fn not_finite_error(offender: &Job<'_>, p: f64, norm: f64) -> Error {
     let remedy = "this call has changed nothing; to go on regardless, set `non_finite` of the clipping rule \
                   to Pass or Skip";
     Error::new(ErrorKind::NotFinite, format!("the {p}-norm of its gradient is"))
@@ -149,25 +150,26 @@ fn replace_step<'a>(
             if non_finite != OnNonFinite::Compute && !numbers[0].is_finite() {
                 return Ok(non_finite);
             }
-            let parameter = numbers.get(1).copied().unwrap_or(0.0);
+            let parameter_norm = numbers.get(1).copied().unwrap_or(0.0);
             replace_by_factor(
                 job,
                 step,
                 factor(Norms {
                     gradient: numbers[0],
-                    parameter,
+                    parameter: parameter_norm,
                     elements: job.leaf_length,
                     compute: job.compute,
                 }),
             );
         }
         Then::Map { resolve, slots: range, numbers: state_numbers } => {
-            let Resolved { kernel, numbers } = resolve(numbers).map_err(|error| error.at(job.path))?;
-            if numbers.len() != state_numbers.len() {
+            let Resolved { kernel, numbers: next_numbers } =
+                resolve(numbers).map_err(|error| error.at(job.path))?;
+            if next_numbers.len() != state_numbers.len() {
                 let problem = "returns a different count of numbers than the state has";
-                return Err(misfit(job.path, problem, state_numbers.len(), numbers.len()));
+                return Err(misfit(job.path, problem, state_numbers.len(), next_numbers.len()));
             }
-            job.numbers.extend(state_numbers.iter_mut().map(|(_, number)| number).zip(numbers));
+            job.numbers.extend(state_numbers.iter_mut().map(|(_, number)| number).zip(next_numbers));
             // A leaf without a gradient makes no step, but remembers the numbers.
             if contributes {
                 let slots = slots.get_mut(range).unwrap_or_default();
@@ -194,26 +196,26 @@ fn misfit(path: &str, problem: &'static str, expected: usize, got: usize) -> Err
 
 /// Replaces a step by a multiplication with a factor.
 ///
-/// An infinite factor becomes 0. It is a quotient by the norm of a gradient that has vanished, and infinity
-/// would turn a gradient of zeros into NaN. Any other factor is limited to the largest number of the
+/// An infinite factor becomes 0. Such a factor is a quotient by the norm of a gradient that has vanished, and
+/// infinity would turn a gradient of zeros into NaN. Any other factor is limited to the largest number of the
 /// arithmetic, because infinity would turn subnormal numbers into infinities.
 fn replace_by_factor(job: &mut Job<'_>, step: usize, factor: f64) {
     if factor == 1.0 {
-        // `take_reduction` has left `Step::Identity` there.
+        // `take_reduction` has left `Step::Identity` in place of the step.
         return;
     }
     let (least, largest) = (smallest_normal(job.compute), largest_number(job.compute));
     let mut factor =
         if factor.is_infinite() { 0f64.copysign(factor) } else { factor.clamp(-largest, largest) };
     // A power of two right before the step (a loss scale) is multiplied in, which saves a step.
-    let before = job.steps[..step].iter_mut().rev().find(|step| !matches!(step, Step::Identity));
-    if let Some(before) = before
-        && let Some(power) = before.link().and_then(|link| link.kernel.as_prologue()?.exact_scale())
+    let previous = job.steps[..step].iter_mut().rev().find(|step| !matches!(step, Step::Identity));
+    if let Some(previous) = previous
+        && let Some(power) = previous.link().and_then(|link| link.kernel.as_prologue()?.exact_scale())
         // A subnormal product would have fewer digits than the two factors.
         && (factor == 0.0 || (least..=largest).contains(&(factor * power).abs()))
     {
         factor *= power;
-        *before = Step::Identity;
+        *previous = Step::Identity;
     }
     job.steps[step] = Step::Map { kernel: erased(ScaleBy(factor)), slots: &mut [] };
 }

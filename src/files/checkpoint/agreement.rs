@@ -20,7 +20,7 @@ use crate::tree::{Leaf, StateTree};
 /// The whole shapes of a leaf's state tensors, in their order.
 pub(super) type WholeShapes = Vec<Vec<usize>>;
 
-/// The values that a rank sends to other ranks, because they may differ among ranks.
+/// The values that may differ among ranks, and that each rank sends to the other ranks.
 #[derive(Serialize, Deserialize)]
 struct RankRecord {
     /// The index of each leaf's optimiser in the rank's list; ranks may share optimisers in different ways.
@@ -41,7 +41,7 @@ struct HeldLeaf {
 /// Compares the saves of all ranks. Returns the complete record, and the whole shapes of each leaf's tensors.
 ///
 /// # Errors
-/// On all ranks, if one rank refuses, or the saves differ.
+/// If one rank refuses, or the saves differ, all ranks get an error.
 pub(super) fn agree_on_record(
     state: &StateTree,
     path: &Path,
@@ -57,15 +57,16 @@ pub(super) fn agree_on_record(
         Ok((record, agreement, serde_json::to_vec(&rank_record).map_err(Error::other)?))
     });
     let (mut record, messages) = state.agree_on(Call::Save, proposal)?;
-    let read = |message: &Vec<u8>| serde_json::from_slice(message).map_err(Error::other);
-    let mut ranks = messages.iter().map(read).collect::<Result<Vec<RankRecord>>>()?;
+    let parse = |message: &Vec<u8>| serde_json::from_slice(message).map_err(Error::other);
+    let mut ranks = messages.iter().map(parse).collect::<Result<Vec<RankRecord>>>()?;
     let mut all_shapes = Vec::with_capacity(state.len());
     let optimisers = std::mem::take(&mut record.optimisers);
     for (index, (path, leaf)) in record.leaves.iter_mut().enumerate() {
         let HeldLeaf { counters, numbers, shapes } = take_held_leaf(&mut ranks, index, path)?;
         leaf.counters = counters;
         leaf.numbers = numbers.into_iter().map(|(name, bits)| (name, Number(f64::from_bits(bits)))).collect();
-        // Rank 0's indices begin at 0 and rise by 1 with each new optimiser, so a new one is the list's next.
+        // Rank 0's indices begin at 0 and rise by 1 with each new optimiser, so the index of a new optimiser
+        // is the length of the list.
         leaf.optimiser = ranks[0].optimisers[index];
         if leaf.optimiser == record.optimisers.len() {
             record.optimisers.push(optimisers[ranks[state.rank()].optimisers[index]].clone());
@@ -79,16 +80,16 @@ impl RankRecord {
     /// Moves values that may differ among ranks out of `record`.
     fn new(state: &StateTree, record: &mut Record) -> Self {
         let (mut held_leaves, mut optimisers) = (BTreeMap::new(), Vec::with_capacity(state.len()));
-        for (index, (leaf, record)) in state.leaves().zip(record.leaves.values_mut()).enumerate() {
-            let counters = std::mem::take(&mut record.counters);
-            let numbers = std::mem::take(&mut record.numbers)
+        for (index, (leaf, leaf_record)) in state.leaves().zip(record.leaves.values_mut()).enumerate() {
+            let counters = std::mem::take(&mut leaf_record.counters);
+            let numbers = std::mem::take(&mut leaf_record.numbers)
                 .into_iter()
                 .map(|(name, Number(number))| (name, number.to_bits()))
                 .collect();
             if leaf.held() == Held::All || !leaf.part().is_empty() {
                 held_leaves.insert(index, HeldLeaf { counters, numbers, shapes: whole_shapes(leaf) });
             }
-            optimisers.push(std::mem::take(&mut record.optimiser));
+            optimisers.push(std::mem::take(&mut leaf_record.optimiser));
         }
         RankRecord { optimisers, held_leaves }
     }
@@ -141,7 +142,8 @@ fn json(value: &impl Serialize) -> Result<String> {
     serde_json::to_string(value).map_err(Error::other)
 }
 
-/// Takes a leaf's values out of the records of all ranks that have a part of it. Refuses values that differ.
+/// Takes a leaf's values out of the records of the ranks that have a part of the leaf. Refuses values that
+/// differ.
 fn take_held_leaf(ranks: &mut [RankRecord], index: usize, path: &str) -> Result<HeldLeaf> {
     let mut holders = ranks
         .iter_mut()

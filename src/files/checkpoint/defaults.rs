@@ -1,10 +1,11 @@
 //! [`Restored`], and the comparison of a file's hyper-parameters with the program's.
 //!
-//! A file has numbers that the run has moved: by `adjust`, a plateau, a loop that sets the rate, gradual
-//! unfreezing. A difference by such a move is no mistake. A mistake is a change of the program that has no
-//! effect, because the file's value counts. So for the warning ([`Replaced`]) a value of the program (before
-//! its first step, because a run may be restored later) is compared with three values of the file: the
-//! present value, that of the set-up, and that before the first step.
+//! A run can change its settings: by `adjust`, a plateau, a loop that sets the rate, gradual unfreezing. If
+//! the values in file and program differ by such a change, nobody has made a mistake. But if the user has
+//! changed the program, the change has no effect, because the file's value counts: [`Replaced`] warns of
+//! this. So a value of the program is compared with three values of the file: the present value, the value of
+//! the set-up, and the value before the first step. The value of the program is the one before its first
+//! step, because a run may be restored later.
 
 use std::collections::HashSet;
 use std::fmt::Display;
@@ -104,8 +105,8 @@ pub(super) fn names_error<'n>(
     names: impl Iterator<Item = &'n String>,
     expected: Vec<String>,
 ) -> Error {
-    // Limited, because a damaged file may have any number of names. 20 more than expected show the
-    // difference.
+    // The list is limited, because a damaged file may have any number of names. 20 more than expected show
+    // the difference.
     let names: Vec<&String> = names.take(expected.len() + 20).collect();
     let problem = "the file was written by another version of the rule: in the file,";
     Error::new(ErrorKind::OtherRule, format!("{problem} {saved_optimiser} has the {kind}"))
@@ -118,7 +119,7 @@ pub(super) fn names_error<'n>(
 /// Settings of the program that a file replaces by other values.
 #[derive(Default)]
 pub(super) struct Replaced {
-    /// The differences, each once.
+    /// The differences in words, each once.
     texts: Vec<String>,
     /// The setting, the program's value and the file's value of each difference.
     differences: HashSet<[String; 3]>,
@@ -140,8 +141,8 @@ impl Replaced {
         }
     }
 
-    /// Adds settings of the leaf, except values that a schedule of the program decides. `restored` has the
-    /// values of the file, and `drives` the schedules after the restore.
+    /// Adds the leaf's settings that differ, except values that a schedule of the program decides. `restored`
+    /// has the values of the file, and `drives` the schedules after the restore.
     pub(super) fn compare(
         &mut self,
         leaf: &Leaf,
@@ -158,19 +159,19 @@ impl Replaced {
                 let mut earlier_values = record.set_up.iter().filter(|(name, _)| *name == place);
                 // Up to rounding, because a rate may be a product of several factors.
                 let is_same = |other: FieldValue| program.is_equal(other, is_same_rate);
-                let is_known =
+                let is_in_file =
                     is_same(*file) || earlier_values.any(|(_, data)| file.read(data).is_some_and(is_same));
                 let is_driven = drives
                     .and_then(|drives| drives.assignment_for(index))
                     .is_some_and(|assignment| !assignment.is_from_file && !assignment.schedule.is_relative);
-                if !is_known && !is_driven {
+                if !is_in_file && !is_driven {
                     self.add(&place, Some(leaf.path()), program, file);
                 }
             }
         }
-        let program = run_start.map_or(leaf.frozen, |(_, frozen)| *frozen);
-        if program != record.frozen && Some(program) != record.began_frozen {
-            self.add("frozen", Some(leaf.path()), program, record.frozen);
+        let is_frozen = run_start.map_or(leaf.frozen, |(_, frozen)| *frozen);
+        if is_frozen != record.frozen && Some(is_frozen) != record.began_frozen {
+            self.add("frozen", Some(leaf.path()), is_frozen, record.frozen);
         }
     }
 

@@ -129,8 +129,8 @@ impl CheckpointFile {
     /// another precision: from bf16 with f32 masters to all f32, or back, or with masters in f64.
     ///
     /// Conversion is for bare rules and [`MixedPrecision`](crate::MixedPrecision), with or without
-    /// [`Offload`](crate::Offload). From and to other stores, such as [`Kahan`](crate::Kahan), restore the
-    /// state as it is, then [replace](crate::Selection::replace) the rule.
+    /// [`Offload`](crate::Offload). For other stores, such as [`Kahan`](crate::Kahan), restore without
+    /// conversion, then [replace](crate::Selection::replace) the rule.
     pub fn converting(mut self) -> Self {
         self.convert = true;
         self
@@ -144,7 +144,7 @@ impl CheckpointFile {
 
     /// Keeps the program's hyper-parameters, schedules and count of steps, and which parameters are frozen.
     ///
-    /// By default a restore takes all of these from the file, except schedules of fields for which the
+    /// By default a restore takes all these settings from the file, except schedules of fields for which the
     /// program gives a schedule. The state [warns](crate::Warning::SettingsDiffer) of settings that the
     /// program has chosen differently. With this method the file gives only the memory of rules, such as
     /// moments with their counts. Schedules then begin at the program's count of steps, which is 0 in a new
@@ -198,8 +198,8 @@ impl CheckpointFile {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn except<P: Into<String>>(mut self, patterns: impl IntoIterator<Item = P>) -> Self {
-        let earlier = self.except.texts().iter().cloned();
-        self.except = Patterns::new(earlier.chain(patterns.into_iter().map(Into::into)).collect());
+        let earlier_texts = self.except.texts().iter().cloned();
+        self.except = Patterns::new(earlier_texts.chain(patterns.into_iter().map(Into::into)).collect());
         self
     }
 
@@ -252,7 +252,7 @@ impl CheckpointFile {
     /// # Errors
     /// If one of its numbers is out of range.
     pub fn scaler(&self) -> Result<Option<LossScaler>> {
-        self.check_copy(self.record.scaler.as_ref(), LossScaler::check)
+        self.checked_copy(self.record.scaler.as_ref(), LossScaler::check)
     }
 
     /// The [`ReduceOnPlateau`](crate::ReduceOnPlateau) that was saved along.
@@ -260,10 +260,14 @@ impl CheckpointFile {
     /// # Errors
     /// If one of its numbers is out of range.
     pub fn plateau(&self) -> Result<Option<ReduceOnPlateau>> {
-        self.check_copy(self.record.plateau.as_ref(), ReduceOnPlateau::check)
+        self.checked_copy(self.record.plateau.as_ref(), ReduceOnPlateau::check)
     }
 
-    fn check_copy<T: Clone>(&self, saved: Option<&T>, check: impl Fn(&T) -> Result<()>) -> Result<Option<T>> {
+    fn checked_copy<T: Clone>(
+        &self,
+        saved: Option<&T>,
+        check: impl Fn(&T) -> Result<()>,
+    ) -> Result<Option<T>> {
         saved.map_or(Ok(()), check).map_err(|error| error.in_file("checkpoint", &self.path))?;
         Ok(saved.cloned())
     }

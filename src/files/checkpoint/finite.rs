@@ -24,7 +24,7 @@ pub(super) struct Watch {
     next: usize,
     /// The beginning of a number or record that is not whole yet.
     incomplete: Vec<u8>,
-    /// The index of the number, and its value.
+    /// The index and value of the first number that is not finite.
     pub(super) first_non_finite: Option<(usize, f64)>,
 }
 
@@ -62,14 +62,14 @@ impl Watch {
 
     /// Searches whole numbers or records, `numbers` numbers in all.
     fn search(&mut self, bytes: &[u8], numbers: usize) {
-        let position = match self.encoding {
+        let non_finite = match self.encoding {
             Encoding::Numbers(dtype) => first_non_finite_in(bytes, dtype, dtype),
             Encoding::Records(code) => bytes.as_chunks().0.iter().enumerate().find_map(|(block, record)| {
-                let (place, value) = code.first_non_finite(record)?;
-                Some((block * BLOCK + place, value.into()))
+                let (offset, value) = code.first_non_finite(record)?;
+                Some((block * BLOCK + offset, value.into()))
             }),
         };
-        let first = position.map(|(index, value)| (self.next + index, value));
+        let first = non_finite.map(|(index, value)| (self.next + index, value));
         self.first_non_finite = self.first_non_finite.or(first);
         self.next += numbers;
     }

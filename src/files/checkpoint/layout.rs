@@ -34,9 +34,9 @@ pub(super) struct EntryInfo {
 pub(super) struct FileLayout {
     /// All bytes before the tensors, with zeros in the place of the checksum.
     pub(super) head: Vec<u8>,
-    /// The first digit of the checksum, in a file that has one.
+    /// The position of the checksum's first digit, in a file that has a checksum.
     pub(super) checksum: Option<u64>,
-    /// The first byte of each tensor, and the width of an element in bytes.
+    /// The position of each tensor's first byte, and the width of its elements in bytes.
     entries: Vec<(u64, usize)>,
     /// The number of bytes of the whole file.
     pub(super) length: u64,
@@ -138,7 +138,7 @@ fn head(tensors: Vec<(String, TensorInfo)>, remarks: Remarks<'_>) -> Result<Vec<
 /// A tensor in the file, and the part of it that this rank writes.
 pub(crate) struct SavedTensor<'s> {
     pub(super) entry: EntryInfo,
-    /// The elements that are written here, in row-major order.
+    /// The elements that this rank writes, in row-major order.
     pub(super) part: Range<usize>,
     values: PartValues<'s>,
 }
@@ -153,7 +153,7 @@ enum PartValues<'s> {
 
 impl<'s> SavedTensor<'s> {
     /// A variable of the model. If the variable has a leaf, each rank writes its part. Otherwise rank 0
-    /// writes all.
+    /// writes the whole variable.
     fn variable(state: &StateTree, path: &str, variable: &'s Lent<'s>) -> Result<Self> {
         let (part, values) = match state.leaf(path) {
             Some(leaf) => (leaf.part(), leaf.own_part(&**variable)?),

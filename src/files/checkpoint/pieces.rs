@@ -15,7 +15,7 @@ use super::layout::FileLayout;
 use super::replace::io_failure;
 use crate::error::Result;
 
-/// A piece that is in the file.
+/// A piece that has been written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct FilePiece {
     start: u64,
@@ -27,7 +27,7 @@ pub(super) struct FilePiece {
 #[derive(Debug)]
 pub(super) struct PieceWriter<'f> {
     out: BufWriter<&'f File>,
-    /// Where the next byte goes.
+    /// The position of the next byte.
     position: u64,
     pieces: Vec<FilePiece>,
 }
@@ -119,7 +119,7 @@ struct SummingWriter<'w, W> {
 
 impl<W: Write> Write for SummingWriter<'_, W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // In pieces that stay in the cache, because checksum and watch read the bytes again.
+        // At most 256 KiB, which stay in the cache, because checksum and watch read the bytes again.
         let length = self.out.write(&bytes[..bytes.len().min(1 << 18)])?;
         self.sum.update(&bytes[..length]);
         if let Some(watch) = &mut self.watch {

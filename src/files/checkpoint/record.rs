@@ -113,7 +113,7 @@ pub(super) struct LeafRecord {
     /// Whether the leaf was frozen at the first step, if `frozen` differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) began_frozen: Option<bool>,
-    /// The fields that had other values at the set-up or the first step: full names, and these values.
+    /// The fields that had another value at the set-up or before the first step: full name and that value.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) set_up: Vec<(String, Data)>,
     /// The number of calls since the last gradient.
@@ -171,7 +171,7 @@ impl Record {
     /// The description of a state alone.
     pub(super) fn new(state: &StateTree) -> Self {
         let (mut optimisers, mut schedules) = (Vec::new(), Vec::new());
-        // By address, so that equal schedules of leaves with different rates stay apart.
+        // The key is the address, so that equal schedules of leaves with different rates stay apart.
         let mut schedule_indices: HashMap<*const Schedule, usize> = HashMap::new();
         let mut index_of = |assignment: &ScheduleAssignment| {
             *schedule_indices.entry(Arc::as_ptr(&assignment.schedule)).or_insert_with(|| {

@@ -1,10 +1,11 @@
 //! Replacing a file as a whole: whatever happens, the path has the old file or the new one.
 //!
 //! 1. [`NewFile::create`] makes a temporary file in the folder of the target, because a rename is atomic only
-//!    within one file system. Before that it removes temporary files of killed processes, which have no lock.
+//!    within one file system. It first removes the temporary files of killed processes, which have no lock.
 //! 2. The content is written, also by other processes ([`open_shared`]).
 //! 3. [`NewFile::persist`] flushes the file before the rename: otherwise a power cut could leave the target
-//!    with an unfinished content. After the rename it flushes the folder, which makes the rename durable.
+//!    with an unfinished content. After the rename `persist` flushes the folder, which makes the rename
+//!    durable.
 
 use std::fs::{self, File, Metadata, Permissions};
 use std::io;
@@ -15,7 +16,7 @@ use tempfile::NamedTempFile;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// A new file for a path. If dropped before `persist`, it leaves nothing.
+/// A new file for a path. If the value is dropped before `persist`, no file stays.
 #[derive(Debug)]
 pub(super) struct NewFile {
     temporary: NamedTempFile,
@@ -51,8 +52,8 @@ impl NewFile {
     /// Flushes the file to the disk, and renames it to the path.
     pub(super) fn persist(self) -> Result<()> {
         let NewFile { temporary, target, permissions } = self;
-        // Not earlier, so that other ranks can open a file that replaces a read-only file. Best effort,
-        // because some file systems have no permissions.
+        // Permissions are set only now, so that other ranks can open a file that replaces a read-only file.
+        // An error is ignored, because some file systems have no permissions.
         let _ = permissions.map(|permissions| temporary.as_file().set_permissions(permissions));
         temporary.as_file().sync_all().map_err(io_failure("flush the file to the disk"))?;
         temporary.persist(&target).map_err(|error| io_failure("rename the temporary file")(error.error))?;
@@ -112,7 +113,7 @@ fn create_temporary(target: &Path, permissions: Option<&Permissions>) -> io::Res
     let folder = folder(target);
     remove_abandoned(&folder, |name| name == prefix);
     let mut builder = tempfile::Builder::new();
-    builder.prefix(&prefix).suffix(SUFFIX).rand_bytes(RANDOM);
+    builder.prefix(&prefix).suffix(SUFFIX).rand_bytes(RANDOM_LENGTH);
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
@@ -120,8 +121,8 @@ fn create_temporary(target: &Path, permissions: Option<&Permissions>) -> io::Res
         builder.permissions(Permissions::from_mode(mode));
     }
     let temporary = builder.tempfile_in(&folder)?;
-    // The lock shows other processes that the file is in use. Best effort, because some file systems have no
-    // locks.
+    // The lock shows other processes that the file is in use. An error is ignored, because some file systems
+    // have no locks.
     let _ = temporary.as_file().try_lock();
     Ok(temporary)
 }
@@ -130,7 +131,7 @@ fn create_temporary(target: &Path, permissions: Option<&Permissions>) -> io::Res
 const SUFFIX: &str = ".partial";
 
 /// The number of random characters in the name of a temporary file.
-const RANDOM: usize = 6;
+const RANDOM_LENGTH: usize = 6;
 
 /// The prefix of the names of temporary files for a target, short enough for any file system.
 pub(super) fn prefix(target: &Path) -> String {
@@ -141,7 +142,7 @@ pub(super) fn prefix(target: &Path) -> String {
 /// The prefix in a temporary file's name.
 fn prefix_in(name: &str) -> Option<&str> {
     let name = name.strip_suffix(SUFFIX)?;
-    let (prefix, random) = name.split_at_checked(name.len().checked_sub(RANDOM)?)?;
+    let (prefix, random) = name.split_at_checked(name.len().checked_sub(RANDOM_LENGTH)?)?;
     random.bytes().all(|byte| byte.is_ascii_alphanumeric()).then_some(prefix)
 }
 
@@ -169,12 +170,12 @@ pub(super) fn abandoned_files(
     files
 }
 
-/// Removes temporary files of saves that were killed, except those that were written just now.
+/// Removes temporary files of saves that were killed, except files written within the last minute.
 pub(super) fn remove_abandoned(folder: &Path, is_ours: impl Fn(&str) -> bool) {
     // Files in use may have no lock, on some file systems and, over ranks, on Windows. So new files stay.
     const IDLE_TIME: Duration = Duration::from_secs(60);
     for (_, path) in abandoned_files(folder, is_ours, IDLE_TIME) {
-        // Best effort: a file that cannot be removed does not stop the save.
+        // An error is ignored, because a file that cannot be removed does not stop the save.
         let _ = fs::remove_file(path);
     }
 }

@@ -7,8 +7,8 @@
 //!    the file is converted.
 //! 4. The description names every tensor of the file. Counts and norms of the description are in range.
 //!
-//! A check of a value belongs here: a refusal in `assign` (`restore.rs`) would come after other values were
-//! written.
+//! Every check of a value is in this module, because a refusal in `assign` (`restore.rs`) would come after
+//! other values were written.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::{Debug, Display};
@@ -31,7 +31,7 @@ use crate::rule::{Adjust, Difference, Extent, FieldValue, Optimiser, OptimiserRe
 use crate::tensors::Tensor;
 use crate::tree::{
     Drives, KeyedCache, Leaf, ScheduleAssignment, ScheduleResolver, StateTree, acting_optimisers,
-    check_one_rate, check_records, give_to_all,
+    check_equal_own_values, check_records, give_to_all,
 };
 
 /// The remedy if a number is not finite.
@@ -39,7 +39,7 @@ const ACCEPT: &str = "to restore infinities and NaN, call `CheckpointFile::accep
 
 /// The number of saved parameters that the next update compares with the model.
 const COMPARED_PARAMETERS: usize = 16;
-/// The number of elements that are compared of each.
+/// The number of elements of each of these parameters that are compared.
 const COMPARED_ELEMENTS: usize = 64;
 
 /// The remedy if a file does not fit the model.
@@ -95,8 +95,8 @@ struct SharedChecks {
     saved_schedules: SavedSchedules,
     /// The optimisers with the hyper-parameters of the file.
     ///
-    /// The key is the optimiser of the state and the index in the file, so that leaves with both in common share
-    /// an optimiser.
+    /// The key is the optimiser of the state and the index in the file. Leaves with the same key share an
+    /// optimiser.
     optimisers: KeyedCache<(*const (), usize), Arc<Optimiser>>,
     resolver: ScheduleResolver,
     restored: Restored,
@@ -105,7 +105,7 @@ struct SharedChecks {
 
 /// The schedules of the file.
 struct SavedSchedules {
-    all: Vec<ScheduleAssignment>,
+    schedules: Vec<ScheduleAssignment>,
     /// The count of steps from which the schedules go on; `None` if the program keeps its own schedules and
     /// count.
     steps: Option<u64>,
@@ -113,18 +113,18 @@ struct SavedSchedules {
 
 impl SavedSchedules {
     fn from_file(CheckpointFile { record, keep_settings, .. }: &CheckpointFile) -> Result<Self> {
-        let read = |saved: &ScheduleRecord| {
+        let assignment = |saved: &ScheduleRecord| {
             let schedule = saved.schedule();
             match schedule.curve.is_ordered() {
                 true => Ok(ScheduleAssignment::new(schedule, record.steps, true)),
                 false => Err(damage_error("the parts of a schedule are not in order")),
             }
         };
-        let all = record.schedules.iter().map(read).collect::<Result<_>>()?;
-        Ok(SavedSchedules { all, steps: (!keep_settings).then_some(record.steps) })
+        let schedules = record.schedules.iter().map(assignment).collect::<Result<_>>()?;
+        Ok(SavedSchedules { schedules, steps: (!keep_settings).then_some(record.steps) })
     }
 
-    /// The schedules that were given to all leaves of file and state.
+    /// The schedules that were given to all leaves, in the file and in the state.
     fn state_schedules(&self, record: &Record, state: &StateTree) -> Result<Vec<ScheduleAssignment>> {
         let mut schedules = Vec::new();
         for schedule in self.merge(Some(&record.for_all), state.schedules.iter().cloned())? {
@@ -150,7 +150,7 @@ impl SavedSchedules {
             return Ok(program.map(continue_here).collect());
         };
         let unknown = || damage_error("it refers to a schedule that is not there");
-        let saved = indices.iter().map(|index| self.all.get(*index).cloned().ok_or_else(unknown));
+        let saved = indices.iter().map(|index| self.schedules.get(*index).cloned().ok_or_else(unknown));
         // Schedules of an earlier file are dropped, because this file replaces them.
         let of_program = program.filter(|schedule| !schedule.is_from_file);
         saved.chain(of_program.map(|schedule| Ok(continue_here(schedule)))).collect()
@@ -198,7 +198,7 @@ impl CheckpointFile {
             variables: sources,
             restored: shared.restored,
             replaced: shared.replaced.warning(),
-            saved_starts: self.starts(state)?,
+            saved_starts: self.saved_starts(state)?,
         })
     }
 
@@ -228,7 +228,7 @@ impl CheckpointFile {
         let acting = acting_optimisers(optimisers, shared.saved_schedules.steps.unwrap_or(state.steps))?;
         plans.iter_mut().zip(acting).for_each(|(plan, acting)| plan.acting = acting);
         let drives = plans.iter().map(|plan| plan.drives.as_deref());
-        check_one_rate(state.leaves().map(Leaf::path).zip(drives))?;
+        check_equal_own_values(state.leaves().map(Leaf::path).zip(drives))?;
         Ok(plans)
     }
 
@@ -256,23 +256,25 @@ impl CheckpointFile {
         Ok(plan)
     }
 
-    /// The first elements of some parameters in the file, so that the next update can compare them.
-    /// Parameters that have made no step are left out, because a forward pass moves running statistics.
-    fn starts(&self, state: &StateTree) -> Result<Vec<(String, Tensor)>> {
+    /// The first elements of some parameters in the file, which the next update compares with the model.
+    ///
+    /// Parameters that have made no step are left out, because such a parameter may be a running statistic,
+    /// which a forward pass moves.
+    fn saved_starts(&self, state: &StateTree) -> Result<Vec<(String, Tensor)>> {
         let has_moved = |path: &String| self.record.leaves.get(path).is_some_and(|leaf| leaf.steps > 0);
         let is_restored = |path: &&String| !self.convert && has_moved(path) && !self.is_excepted(state, path);
         let paths: Vec<&String> = self.record.model.iter().flatten().filter(is_restored).collect();
         let compared_paths = paths.iter().step_by(paths.len().div_ceil(COMPARED_PARAMETERS).max(1));
-        let start = |path: &&String| {
+        let first_elements = |path: &&String| {
             let entry = self.entry(path).filter(|_| state.leaf(path).is_some())?;
             let elements = entry.part(0..entry.elements().min(COMPARED_ELEMENTS));
             Some(elements.map(|elements| (path.to_string(), elements)).map_err(read_error))
         };
-        compared_paths.filter_map(start).collect()
+        compared_paths.filter_map(first_elements).collect()
     }
 
     /// Refuses a pattern that leaves out nothing, because it may be mistyped.
-    pub(super) fn check_excepted(
+    pub(super) fn check_patterns_match(
         &self,
         state: &StateTree,
         variables: Option<&BTreeMap<String, Lent<'_>>>,
@@ -406,8 +408,8 @@ impl CheckpointFile {
         // A conversion may add or drop masters. An offloaded parameter has a copy only if it is not on the
         // CPU, and the file may come from another device.
         let ignores_masters = self.convert || saved_optimiser.storage().offloaded;
-        let compared = tensors.iter().filter(|(_, tensor)| !ignores_masters || !is_master(tensor));
-        let names = compared.map(|(name, _)| name.clone()).collect();
+        let compared_tensors = tensors.iter().filter(|(_, tensor)| !ignores_masters || !is_master(tensor));
+        let names = compared_tensors.map(|(name, _)| name.clone()).collect();
         let saved_names = if ignores_masters { saved_others } else { &record.tensors };
         check_same_names(path, saved_optimiser, "tensors", saved_names.iter(), names)?;
         let has_master = leaf.state.outer_master().is_some();
@@ -430,7 +432,7 @@ impl CheckpointFile {
         let mut sources = Vec::with_capacity(tensors.len());
         for (name, tensor) in tensors {
             let entry = if is_master(tensor) { self.precise_entry(path)? } else { entry_name(path, &name) };
-            // Empty if another rank has the tensor: that rank checks it.
+            // `elements` is `None` if another rank has the tensor. That rank checks the tensor.
             let (shape, elements) = leaf.stored_extent(tensor).unzip();
             let source = EntryPart { entry, elements: elements.unwrap_or(0..0) };
             let shape = shape.as_ref().map(crate::tensors::Shape::dims);
@@ -505,12 +507,12 @@ impl CheckpointFile {
         [&master, &parameter]
             .into_iter()
             .try_for_each(|entry| crate::tensors::dtype_from_file(entry.dtype).map(drop))?;
-        // Only the common elements, because other checks report a difference of lengths.
+        // Only the common elements are compared, because other checks report a difference of lengths.
         let elements = master.elements().min(parameter.elements());
-        for window in ranges(part.start..part.end.min(elements)) {
-            let start = window.start;
-            let master_part = master.part(window.clone()).map_err(read_error)?;
-            let parameter_part = parameter.part(window).map_err(read_error)?;
+        for range in ranges(part.start..part.end.min(elements)) {
+            let start = range.start;
+            let master_part = master.part(range.clone()).map_err(read_error)?;
+            let parameter_part = parameter.part(range).map_err(read_error)?;
             if let Some(first) = difference(&master_part, &parameter_part, Extent::Whole)? {
                 return Ok(Some(Difference { index: start + first.index, ..first }));
             }
@@ -583,7 +585,7 @@ impl CheckpointFile {
                     .at_element(index)
                     .with_expected("a number that is not negative, because squares are not"))
             }
-            // Finite in the file, but rounded to infinity in `dtype`.
+            // The number is finite in the file, but rounds to infinity in `dtype`.
             Some((index, value)) if value.is_finite() => {
                 Err(Error::too_large(in_file(name), value, index, dtype).with_remedy(
                     "to round the number to infinity, call `CheckpointFile::accepting_non_finite` first",
@@ -608,13 +610,15 @@ impl CheckpointFile {
         Ok(())
     }
 
-    /// The entry with the most precise copy of a parameter: its master, if there is one. A conversion takes
-    /// the parameter itself if the program moved it before the first gradient, because the master is then out
-    /// of date.
+    /// The entry with the most precise copy of a parameter: its master, if there is one.
+    ///
+    /// If the program moved the parameter before the first gradient, the master is out of date, and a
+    /// conversion takes the parameter itself.
     fn precise_entry(&self, path: &str) -> Result<String> {
         let mut leaf = self.record.leaves.get(path);
         if let Some(unreached) = leaf.filter(|leaf| self.convert && leaf.is_unreached()) {
-            // Each rank compares the whole parameter and not its part, because all have to choose one entry.
+            // Each rank compares the whole parameter and not its part, because all have to choose the same
+            // entry.
             match self.stale_element(path, unreached, 0..usize::MAX) {
                 Err(error) if error.kind() == ErrorKind::Io => return Err(error),
                 Ok(Some(_)) => leaf = None,
@@ -697,7 +701,7 @@ fn not_finite_error(entry: &str, value: f64, element: usize) -> Error {
     Error::not_finite(in_file(entry), value, element).with_remedy(ACCEPT)
 }
 
-/// Refuses a file without the expected names, in their order.
+/// Refuses a file whose names are not the expected names in the expected order.
 fn check_same_names<'n>(
     path: &str,
     saved_optimiser: &OptimiserRecord,

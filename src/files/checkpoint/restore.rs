@@ -21,9 +21,9 @@ impl CheckpointFile {
     /// Takes over the state: tensors, counters, hyper-parameters and which parameters are frozen.
     ///
     /// The model stays as it is; [`restore_with_model`](CheckpointFile::restore_with_model) restores both.
-    /// The state has to be set up with the same rules for the same parameters as the saved one, unless some
-    /// are [excepted](CheckpointFile::except). Everything is checked before anything is changed. The state
-    /// then continues bit for bit as the saved one would have.
+    /// The state has to be set up with the same rules for the same parameters as the saved state, unless some
+    /// parameters are [excepted](CheckpointFile::except). Everything is checked before anything is changed.
+    /// The state then continues bit for bit as the saved state would have.
     ///
     /// Hyper-parameters may differ: the file's values count, unless the program
     /// [keeps its own](CheckpointFile::keeping_settings), and [`Restored`] lists the differences. If the
@@ -44,12 +44,12 @@ impl CheckpointFile {
     /// [`Warning::OrderUnseen`](crate::Warning::OrderUnseen).
     ///
     /// # Errors
-    /// If the file lacks a parameter or a tensor, or has one too many; if a rule, shape or dtype differs; if
-    /// a hyper-parameter is out of range or a number is not finite; if the model has averages instead of its
-    /// parameters, or these have [no names](crate::CandleOptimizer); if the file can no longer be read, or
-    /// was changed after it was opened. After an error nothing has changed, unless the file failed or changed
-    /// during the last step, which writes: the remedy of such an error is to restore again. A change in place
-    /// that keeps length and time of modification is not noticed.
+    /// If the file lacks a parameter or a tensor, or has one that the state lacks; if a rule, shape or dtype
+    /// differs; if a hyper-parameter is out of range or a number is not finite; if the model has averages
+    /// instead of its parameters, or these have [no names](crate::CandleOptimizer); if the file can no longer
+    /// be read, or was changed after it was opened. After an error nothing has changed, unless the file
+    /// failed or changed during the last step, which writes: the remedy of such an error is to restore again.
+    /// A change in place that keeps length and time of modification is not noticed.
     pub fn restore(&self, state: &mut StateTree) -> Result<Restored> {
         self.restore_all(state, None::<&Tensor>)
     }
@@ -70,9 +70,10 @@ impl CheckpointFile {
     fn restore_all<M: Model + ?Sized>(&self, state: &mut StateTree, model: Option<&M>) -> Result<Restored> {
         let plan = state.check_names().and_then(|()| state.check_parameters()).and_then(|()| {
             let mut variables = model.map(|model| variables_by_path(state, model)).transpose()?;
-            self.check_excepted(state, variables.as_ref())?;
-            // After `check_excepted`, because a pattern that matches only an excepted variable is not unused.
-            variables.iter_mut().for_each(|all| all.retain(|path, _| !self.is_excepted(state, path)));
+            self.check_patterns_match(state, variables.as_ref())?;
+            // Excepted variables are removed only now: without them `check_patterns_match` would refuse a pattern
+            // that matches nothing else.
+            variables.iter_mut().for_each(|by_path| by_path.retain(|path, _| !self.is_excepted(state, path)));
             let restoration = self.restoration(state, variables.as_ref())?;
             let agreement =
                 Agreement::new(vec![Aspect::new("what is restored", self.words(model.is_some()))]);
@@ -103,7 +104,7 @@ impl CheckpointFile {
 }
 
 impl CheckpointFile {
-    /// Writes everything. This can fail only if a device fails, or if the file fails or changes just then.
+    /// Writes everything. This can fail only if a device fails, or if the file fails or changes meanwhile.
     pub(super) fn assign(
         &self,
         state: &mut StateTree,
@@ -122,20 +123,22 @@ impl CheckpointFile {
         state.saved_starts = restoration.saved_starts;
         state.acting_at = state.steps;
         let mut tensors = Vec::with_capacity(state.leaves.len());
-        // All that cannot fail comes first: otherwise a leaf could act with another optimiser than its own.
-        for (leaf, restoration) in state.leaves.iter_mut().zip(restoration.leaves) {
-            tensors.push(self.assign_leaf(leaf, restoration));
+        // Assignments that cannot fail come first. Otherwise, after a failure, a leaf could act with an
+        // optimiser that is not its own.
+        for (leaf, leaf_restoration) in state.leaves.iter_mut().zip(restoration.leaves) {
+            tensors.push(self.assign_leaf(leaf, leaf_restoration));
         }
         for (leaf, sources) in state.leaves.iter_mut().zip(&tensors) {
             for (tensor, source) in leaf.state.parts_mut().tensors.into_iter().zip(sources) {
-                self.read_windows(source, |start, values| Ok(tensor.set_stored(start, values)?))?;
+                self.read_ranges(source, |start, values| Ok(tensor.set_stored(start, values)?))?;
             }
         }
         for ((path, variable), source) in variables.iter().zip(&restoration.variables) {
-            // Rounded to the master's dtype first, because a parameter is its stored master rounded.
+            // Values are rounded to the master's dtype first, because a parameter is its stored master
+            // rounded.
             let master = state.leaf(path).and_then(|leaf| leaf.state.outer_master()).filter(|_| self.convert);
             let dtype = master.map(Buffer::stored_dtype);
-            self.read_windows(source, |start, values| match dtype {
+            self.read_ranges(source, |start, values| match dtype {
                 Some(dtype) => set_lent_part(&**variable, start, &rounded(values, dtype)?),
                 None => set_lent_part(&**variable, start, values),
             })
@@ -162,22 +165,22 @@ impl CheckpointFile {
         leaf.steps = record.steps;
         (leaf.missing_gradients.calls, leaf.missing_gradients.received) =
             (record.waited, record.received.into());
-        // So that the next step compares parameter and master as before a first step, because the program may
-        // have loaded the parameter itself.
+        // The next step compares parameter and master, as before a first step, because the program may have
+        // loaded the parameter itself.
         leaf.unsettle();
         values.tensors
     }
 
-    /// Passes elements of an entry to `set` in windows, each with the index of its first element.
-    fn read_windows(
+    /// Passes elements of an entry to `set` in ranges, each with the index of its first element.
+    fn read_ranges(
         &self,
         source: &EntryPart,
         mut set: impl FnMut(usize, &Tensor) -> Result<()>,
     ) -> Result<()> {
         let Some(entry) = self.entry(&source.entry) else { return Ok(()) };
-        for window in ranges(source.elements.clone()) {
-            let start = window.start - source.elements.start;
-            let part = entry.part(window).map_err(|source| self.partial_error(ErrorKind::Io, source))?;
+        for range in ranges(source.elements.clone()) {
+            let start = range.start - source.elements.start;
+            let part = entry.part(range).map_err(|source| self.partial_error(ErrorKind::Io, source))?;
             set(start, &part).map_err(|error| self.partial_error(error.kind(), error))?;
         }
         Ok(())

@@ -45,7 +45,7 @@ use crate::tree::{Leaf, StateTree};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// # Reading it in Python
+/// # Reading the file in Python
 ///
 /// ```python
 /// from safetensors import safe_open
@@ -117,7 +117,7 @@ impl<'s> Checkpoint<'s> {
     /// Numbers of state or model that are infinite or NaN are saved. `save` then logs a
     /// [warning](Warning::NotFinite), and returns the warning on all ranks. Keep an older file then, because
     /// [`restore`](crate::CheckpointFile::restore) refuses such numbers unless the program
-    /// [accepts](crate::CheckpointFile::accepting_non_finite) them. The check needs no pass of its own.
+    /// [accepts](crate::CheckpointFile::accepting_non_finite) them. The check needs no extra pass.
     ///
     /// If a window of [`AccumGrad`](crate::AccumGrad) is open, its sum is in the file, and `save` returns a
     /// [warning](Warning::WindowsOpen) without logging it.
@@ -199,7 +199,7 @@ impl<'s> Checkpoint<'s> {
     ) -> Result<T> {
         let check_result = self.check();
         let Checkpoint { state, model, scaler, plateau, bytes } = self;
-        // No early return, because the other ranks wait in `agree_on_record` for this rank.
+        // After an error this rank goes on, because the other ranks wait for it in `agree_on_record`.
         let (model, record) = match check_result.and_then(|()| model.transpose()) {
             Ok(model) => {
                 let paths = model.as_ref().map(|model| model.keys().cloned().collect());
@@ -271,8 +271,8 @@ impl StateTree {
     }
 }
 
-/// The warnings about a file that was written: of tensors with numbers that are not finite, which is also
-/// logged, and of open windows with `calls` calls.
+/// The warnings about a file that was written: one about numbers that are not finite, which is also logged,
+/// and one about open windows with `calls` calls.
 pub(crate) fn file_warnings(path: &Path, calls: u64, mut non_finite: Vec<NonFiniteEntry>) -> Vec<Warning> {
     non_finite.sort_by(|(name, index, _), (other, other_index, _)| (name, index).cmp(&(other, other_index)));
     // Each rank that has a part of a tensor may have found a number in the tensor.

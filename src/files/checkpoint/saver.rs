@@ -142,7 +142,7 @@ impl CheckpointSaver {
 
     /// Keeps only the last `files` files.
     ///
-    /// An older file is removed when the new one is whole and in place, so for a moment there is one more
+    /// An older file is removed when the new file is whole and in place, so for a moment there is one more
     /// file. Files that [`newest`](CheckpointSaver::newest) or `save` has found not to be whole are neither
     /// counted nor removed.
     pub fn keep_last(mut self, files: usize) -> Self {
@@ -157,20 +157,21 @@ impl CheckpointSaver {
     ///
     /// # Errors
     /// If the previous save failed: its error is returned once, and nothing is copied. As
-    /// [`Checkpoint::save`] for all that is checked before the file is written. If the folder cannot be read,
-    /// there is a whole file of a later step, which would be taken for the newest, or `keep_last` was called
-    /// with 0.
+    /// [`Checkpoint::save`] for all that is checked before the file is written. If there is a whole file of a
+    /// later step, because that file would be taken for the newest. If the folder cannot be read, or
+    /// `keep_last` was called with 0.
     pub fn save(&mut self, step: u64, checkpoint: Checkpoint<'_>) -> Result<Vec<Warning>> {
         let (path, state) = (self.series.path(step), checkpoint.state());
         let earlier_warnings = self.wait().and_then(|warnings| {
-            // On rank 0 alone, because other ranks may see changes of a shared folder later.
+            // Only rank 0 checks, because other ranks may see changes of a shared folder later.
             if state.rank() == 0 {
                 self.check_later_files(step)?
             };
             Ok(warnings)
         });
         if state.is_divided() {
-            // Settled first: otherwise other ranks would wait in `Checkpoint::save` for a rank that refuses.
+            // Without this agreement the other ranks would wait in `Checkpoint::save` for a rank that
+            // refuses.
             let mut warnings = state.settle(Call::Save, earlier_warnings)?;
             warnings.extend(checkpoint.save(&path)?);
             let removed = if state.rank() == 0 { self.removal(step).run() } else { Ok(()) };
@@ -183,8 +184,8 @@ impl CheckpointSaver {
         let removal = self.removal(step);
         let target = path.clone();
         let work = move || {
-            // Unfinished files of all steps, because `NewFile` removes only those of one name, and each step
-            // has another name.
+            // Unfinished files of all steps are removed here, because `NewFile` removes only the files of its
+            // own step.
             removal.series.remove_unfinished();
             let (warnings, room) = snapshot.write(&target);
             (warnings.and_then(|warnings| removal.run().map(|()| warnings)), room)
@@ -198,10 +199,10 @@ impl CheckpointSaver {
         Ok(warnings)
     }
 
-    /// Waits until the file that is being written is in place, and older ones are removed.
+    /// Waits until the file that is being written is in place, and older files are removed.
     ///
-    /// Returns the [warnings](Warning::NotFinite) about the file; none if no file is being written. A saver
-    /// that is dropped waits too, but can only [log](Warning::NotSaved) an error.
+    /// Returns the [warnings](Warning::NotFinite) about the file, or an empty list if no file is being
+    /// written. A saver that is dropped also waits, but can only [log](Warning::NotSaved) an error.
     ///
     /// # Errors
     /// As [`Checkpoint::save`]; if an old file cannot be removed.
@@ -233,12 +234,12 @@ impl CheckpointSaver {
         Ok(self.series.steps()?.into_iter().map(|step| (step, self.series.path(step))).collect())
     }
 
-    /// Opens the newest file of the series that is whole, and lists the newer ones that are not.
+    /// Opens the newest file of the series that is whole, and lists the newer files that are not whole.
     ///
-    /// A file is passed over if [`CheckpointFile::open`] refuses it: it is damaged, cannot be read, or is of
-    /// another format. Unfinished files of a killed process are listed as well; a later save removes such a
-    /// file when it is older than a minute. Each entry of the list is also logged. Whether the file fits a
-    /// state, and whether its numbers are finite, is checked when it is restored.
+    /// A file is passed over if [`CheckpointFile::open`] refuses the file, because it is damaged, cannot be
+    /// read, or is of another format. Unfinished files of a killed process are listed as well; a later save
+    /// removes such a file when it is older than a minute. Each entry of the list is also logged. Whether the
+    /// file fits a state, and whether its numbers are finite, is checked when it is restored.
     ///
     /// Waits first until the previous save is done.
     ///
@@ -288,7 +289,7 @@ impl CheckpointSaver {
                 .with_remedy("go on from the newest file, remove the later files, or save under another path")
                 .in_file("checkpoint", &path));
             }
-            // Remembered: otherwise the next save would read the whole damaged file again.
+            // The step is remembered, so that the next save does not read the whole damaged file again.
             self.broken_steps.insert(later_step);
         }
         Ok(())
@@ -349,7 +350,8 @@ impl Snapshot {
         checkpoint.with_content(path, |content, numbers| {
             let FileContent { tensors, layout } = content?;
             room.clear();
-            // Reserved here, so that too little memory is an error of the save and does not end the process.
+            // The memory is reserved first, so that a lack of memory is an error of the save and does not end
+            // the process.
             let copies = room
                 .try_reserve_exact(layout.length as usize - layout.head.len())
                 .map_err(io::Error::from)
@@ -371,7 +373,7 @@ impl Snapshot {
     }
 }
 
-/// The digits of a step in a file's name, so that names are in the order of steps.
+/// The least number of digits of a step in a file's name. Zeros in front keep names in the order of steps.
 const DIGITS: usize = 9;
 
 /// Files in one folder, named by `path` and a step: `run-000000100.safetensors`.
@@ -453,11 +455,11 @@ impl Series {
         (prefix(&self.path(step)) == file_prefix).then_some(step)
     }
 
-    /// Removes the counted files of steps before `step`, except the last `rest` of these.
-    fn remove_before(&self, step: u64, rest: usize, is_counted: impl Fn(u64) -> bool) -> Result<()> {
+    /// Removes the counted files of steps before `step`, except the last `kept_count` files.
+    fn remove_before(&self, step: u64, kept_count: usize, is_counted: impl Fn(u64) -> bool) -> Result<()> {
         let mut old_steps: Vec<u64> =
             self.steps()?.into_iter().filter(|other| *other < step && is_counted(*other)).collect();
-        old_steps.truncate(old_steps.len().saturating_sub(rest));
+        old_steps.truncate(old_steps.len().saturating_sub(kept_count));
         for old_step in old_steps {
             remove_old(&self.path(old_step))?;
         }

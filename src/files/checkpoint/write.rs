@@ -1,6 +1,7 @@
 //! Writing a file: all ranks write their parts, then rank 0 renames it into place.
 //!
-//! 1. Rank 0 makes a temporary file. All ranks compare tensors and head, and get its name (`Call::File`).
+//! 1. Rank 0 makes a temporary file. All ranks compare tensors and head, and get the file's name
+//!    (`Call::File`).
 //! 2. Each rank writes its parts, and sends checksums and numbers that are not finite to all
 //!    (`Call::Pieces`).
 //! 3. Rank 0 joins the checksums and renames the file (`Call::Saved`).
@@ -25,7 +26,8 @@ use crate::rule::field::Number;
 /// a number, the tensor has several entries.
 ///
 /// # Errors
-/// On all ranks. The old file is still at `path`, unless only the flush of the folder failed.
+/// If one rank fails, all ranks get an error. The old file is still at `path`, unless only the flush of the
+/// folder failed.
 pub(crate) fn write(
     world: Option<&StateWorld>,
     path: &Path,
@@ -40,8 +42,8 @@ pub(crate) fn write(
         Some(world) => world.agree(Call::Pieces, message)?,
         None => vec![message?],
     };
-    let read = |message: &Vec<u8>| serde_json::from_slice(message).map_err(Error::other);
-    let parts: Result<Vec<(Vec<NonFiniteEntry>, Vec<FilePiece>)>> = messages.iter().map(read).collect();
+    let parse = |message: &Vec<u8>| serde_json::from_slice(message).map_err(Error::other);
+    let parts: Result<Vec<(Vec<NonFiniteEntry>, Vec<FilePiece>)>> = messages.iter().map(parse).collect();
     let non_finite = parts.and_then(|parts| {
         let (non_finite, pieces): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
         checkpoint.finish(pieces.concat()).map(|()| non_finite.concat())
@@ -125,7 +127,7 @@ impl<'s> NewCheckpoint<'s> {
         Ok((NewCheckpoint { content, file }, agreement, name))
     }
 
-    /// Writes this rank's parts. Returns numbers that are not finite and pieces, as a message for all ranks.
+    /// Writes this rank's parts. Returns pieces, and numbers that are not finite, as a message for all ranks.
     fn write_parts(&self, path: &Path, name: &str) -> Result<Vec<u8>> {
         let NewCheckpoint { content: FileContent { tensors, layout }, file: new_file } = self;
         let shared_file;
@@ -143,9 +145,9 @@ impl<'s> NewCheckpoint<'s> {
         }
         let tensors = tensors.iter().enumerate().filter(|(_, tensor)| !tensor.part.is_empty());
         let mut non_finite: Vec<NonFiniteEntry> = Vec::new();
-        for (entry, tensor) in tensors {
+        for (index, tensor) in tensors {
             let mut watch = Watch::new(tensor.encoding(), tensor.part.start);
-            let place = layout.place(entry, &tensor.part);
+            let place = layout.place(index, &tensor.part);
             out.write_watched(place, Some(&mut watch), |out| tensor.write_to(out))
                 .map_err(io_failure("write the tensors"))?;
             non_finite.extend(non_finite_entry(tensor, &watch));

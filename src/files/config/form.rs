@@ -16,21 +16,21 @@ use std::sync::Arc;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rule::field::{DEEPEST, Data, DataEntry};
 
-/// The key of the rule inside another.
+/// The key of the rule inside another rule.
 pub(super) const INNER: &str = "inner";
 /// The key of the second rule of a `Fallback`.
 pub(super) const FALLBACK: &str = "fallback";
 /// The key of a list of rules.
 pub(super) const MEMBERS: &str = "members";
 
-/// The optimiser whose table is the optimiser inside.
+/// The wrapper that has the optimiser inside in place of a table.
 pub(super) const OFFLOAD: &str = "Offload";
 
-/// The form of a choice by path, and the keys of its entries.
+/// The name of a choice by path, and the keys of its entries.
 pub(super) const BY_PATH: &str = "ByPath";
 pub(super) const PATTERN: &str = "pattern";
 pub(super) const OPTIMISER: &str = "optimiser";
-/// The name that leaves parameters out, instead of an optimiser.
+/// The name that leaves parameters out, in place of an optimiser.
 const LEAVE_OUT: &str = "LeaveOut";
 
 /// A path into a configuration, such as `[1].AdamW.beta`. Paths share their beginnings in memory.
@@ -45,12 +45,12 @@ pub(super) enum Place {
 }
 
 impl Place {
-    /// The place of a key in the table here.
+    /// The place of a key in the table at this place.
     pub(super) fn key(&self, key: &str) -> Place {
         Place::Key(Arc::new((self.clone(), key.into())))
     }
 
-    /// The place of a member of the list here.
+    /// The place of a member of the list at this place.
     pub(super) fn index(&self, index: usize) -> Place {
         Place::Index(Arc::new((self.clone(), index)))
     }
@@ -60,12 +60,12 @@ impl Place {
         error.in_place(&self.to_string())
     }
 
-    /// The error that the data here is not as expected.
+    /// The error that the data at this place is not as expected.
     pub(super) fn mismatch_error(&self, expected: impl fmt::Display, got: &impl fmt::Display) -> Error {
         self.error(Error::new(ErrorKind::Argument, "got").with_got(got).with_expected(expected))
     }
 
-    /// The error that `name` cannot be here. The reason is a clause without its subject.
+    /// The error that `name` cannot be at this place. `reason` completes a sentence that begins with "it".
     pub(super) fn misplaced_error(&self, name: &str, reason: &str) -> Error {
         self.error(Error::new(ErrorKind::Argument, format!("{name} cannot be here: it {reason}")))
     }
@@ -160,15 +160,15 @@ pub(super) struct NamedTable<'d> {
 }
 
 impl<'d> Form<'d> {
-    /// Finds the form, without the forms inside.
+    /// Finds the form of the data, but not the forms inside.
     pub(super) fn read(data: &'d Data, place: &Place) -> Result<Self> {
         let (name, table) = match data {
             Data::List(members) => return Ok(Form::Chain(members)),
             Data::Text(name) => (name, None),
             Data::Table(entries) if entries.len() == 1 => (&entries[0].0, Some(&entries[0].1)),
             _ => {
-                let rule = r#"a rule such as "Adam" or {"Adam": {"eta": 0.001}}, or a list of rules"#;
-                return Err(place.mismatch_error(rule, data));
+                let expected = r#"a rule such as "Adam" or {"Adam": {"eta": 0.001}}, or a list of rules"#;
+                return Err(place.mismatch_error(expected, data));
             }
         };
         let reason = match (&**name, table, place) {
@@ -215,12 +215,12 @@ impl<'d> PatternEntry<'d> {
 }
 
 /// A choice by path as data, from patterns and optimisers. `None` leaves parameters out.
-pub(super) fn choices<'p>(choices: impl Iterator<Item = (&'p str, Option<Data>)>) -> Data {
-    let choice = |(pattern, optimiser): (&str, Option<Data>)| {
+pub(super) fn choices<'p>(entries: impl Iterator<Item = (&'p str, Option<Data>)>) -> Data {
+    let entry_table = |(pattern, optimiser): (&str, Option<Data>)| {
         let optimiser = optimiser.unwrap_or_else(|| Data::text(LEAVE_OUT));
         table([(PATTERN, Data::text(pattern)), (OPTIMISER, optimiser)])
     };
-    table([(BY_PATH, Data::List(choices.map(choice).collect()))])
+    table([(BY_PATH, Data::List(entries.map(entry_table).collect()))])
 }
 
 /// Refuses a table with a key that is not `available`.

@@ -38,7 +38,7 @@ pub(super) enum Make {
     Build(Arc<Maker>),
 }
 
-/// Makes an optimiser from its table and the rules in the table. `None` if something is missing.
+/// Makes an optimiser from its table and the rules in the table. Returns `None` if the table lacks something.
 type Maker = dyn Fn(&NamedTable<'_>, Vec<Box<dyn Rule>>) -> Result<Option<Optimiser>> + Send + Sync;
 
 impl OptimiserKind {
@@ -68,12 +68,12 @@ impl OptimiserKind {
         OptimiserKind { fixed_settings: settings.into_iter().collect(), ..self }
     }
 
-    /// Adds that the table must have this field.
+    /// Requires this field in the table.
     fn with_required(self, field: &'static str) -> Self {
         OptimiserKind { required_field: Some(field), ..self }
     }
 
-    /// Whether both kinds have one name, the same settings and, for copies, the same rules inside.
+    /// Whether both kinds have the same name, the same settings and, for copies, the same rules inside.
     pub(super) fn has_same_key(&self, other: &Self) -> bool {
         let are_copies = matches!((&self.make, &other.make), (Make::Copy(_), Make::Copy(_)));
         let differs_inside = are_copies && self.example.difference(&other.example).is_some();
@@ -150,14 +150,14 @@ fn are_settings_of(settings: &[(String, Setting)], may_lack: bool, named: &Named
 
 /// All optimisers of this crate but `Offload`, whose table is the optimiser inside (see `form.rs`).
 pub(super) fn kinds() -> Vec<OptimiserKind> {
-    let mut all: Vec<OptimiserKind> =
+    let mut kinds: Vec<OptimiserKind> =
         catalogue().into_iter().map(|listing| OptimiserKind::from_rule(listing.rule)).collect();
-    all.extend(cautious::<Adam>().into_iter().chain(cautious::<AdamW>()));
-    all.extend(cautious::<NAdam>().into_iter().chain(cautious::<Lion>()));
+    kinds.extend(cautious::<Adam>().into_iter().chain(cautious::<AdamW>()));
+    kinds.extend(cautious::<NAdam>().into_iter().chain(cautious::<Lion>()));
     let decay = |[inner]: [Box<dyn Rule>; 1]| DecoupledDecay::new(0.1, inner);
     let store_as_example = StoreAs::all(SlotFormat::Q8, example_rule());
     let fallback_example = Fallback::new(example_rule(), example_rule()).except(["embedding*"]);
-    all.extend([
+    kinds.extend([
         OptimiserKind::from_maker(|[]| None::<Box<dyn Rule>>),
         OptimiserKind::from_maker(decay).with_required("decay_lambda"),
         OptimiserKind::from_maker(move |rules| decay(rules).cautious()).with_required("decay_lambda"),
@@ -173,7 +173,7 @@ pub(super) fn kinds() -> Vec<OptimiserKind> {
         OptimiserKind::new(&store_as_example, Make::Build(Arc::new(store_as))).with_settings([]),
         OptimiserKind::new(&fallback_example, Make::Build(Arc::new(fallback))).with_settings([]),
     ]);
-    all
+    kinds
 }
 
 /// The rule inside of the examples.
@@ -230,7 +230,7 @@ fn fallback(named: &NamedTable<'_>, rules: Vec<Box<dyn Rule>>) -> Result<Option<
     Ok(pair.map(|[inner, other]| Optimiser::new(Fallback::new(inner, other).except(except))))
 }
 
-/// The error that none of the kinds of one name has the settings of a table.
+/// The error that a table has other settings than all kinds of its name.
 pub(super) fn settings_error(kinds: &[&OptimiserKind], named: &NamedTable<'_>) -> Error {
     let settings = || kinds.iter().flat_map(|kind| &kind.fixed_settings);
     for (name, _) in settings() {
@@ -245,10 +245,10 @@ pub(super) fn settings_error(kinds: &[&OptimiserKind], named: &NamedTable<'_>) -
     kinds[0].incomplete_error(named)
 }
 
-/// The error that none of the kinds whose settings fit has the rule inside that a table has.
-pub(super) fn inner_rule_error(fitting: &[&OptimiserKind], named: &NamedTable<'_>) -> Error {
-    let Some(got) = named.value(INNER) else { return fitting[0].incomplete_error(named) };
-    let rules = fitting.iter().filter_map(|kind| kind.example.inner.as_deref());
+/// The error that a table has another rule inside than all kinds whose settings fit.
+pub(super) fn inner_rule_error(fitting_kinds: &[&OptimiserKind], named: &NamedTable<'_>) -> Error {
+    let Some(got) = named.value(INNER) else { return fitting_kinds[0].incomplete_error(named) };
+    let rules = fitting_kinds.iter().filter_map(|kind| kind.example.inner.as_deref());
     let rules: Vec<String> = rules.map(OptimiserRecord::to_string).collect();
     let expected =
         format!("{} (or a rule that `Registry::with` was given in {})", rules.join(", "), named.name);

@@ -166,9 +166,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! It is an error if no pattern matches a parameter, if a pattern decides for no parameter, or if two
-//! patterns match different paths of one parameter and give different optimisers. [`ClipGlobalNorm`] takes
-//! one norm over all parameters whose optimiser has this rule, whichever patterns match these parameters.
+//! It is an error if no pattern matches a parameter, if a pattern is not the first match of any path, or if
+//! two patterns match different paths of one parameter and give different optimisers. [`ClipGlobalNorm`]
+//! takes one norm over all parameters whose optimiser has this rule, whichever patterns match these
+//! parameters.
 //!
 //! # Speed
 //!
@@ -236,13 +237,14 @@ impl<'de> Deserialize<'de> for OptimiserConfig {
 impl OptimiserConfig {
     /// Describes an optimiser that was built in code, with all its rules, settings and hyper-parameters.
     ///
-    /// Defaults are written as well, so that they do not depend on a [`Registry`]. Only switches that are off
-    /// and empty lists are left out. A rule that the registry lacks, such as [`Cautious`](crate::Cautious)
-    /// around another rule than `Adam`, `AdamW`, `NAdam` and `Lion`, is an error when it is built.
+    /// Values that are equal to defaults are written as well, because another [`Registry`] may have other
+    /// defaults. Two kinds of settings are not written: a switch that is off, and an empty list. A rule that
+    /// the registry lacks, such as [`Cautious`](crate::Cautious) around another rule than `Adam`, `AdamW`,
+    /// `NAdam` and `Lion`, is an error only when the optimiser is built from the configuration.
     ///
     /// # Errors
-    /// If lists and tables would be more than 64 deep, or the name of a rule or field has a
-    /// [meaning of its own](Registry::with). For [`Offload::everywhere`](crate::Offload::everywhere).
+    /// If lists and tables would be more than 64 deep, or the name of a rule or field is
+    /// [reserved](Registry::with). If the optimiser is offloaded [everywhere](crate::Offload::everywhere).
     ///
     /// ```
     /// use optimisers::config::OptimiserConfig;
@@ -262,14 +264,15 @@ impl OptimiserConfig {
     /// Describes the optimisers of the leaves of a state, with their hyper-parameters.
     ///
     /// If all parameters have the same optimiser and none was left out, the configuration is that optimiser.
-    /// Otherwise it is a choice by path: `*` for the optimiser of most parameters, and the paths of the
-    /// others. [`setup`](OptimiserConfig::setup) with the same model makes the same choices. The
-    /// configuration does not contain [schedules](crate::StateTree::schedule), nor the values that schedules
-    /// give.
+    /// Otherwise the configuration is a choice by path: an optimiser that occurs more than once and most
+    /// often has the pattern `*`, and each other parameter has its path as a pattern.
+    /// [`setup`](OptimiserConfig::setup) with the same model makes the same choices. The configuration does
+    /// not contain [schedules](crate::StateTree::schedule), nor the values that schedules give.
     ///
     /// # Errors
-    /// As [`OptimiserConfig::of`]. Also if a path has a `*` or a `?` and as a pattern matches a parameter
-    /// with another optimiser. If optimisers differ and parameters have [no names](crate::CandleOptimizer).
+    /// As [`OptimiserConfig::of`]. Also if a path contains `*` or `?`, and this path as a pattern matches a
+    /// parameter with another optimiser. If optimisers differ and parameters have
+    /// [no names](crate::CandleOptimizer).
     ///
     /// ```
     /// use candle_core::{DType::F32, Device, Var};
@@ -311,7 +314,7 @@ impl OptimiserConfig {
         check_repeats(&data, &Place::Whole)?;
         check_form(&data, &Place::Whole)?;
         match Form::read(&data, &Place::Whole)? {
-            // Made again, because JSON's null, which TOML lacks, means `LeaveOut`.
+            // The data is made again, with `LeaveOut` in place of JSON's null, which TOML lacks.
             Form::ByPath(entries) => {
                 let entries = entries.iter().map(|entry| (entry.pattern, entry.optimiser.cloned()));
                 Ok(OptimiserConfig { data: choices(entries) })
@@ -342,8 +345,8 @@ impl OptimiserConfig {
     /// Sets up the state of `model` from the rules of this crate. For more rules see [`Registry::setup`].
     ///
     /// # Errors
-    /// As [`OptimiserConfig::optimiser`] and [`setup`](crate::setup). Also if a parameter matches no pattern,
-    /// or a pattern decides for no parameter.
+    /// As [`OptimiserConfig::optimiser`] and [`setup`](crate::setup). Also if patterns and parameters do not
+    /// fit: see [the module](self#optimisers-by-path).
     pub fn setup<M: Model + ?Sized>(&self, model: &M) -> Result<StateTree> {
         Registry::default().setup(self, model)
     }

@@ -77,7 +77,7 @@ impl fmt::Debug for Registry {
 impl Registry {
     /// Adds a rule under its [kind](crate::Describer::kind), with its values as defaults.
     ///
-    /// The rule replaces one of the same kind, settings and rules inside. A rule around another rule of a
+    /// The rule replaces a rule of the same kind, settings and rules inside. A rule around another rule of a
     /// certain type is found by the kinds of both rules and by its settings. So a configuration can have
     /// `{"Cautious": {"inner": "MyRule", "unscaled": true}}` after such a rule is added:
     ///
@@ -105,7 +105,7 @@ impl Registry {
     /// Adds a rule around another, made by `make`: `{"Louder": {"factor": 3.0, "inner": "Adam"}}`.
     ///
     /// The values that `make` gives to fields are the defaults. `with_wrapper` calls `make` once with an
-    /// example of a rule; later calls have the rules of configurations. The wrapper has to describe the rule
+    /// example of a rule; later calls get the rules of configurations. The wrapper has to describe the rule
     /// inside by [`Describer::holds`](crate::Describer::holds). Add wrappers that differ in their
     /// [settings](crate::Describer::setting) one by one.
     ///
@@ -147,7 +147,7 @@ impl Registry {
 
     /// Adds a rule that holds two others: `{"Both": {"members": ["Adam", "Lion"]}}`.
     ///
-    /// As [`with_wrapper`](Registry::with_wrapper), but the rule has to describe both by
+    /// As [`with_wrapper`](Registry::with_wrapper), but the rule has to describe both rules by
     /// [`Describer::member`](crate::Describer::member) or [`alternative`](crate::Describer::alternative).
     #[must_use]
     pub fn with_pair<R: Rule>(
@@ -181,7 +181,7 @@ impl Registry {
     /// [`OptimiserConfig::optimiser`] with these rules.
     ///
     /// # Errors
-    /// As there.
+    /// As [`OptimiserConfig::optimiser`].
     pub fn optimiser(&self, config: &OptimiserConfig) -> Result<Optimiser> {
         self.build(&config.data, &Place::Whole)
     }
@@ -189,7 +189,7 @@ impl Registry {
     /// [`OptimiserConfig::setup`] with these rules.
     ///
     /// # Errors
-    /// As there.
+    /// As [`OptimiserConfig::setup`].
     pub fn setup<M: Model + ?Sized>(&self, config: &OptimiserConfig, model: &M) -> Result<StateTree> {
         let Form::ByPath(choices) = Form::read(&config.data, &Place::Whole)? else {
             return setup(self.optimiser(config)?, model);
@@ -202,17 +202,17 @@ impl Registry {
             |choice: usize| optimisers[choice].as_ref().map(|optimiser| optimiser.description().record());
         let variables = variables(model)?;
         let patterns = Patterns::new(choices.iter().map(|choice| choice.pattern.to_string()).collect());
-        let list = Place::Whole.key(BY_PATH);
-        let chosen = patterns.choose(
+        let list_place = Place::Whole.key(BY_PATH);
+        let chosen_patterns = patterns.choose(
             &variables,
             |one, other| record(one) == record(other),
             |pattern, error| match pattern {
-                Some(pattern) => list.index(pattern).key(PATTERN).error(error),
-                None => list.error(error),
+                Some(pattern) => list_place.index(pattern).key(PATTERN).error(error),
+                None => list_place.error(error),
             },
         )?;
-        let chosen = chosen.into_iter().map(|choice| optimisers[choice].clone());
-        Setup::default().assemble(Ok(variables.into_iter().zip(chosen).collect()))
+        let chosen_optimisers = chosen_patterns.into_iter().map(|pattern| optimisers[pattern].clone());
+        Setup::default().assemble(Ok(variables.into_iter().zip(chosen_optimisers).collect()))
     }
 
     /// Builds the optimiser of the data at a place.
@@ -263,7 +263,7 @@ impl Registry {
         members.iter().enumerate().map(|(i, member)| self.rule(member, &place.index(i))).collect()
     }
 
-    /// Builds a rule that is inside of another. Refuses stores, which can only be outermost.
+    /// Builds a rule that is inside of another rule. Refuses stores, which can only be outermost.
     fn rule(&self, data: &Data, place: &Place) -> Result<Box<dyn Rule>> {
         let optimiser = self.build(data, place)?;
         let reason = match optimiser.store() {
@@ -287,17 +287,18 @@ impl Registry {
             let available: Vec<String> = self.names().map(str::to_string).collect();
             return Err(place.error(Error::unknown("rule", named.name, &available)));
         };
-        // Before the settings, because a mistyped key would otherwise be an error of settings that do not
-        // fit.
+        // Keys are checked before settings. Otherwise a mistyped key would be reported as settings that do
+        // not fit.
         first.check_keys(&first.example, named)?;
-        let fitting: Vec<_> = kinds.iter().copied().filter(|kind| kind.has_settings_of(named)).collect();
-        if fitting.is_empty() {
+        let fitting_kinds: Vec<_> =
+            kinds.iter().copied().filter(|kind| kind.has_settings_of(named)).collect();
+        if fitting_kinds.is_empty() {
             return Err(settings_error(&kinds, named));
         }
-        let (kind, tables) = fitting
+        let (kind, tables) = fitting_kinds
             .iter()
             .find_map(|kind| Some((*kind, kind.tables(named)?)))
-            .ok_or_else(|| inner_rule_error(&fitting, named))?;
+            .ok_or_else(|| inner_rule_error(&fitting_kinds, named))?;
         kind.check_inner_keys(&tables)?;
         Ok((kind, tables))
     }

@@ -1,5 +1,5 @@
-//! Schedules as data: a table whose only key is the name of the constructor. Its value is a table of the
-//! arguments by their names.
+//! Schedules as data: a table whose only key is the name of the constructor. The value of this key is a table
+//! of the arguments by their names.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 
@@ -15,7 +15,7 @@ const FIELD: &str = "field";
 /// Declares how schedules are read: their names, arguments and constructors.
 macro_rules! schedules {
     ($($Kind:ident { $($argument:ident: $T:ty),+ } => $make:path;)+) => {
-        /// Calls the constructor with the name of a table.
+        /// Calls the constructor that a table names.
         fn construct(named: &NamedTable<'_>) -> Result<Schedule> {
             match named.name {
                 $(stringify!($Kind) => {
@@ -132,7 +132,7 @@ impl<'de> Deserialize<'de> for Schedule {
 impl Serialize for Schedule {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let data = schedule_data(self);
-        // Otherwise a program could write a schedule that is nested too deep to be read again.
+        // Without this check a program could write a schedule that is nested too deep to be read again.
         check_depth(&data).map_err(ser::Error::custom)?;
         data.serialize(serializer)
     }

@@ -3,9 +3,10 @@
 //! The optimisers of a state are written by path:
 //!
 //! 1. If all parameters have the same optimiser and none is left out, that optimiser is written alone.
-//! 2. Otherwise the optimiser of most parameters gets the last pattern, `*`, if it has several parameters.
+//! 2. Otherwise the optimiser that occurs most often gets the last pattern, `*`, if it occurs more than once.
 //! 3. Every other parameter gets a pattern that is the parameter's first path.
-//! 4. A path with a `*` or `?` is refused if it is a pattern that matches a parameter with another optimiser.
+//! 4. A path with a `*` or `?` is refused if the path as a pattern matches a parameter with another
+//!    optimiser.
 
 use std::collections::HashMap;
 
@@ -19,8 +20,8 @@ use crate::tree::StateTree;
 /// The kind that is written as a list.
 const CHAIN: &str = "OptimiserChain";
 
-/// The kind whose two rules are under keys of their own, `inner` and `fallback`.
-const CHOICE: &str = "Fallback";
+/// The kind whose two rules are under two keys, `inner` and `fallback`.
+const FALLBACK_KIND: &str = "Fallback";
 
 /// The parameters of a state, grouped by optimiser.
 struct OptimiserGroups<'s> {
@@ -52,7 +53,7 @@ impl<'s> OptimiserGroups<'s> {
         let left_out =
             state.left_out.iter().map(|variable| (None, variable.paths.iter().map(String::as_str).collect()));
         let mut groups = OptimiserGroups { optimisers: Vec::new(), parameters: Vec::new() };
-        // Indices of optimisers by a hash, because each parameter may have an optimiser of its own.
+        // Indices of optimisers by a hash, because each parameter may have a different optimiser.
         let mut indices: HashMap<Option<u64>, Vec<usize>> = HashMap::new();
         for (optimiser, paths) in leaves.chain(left_out) {
             let description = optimiser.map(Optimiser::description);
@@ -80,15 +81,16 @@ impl<'s> OptimiserGroups<'s> {
 
     /// The patterns of all parameters without the optimiser `last`, each with the index of the optimiser.
     fn patterns(&self, last: Option<usize>) -> Result<Vec<(&'s str, usize)>> {
-        let (mut entries, mut wild) = (Vec::new(), Vec::<Patterns>::new());
+        let (mut entries, mut wild_patterns) = (Vec::new(), Vec::<Patterns>::new());
         for (optimiser, paths) in self.parameters.iter().filter(|(optimiser, _)| Some(*optimiser) != last) {
             let path = paths[0];
-            // A second pattern would decide for no parameter, and `Patterns::choose` refuses such a pattern.
-            if wild.iter().any(|pattern| pattern.first_match(paths).is_some()) {
+            // An earlier pattern chooses for this parameter. A second pattern would choose nothing, and
+            // `Patterns::choose` refuses such a pattern.
+            if wild_patterns.iter().any(|pattern| pattern.first_match(paths).is_some()) {
                 continue;
             }
             if path.contains(['*', '?']) {
-                wild.push(self.wild_pattern(path, *optimiser)?);
+                wild_patterns.push(self.wild_pattern(path, *optimiser)?);
             }
             entries.push((path, *optimiser));
         }
@@ -125,7 +127,7 @@ pub(super) fn optimiser_data(record: &OptimiserRecord) -> Result<Data> {
     Err(Error::new(ErrorKind::Unsupported, problem).with_remedy(remedy))
 }
 
-/// The optimiser with all values, except switches that are off and empty lists, which are defaults.
+/// The optimiser with all values. A switch that is off and an empty list are defaults, and are not written.
 fn inner_data(record: &OptimiserRecord) -> Data {
     match (&*record.kind, record.inner.as_deref()) {
         (CHAIN, _) => Data::List(record.members.iter().map(inner_data).collect()),
@@ -139,11 +141,11 @@ fn inner_data(record: &OptimiserRecord) -> Data {
 
 /// The table of an optimiser, with only the names of the rules inside.
 pub(super) fn example_table(record: &OptimiserRecord) -> Data {
-    optimiser_table(record, |part| Data::text(&part.kind))
+    optimiser_table(record, |rule| Data::text(&rule.kind))
 }
 
-/// The settings and fields of an optimiser, and the rules inside, each as `part` makes it.
-fn optimiser_table(record: &OptimiserRecord, part: impl Fn(&OptimiserRecord) -> Data) -> Data {
+/// The settings and fields of an optimiser, and the rules inside, each as `rule_data` writes the rule.
+fn optimiser_table(record: &OptimiserRecord, rule_data: impl Fn(&OptimiserRecord) -> Data) -> Data {
     let is_written = |setting: &Setting| match setting {
         Setting::Flag(is_on) => *is_on,
         Setting::Texts(texts) => !texts.is_empty(),
@@ -153,18 +155,21 @@ fn optimiser_table(record: &OptimiserRecord, part: impl Fn(&OptimiserRecord) -> 
     let settings = settings.map(|(name, setting)| (name.as_str(), Data::from(setting)));
     let fields = record.fields.iter().map(|(name, value)| (name.as_str(), value.clone()));
     let parts = parts(record).into_iter().map(|(key, rules)| match rules {
-        [one] if key != MEMBERS => (key, part(one)),
-        several => (key, Data::List(several.iter().map(&part).collect())),
+        [one] if key != MEMBERS => (key, rule_data(one)),
+        several => (key, Data::List(several.iter().map(&rule_data).collect())),
     });
     table(settings.chain(fields).chain(parts))
 }
 
-/// The rules inside of a rule, by key. Several rules are under [`MEMBERS`], except the rules of [`CHOICE`].
+/// The rules inside of a rule, by key. Several rules are under [`MEMBERS`], except those of
+/// [`FALLBACK_KIND`].
 pub(super) fn parts(record: &OptimiserRecord) -> Vec<(&'static str, &[OptimiserRecord])> {
     let inner = record.inner.as_deref().map(|inner| (INNER, std::slice::from_ref(inner)));
     let members = match &record.members[..] {
         [] => vec![],
-        members @ [_, _] if record.kind == CHOICE => vec![(INNER, &members[..1]), (FALLBACK, &members[1..])],
+        members @ [_, _] if record.kind == FALLBACK_KIND => {
+            vec![(INNER, &members[..1]), (FALLBACK, &members[1..])]
+        }
         members => vec![(MEMBERS, members)],
     };
     inner.into_iter().chain(members).collect()

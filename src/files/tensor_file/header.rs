@@ -1,5 +1,5 @@
-//! The header of a safetensors file, read in little more memory than its length, also if its numbers are
-//! false.
+//! The header of a safetensors file. Reading it takes little more memory than its length, even if the numbers
+//! in the header are false.
 //!
 //! The library's parser is not used, because it buffers every value twice, and a short text can have many
 //! values. The library's check of the tensors is used: `Metadata::new`.
@@ -51,7 +51,7 @@ impl Header {
         if length > LARGEST_HEADER as u64 {
             return Err(SafeTensorError::HeaderTooLarge);
         }
-        // Checked before memory is allocated for the header.
+        // The length is checked before memory is allocated for the header.
         let data_length = rest.checked_sub(length).ok_or(SafeTensorError::InvalidHeaderLength)?;
         let header = file.read(LENGTH as u64, length as usize, &mut buffer)?;
         let HeaderParts { mut tensors, texts } =

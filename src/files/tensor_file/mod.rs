@@ -45,7 +45,7 @@ impl TensorFile {
         Ok((TensorFile { source, start, tensors }, texts))
     }
 
-    /// All bytes before the tensors. If the file is not in memory, these are read into `buffer`.
+    /// All bytes before the tensors. If the file is not in memory, the bytes are read into `buffer`.
     pub(crate) fn head<'b>(&'b self, buffer: &'b mut Vec<u8>) -> io::Result<&'b [u8]> {
         self.source.read(0, self.start, buffer)
     }
@@ -55,8 +55,8 @@ impl TensorFile {
         self.source.stream(self.start as u64, visit)
     }
 
-    /// Refuses a file that was modified after it was opened, as each read does. This is for callers that may
-    /// not read any tensor.
+    /// Refuses a file that was modified after it was opened, as each read does. A caller that may read no
+    /// tensor needs this check.
     pub(crate) fn check_unchanged(&self) -> io::Result<()> {
         self.source.read(0, 0, &mut Vec::new()).map(drop)
     }
@@ -88,7 +88,8 @@ pub(crate) struct Entry<'f> {
 }
 
 impl<'f> Entry<'f> {
-    /// The number of elements. Not the product of the shape, which overflows for some empty tensors.
+    /// The number of elements. The product of the shape is not used, because it overflows for some empty
+    /// tensors.
     pub(crate) fn elements(&self) -> usize {
         self.length / self.dtype.bitsize().div_ceil(8)
     }
@@ -109,7 +110,7 @@ impl<'f> Entry<'f> {
         Ok(self.source.read(self.start, self.length, &mut Vec::new())?.to_vec())
     }
 
-    /// The bytes of these elements. If the file is not in memory, they are read into `buffer`.
+    /// The bytes of these elements. If the file is not in memory, the bytes are read into `buffer`.
     fn read<'b>(&'b self, elements: Range<usize>, buffer: &'b mut Vec<u8>) -> io::Result<&'b [u8]> {
         if elements.start > elements.end || elements.end > self.elements() {
             return Err(io::Error::new(
@@ -148,7 +149,7 @@ impl<'f> Entry<'f> {
         self.find_first(elements, |bytes, file_dtype| first_non_finite_in(bytes, file_dtype, dtype))
     }
 
-    /// The first of these numbers that `find` selects, with its index. `find` gets the bytes of one window of
+    /// The first of these numbers that `find` selects, with its index. `find` gets the bytes of one range of
     /// numbers after another, and the dtype. A tensor of integers has no such number.
     pub(crate) fn find_first(
         &self,
@@ -157,9 +158,9 @@ impl<'f> Entry<'f> {
     ) -> io::Result<Option<(usize, f64)>> {
         let Some(dtype) = self.known_dtype().filter(|dtype| is_supported(*dtype)) else { return Ok(None) };
         let mut buffer = Vec::new();
-        for window in ranges(elements) {
-            let start = window.start;
-            if let Some((index, number)) = find(self.read(window, &mut buffer)?, dtype) {
+        for range in ranges(elements) {
+            let start = range.start;
+            if let Some((index, number)) = find(self.read(range, &mut buffer)?, dtype) {
                 return Ok(Some((start + index, number)));
             }
         }

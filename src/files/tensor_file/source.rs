@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
-/// A file, or the bytes of one.
+/// A file, or the bytes of a file.
 #[derive(Debug)]
 pub(crate) enum Source {
     Memory(Vec<u8>),
@@ -70,10 +70,10 @@ impl Source {
             }
             Source::File { file, stamp } => {
                 buffer.resize(length, 0);
-                // Locked for both calls, because all readers share one position.
+                // The lock is held for both calls, because all readers share one position.
                 let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
                 let result = file.seek(SeekFrom::Start(start)).and_then(|_| file.read_exact(buffer));
-                // Compared after the read, because the file may change during the read.
+                // The stamps are compared after the read, because the file may change during the read.
                 if Stamp::from_metadata(&file.metadata()?) != *stamp {
                     let changed = "it was changed after it had been opened; open it again";
                     return Err(io::Error::new(io::ErrorKind::InvalidData, changed));

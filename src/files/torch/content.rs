@@ -57,7 +57,7 @@ fn open(source: Source) -> Result<(TensorFile, Texts)> {
             "convert the file with the function `convert` in the documentation of `optimisers::torch`";
         Error::new(ErrorKind::File, "a file of `torch.save`, and not a safetensors file").with_remedy(remedy)
     };
-    // Used after an error only, because the length of a header may have the same bytes as a pickle.
+    // `is_pickled` counts only after an error, because the length of a header may have the bytes of a pickle.
     TensorFile::from_source(source)
         .map_err(|error| if is_pickled { pickle_error() } else { open_error(error) })
 }
@@ -72,7 +72,7 @@ impl Content {
             |reason: &dyn Display| damage_error(format!("its param_groups are damaged: {reason}"));
         let groups: Vec<Map<String, Value>> =
             serde_json::from_str(&text).map_err(|error| groups_error(&error))?;
-        let mut entries = entries(&file)?;
+        let mut remaining_entries = entries(&file)?;
         let mut content = Content { file, groups: Vec::new(), parameters: Vec::new(), names: Vec::new() };
         for (group, mut settings) in groups.into_iter().enumerate() {
             let names: Option<Vec<String>> =
@@ -81,13 +81,13 @@ impl Content {
                 names.ok_or_else(|| groups_error(&"a group has no list of the names of its params"))?
             {
                 // torch has no state for a parameter before the first step.
-                let entries = entries.remove(&name).unwrap_or_default();
+                let entries = remaining_entries.remove(&name).unwrap_or_default();
                 content.parameters.push(TorchParameter { group, entries });
                 content.names.push(name);
             }
             content.groups.push(settings);
         }
-        match entries.keys().min() {
+        match remaining_entries.keys().min() {
             Some(name) => {
                 Err(damage_error(format!("it has the state of a parameter {name:?} that no group has")))
             }
@@ -100,7 +100,7 @@ impl Content {
 fn entries(file: &TensorFile) -> Result<HashMap<String, BTreeMap<String, String>>> {
     let mut entries: HashMap<String, BTreeMap<String, String>> = HashMap::new();
     for tensor in file.names() {
-        // From the right, because names of parameters may have slashes.
+        // The name is split at the last slash, because names of parameters may have slashes.
         let Some((parameter, key)) = tensor.rsplit_once('/') else {
             return Err(damage_error(format!("its tensor {tensor:?} is not named <parameter>/<key>")));
         };

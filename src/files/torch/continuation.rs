@@ -19,7 +19,7 @@ const RENAME: &str = "if only the names differ, translate the names with `TorchS
 pub(super) const STEP: &str = "step";
 
 /// The least count of steps that is refused: 2⁵³, up to which f64 is exact.
-pub(super) const TOO_MANY: f64 = 9_007_199_254_740_992.0;
+pub(super) const COUNT_LIMIT: f64 = 9_007_199_254_740_992.0;
 
 /// The count at which torch's `step` stops in a 16-bit dtype, because a sum with 1 is rounded back.
 fn last_count(dtype: DType) -> Option<f64> {
@@ -30,7 +30,7 @@ fn last_count(dtype: DType) -> Option<f64> {
     }
 }
 
-/// What a state takes over.
+/// The values that a state takes over.
 pub(super) struct Continuation<'c> {
     /// In the order of the leaves.
     pub(super) leaves: Vec<LeafContinuation<'c>>,
@@ -40,7 +40,7 @@ pub(super) struct Continuation<'c> {
     pub(super) rate_warning: Option<Warning>,
 }
 
-/// What a leaf takes over.
+/// The values that a leaf takes over.
 pub(super) struct LeafContinuation<'c> {
     /// Each tensor with its names in torch and here.
     pub(super) tensors: Vec<(TorchSlot, FileTensor<'c>)>,
@@ -98,11 +98,13 @@ impl<'c> StateComparison<'c> {
                     .at(leaf.path())
             };
             let parameter = *parameters.get(leaf.path()).ok_or_else(missing)?;
-            let mut of_leaf =
+            let mut leaf_continuation =
                 self.leaf_continuation(leaf, parameter).map_err(|error| error.at(leaf.path()))?;
-            continuation.rate_warning = continuation.rate_warning.or(of_leaf.rate_warning.take());
-            continuation.unmoved_paths.extend(of_leaf.is_unmoved.then(|| leaf.path().to_string()));
-            continuation.leaves.push(of_leaf);
+            let rate_warning = leaf_continuation.rate_warning.take();
+            continuation.rate_warning = continuation.rate_warning.or(rate_warning);
+            let unmoved_path = leaf_continuation.is_unmoved.then(|| leaf.path().to_string());
+            continuation.unmoved_paths.extend(unmoved_path);
+            continuation.leaves.push(leaf_continuation);
         }
         Ok(continuation)
     }
@@ -122,7 +124,8 @@ impl<'c> StateComparison<'c> {
         let initial = comparison.initial_rate()?.filter(|_| counterpart.driven_rate.is_none());
         let rate_warning =
             initial.map(|initial| undriven_warning(leaf, initial, counterpart.learning_rate_with(rate)));
-        // torch has no state before the first step, and starts from zeros then. Only Adagrad always has one.
+        // torch has no state before the first step, and starts from zeros then. Only Adagrad always has
+        // state.
         let is_unmoved = entries.is_empty()
             && counterpart.slots.iter().any(|slot| !slot.is_unused)
             && counterpart.kind != "Adagrad";
@@ -174,7 +177,8 @@ impl<'c> StateComparison<'c> {
                           optimiser that was saved";
             return Err(Error::shape(slot.in_file(), entry.shape, leaf.shape()).with_remedy(remedy));
         }
-        // Only a velocity can have the factor 0. Other numbers than 0 would be lost, so these are refused.
+        // Only a velocity can have the factor 0. Numbers other than 0 are refused, because the factor would
+        // delete them.
         if scale == 0.0 {
             let numbers = numbers(&entry).map_err(read_error)?;
             if let Some(element) = numbers.iter().position(|number| number.is_finite() && *number != 0.0) {
@@ -226,7 +230,7 @@ fn step_count(entry: &Entry<'_>) -> Result<u64> {
     };
     let error = || Error::new(ErrorKind::File, format!("{STEP} in the file is")).with_got(got());
     let count = number
-        .filter(|number| *number >= 0.0 && *number < TOO_MANY && number.fract() == 0.0)
+        .filter(|number| *number >= 0.0 && *number < COUNT_LIMIT && number.fract() == 0.0)
         .ok_or_else(|| error().with_expected("a count of steps"))?;
     if entry.known_dtype().and_then(last_count).is_some_and(|last| count >= last) {
         return Err(error()

@@ -1,15 +1,16 @@
 //! The counterpart of a leaf in torch: the optimiser that one of the leaf's rules corresponds to, and torch's
 //! names of state and hyper-parameters.
 //!
-//! One optimiser of torch's may be several rules here. [`Counterpart::new`] flattens these into members:
+//! One optimiser of torch's may be several rules here. [`Counterpart::new`] flattens the leaf's optimiser
+//! into a list of rules, the members:
 //!
 //! 1. [`MainRule::new`] finds the only member with a [`Definition`]: the main member. `Descent` counts only
 //!    if there is no other, and a `Momentum` after `RMSProp` is the momentum of torch's RMSprop.
 //! 2. torch's `lr` is the product of the rates from the main member on. The last `eta` is adjusted.
-//! 3. torch's velocity does not contain `lr`. A velocity here contains the rates up to that of the member
-//!    with the velocity.
-//! 4. A `WeightDecay` before the main member is in the gradient. The decays of the main member and of a
-//!    `DecoupledDecay` are decoupled.
+//! 3. torch's velocity does not contain `lr`. A velocity here contains the rates up to the rate of the member
+//!    that has the velocity.
+//! 4. The decay of a `WeightDecay` before the main member is in the gradient. The decays of the main member
+//!    and of a `DecoupledDecay` are decoupled.
 
 use std::fmt::Display;
 
@@ -59,10 +60,10 @@ pub(super) struct TorchSlot {
     pub(super) key: &'static str,
     /// The state tensor here.
     pub(super) slot: String,
-    /// The sign of a velocity, which is torch's times a learning rate. `None` for tensors equal to torch's.
+    /// A velocity here is torch's, times a learning rate and this sign. `None` for a tensor equal to torch's.
     pub(super) velocity_sign: Option<f64>,
-    /// Whether torch has no such tensor, because the momentum is 0. A file of this crate has the tensor, for
-    /// a later momentum.
+    /// Whether torch has no such tensor, because the momentum is 0. A file of this crate can have the tensor
+    /// nevertheless, for a later momentum.
     pub(super) is_unused: bool,
 }
 
@@ -82,7 +83,7 @@ impl TorchSlot {
 pub(super) struct Counterpart {
     pub(super) kind: &'static str,
     pub(super) slots: Vec<TorchSlot>,
-    /// The counters here that are torch's `step`, first that of the main rule.
+    /// The counters here that are torch's `step`, the counter of the main rule first.
     pub(super) counters: Vec<String>,
     /// Whether torch's state has a `step`.
     pub(super) has_step: bool,
@@ -115,7 +116,7 @@ pub(super) struct DrivenRate {
 pub(super) struct Decay {
     pub(super) lambda: f64,
     pub(super) place: Option<String>,
-    /// Whether a schedule drives it.
+    /// Whether a schedule drives the decay.
     pub(super) is_driven: bool,
 }
 
@@ -207,22 +208,22 @@ impl<'m> MainRule<'m> {
     /// Finds the main member.
     ///
     /// # Errors
-    /// If none or several could be the main member.
+    /// If no member, or more than one, could be the main member.
     fn new(leaf: &Leaf, members: &'m [MemberDescription<'m>]) -> Result<Self> {
         let kind = |i: usize| members[i].rule.kind;
-        let places = |name: &str| (0..members.len()).filter(|i| kind(*i) == name).collect::<Vec<_>>();
+        let indices = |name: &str| (0..members.len()).filter(|i| kind(*i) == name).collect::<Vec<_>>();
         let is_candidate = |i: &usize| definition_of(kind(*i)).is_some() && kind(*i) != "Descent";
         let mut candidates: Vec<usize> = (0..members.len()).filter(is_candidate).collect();
         let mut velocity = None;
-        if let ([mean], [momentum]) = (&places("RMSProp")[..], &places("Momentum")[..])
-            && mean < momentum
+        if let ([rms_prop], [momentum]) = (&indices("RMSProp")[..], &indices("Momentum")[..])
+            && rms_prop < momentum
         {
             velocity = Some(*momentum);
             candidates.retain(|i| i != momentum);
         }
         // Next to another rule `Descent` is a factor of the learning rate.
         if candidates.is_empty() {
-            candidates = places("Descent");
+            candidates = indices("Descent");
         }
         match candidates[..] {
             [main] => Ok(MainRule { members, main, velocity }),
@@ -338,10 +339,11 @@ impl<'m> MainRule<'m> {
         (rates, adjusted_rate, velocity_rates)
     }
 
-    /// The counters `t` of the main member, and of all members that make their steps together with it.
+    /// The counters `t` of the main member, and of all members that make their steps together with the main
+    /// member: the member with the velocity, and members without tensors, such as `Descent`.
     ///
-    /// A member with the velocity, or without tensors, as `Descent`, makes its steps together with the main
-    /// member. An average does not: torch lacks its tensors. Members before an accumulator count calls.
+    /// An average is left out, because torch lacks its tensors. Members before an accumulator are left out,
+    /// because they count calls.
     fn counters(&self, leaf: &Leaf) -> Vec<String> {
         let (leaf_counters, tensors) = (leaf.counters(), leaf.tensor_names());
         let mut earlier = self.members[..self.main].iter();
@@ -350,8 +352,8 @@ impl<'m> MainRule<'m> {
             if last_accumulator.is_some_and(|accumulator| *i < accumulator) {
                 return false;
             }
-            let place = self.members[*i].full_name("");
-            Some(*i) == self.velocity || tensors.iter().all(|name| !name.starts_with(&place))
+            let prefix = self.members[*i].full_name("");
+            Some(*i) == self.velocity || tensors.iter().all(|name| !name.starts_with(&prefix))
         };
         let others = (0..self.members.len()).filter(|i| *i != self.main).filter(is_in_step);
         let counters = std::iter::once(self.main).chain(others).map(|i| self.members[i].full_name("t"));
@@ -428,7 +430,8 @@ fn schedule_of<'l>(leaf: &'l Leaf, place: &str) -> Option<&'l Schedule> {
 
 /// The members of the leaf's acting optimiser that have fields. Refuses an optimiser that torch lacks.
 fn members(leaf: &Leaf) -> Result<Vec<MemberDescription<'_>>> {
-    // The acting optimiser, because torch's file has the values that schedules give in this step.
+    // These are members of the acting optimiser, because torch's file has the values that schedules give in
+    // this step.
     let description = leaf.acting().description();
     if description.has_alternatives() {
         return Err(unrepresentable(leaf.path(), "alternative rules, one acting at a time"));
@@ -508,7 +511,7 @@ impl Counterpart {
         rates.map(move |(i, (_, rate))| if i == self.adjusted_rate { field } else { *rate })
     }
 
-    /// The place of the field to adjust for `learning_rate`, and the value that it then needs.
+    /// The place of the field to adjust, and the value with which torch's rate is `learning_rate`.
     pub(super) fn field_for(&self, learning_rate: f64) -> Option<(&str, f64)> {
         let (place, value) = self.rates.get(self.adjusted_rate)?;
         let others: f64 = self
@@ -519,7 +522,7 @@ impl Counterpart {
             .map(|(_, (_, rate))| rate)
             .product();
         // An equal rate keeps the field's value, so that neither f32 nor the division rounds the value. Under
-        // a schedule `value` is that of a step, and not the field's.
+        // a schedule `value` is the schedule's, and not the field's.
         let keeps_value = self.driven_rate.is_none() && is_same(learning_rate, self.learning_rate());
         Some((place, if keeps_value { *value } else { learning_rate / others }))
     }
@@ -537,7 +540,7 @@ impl Counterpart {
     /// The hyper-parameters as a group of torch's.
     ///
     /// # Errors
-    /// If torch cannot express them.
+    /// If torch cannot express the hyper-parameters.
     pub(super) fn group(&self, path: &str) -> Result<Map<String, Value>> {
         let [coupled, decoupled] = self.decays.each_ref().map(|decay| decay.lambda);
         if coupled != 0.0 && decoupled != 0.0 {
@@ -580,7 +583,7 @@ impl Counterpart {
 
 /// Whether two hyper-parameters are equal, up to a rounding to f32.
 ///
-/// torch has a rate that is a tensor in f32, so one value may be the other rounded.
+/// If a rate of torch's is a tensor, it is in f32. So one value may be the other rounded.
 pub(super) fn is_same(a: f64, b: f64) -> bool {
     a == b || f64::from(a as f32) == b || f64::from(b as f32) == a
 }

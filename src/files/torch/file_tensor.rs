@@ -6,7 +6,7 @@ use candle_core::{Device, Tensor};
 
 use crate::error::Result;
 use crate::files::tensor_file::{Entry, read_error};
-use crate::model::lent::{Lend, MemoryMut, View, read_only};
+use crate::model::lent::{Lend, MemoryMut, View, read_only_error};
 use crate::numbers::DType;
 use crate::tensors::zeros;
 
@@ -37,7 +37,7 @@ impl FileTensor<'_> {
         if self.scale == 1.0 {
             return Ok(tensor);
         }
-        // In F64, so that only the conversion to the dtype of the state rounds.
+        // The product is in F64, so that only the conversion to the dtype of the state rounds.
         tensor.to_dtype(DType::F64.into()).and_then(|tensor| tensor * self.scale).map_err(io::Error::other)
     }
 }
@@ -64,7 +64,7 @@ impl Lend for FileTensor<'_> {
     }
 
     fn write(&self, _: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {
-        Err(read_only())
+        Err(read_only_error())
     }
 }
 

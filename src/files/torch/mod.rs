@@ -1,8 +1,8 @@
 //! Optimiser states from and to torch: a run can change over in the middle. Needs the feature `torch`.
 //!
 //! [`TorchState`] reads the content of `optimizer.state_dict()` into a [`StateTree`](crate::StateTree), by
-//! the names of the parameters. [`StateTree::save_torch`](crate::StateTree::save_torch) writes it. For the
-//! parameters themselves use [`Weights`](crate::Weights) and
+//! the names of the parameters. [`StateTree::save_torch`](crate::StateTree::save_torch) writes a state for
+//! torch. For the parameters themselves use [`Weights`](crate::Weights) and
 //! [`StateTree::save_masters`](crate::StateTree::save_masters).
 //!
 //! # From torch
@@ -17,8 +17,8 @@
 //! save_state(optimizer, model.named_parameters(), "optimizer.safetensors")
 //! ```
 //!
-//! If there is only a file of `torch.save`, the following function makes the safetensors file of it. Put the
-//! function into the same folder as `save_state.py`:
+//! If there is only a file of `torch.save`, the following function converts that file. Put the function into
+//! the same folder as `save_state.py`:
 //!
 //! ```python
 #![doc = include_str!("convert.py")]
@@ -32,10 +32,10 @@
 //!
 //! The file may be the `state_dict` of an optimiser, or a dict with the keys `optimizer`, `scheduler` and
 //! `scaler`; if the dict has other keys, write these into `convert`. `names` has a name for each parameter,
-//! in the order of the optimiser's groups. It is not needed if the dict has these names as `param_names`, or
-//! if the optimiser was made with `model.named_parameters()`, because torch then saves them. `training.json`
-//! has what else a run needs: `last_epoch` of the [scheduler](self#with-a-scheduler), and the state of the
-//! [`GradScaler`](crate::LossScaler#from-torch).
+//! in the order of the optimiser's groups. `names` is not needed if the dict has the names as `param_names`,
+//! or if the optimiser was made with `model.named_parameters()`, because torch then saves the names.
+//! `training.json` has the rest that a run needs: `last_epoch` of the [scheduler](self#with-a-scheduler), and
+//! the state of the [`GradScaler`](crate::LossScaler#from-torch).
 //!
 //! ```
 //! use candle_core::{Device, Tensor, Var};
@@ -68,9 +68,9 @@
 //!
 //! # To torch
 //!
-//! [`StateTree::save_torch`](crate::StateTree::save_torch) writes such a file. An optimiser over the same
-//! parameters can load it, whatever its groups and their order, if all parameters of a group have the same
-//! hyper-parameters in the file:
+//! [`StateTree::save_torch`](crate::StateTree::save_torch) writes a file of this format. An optimiser over
+//! the same parameters can load it, whatever its groups and their order, if all parameters of a group have
+//! the same hyper-parameters in the file:
 //!
 //! ```python
 #![doc = include_str!("load_state.py")]
@@ -80,7 +80,7 @@
 //!
 //! # With a scheduler
 //!
-//! The count of the state, by which schedules go, is the program's: a restore does not set it. Set it by
+//! A restore does not set the state's count of steps, by which schedules go. Set the count by
 //! [`set_steps`](crate::StateTree::set_steps) to the number of steps of the run.
 //!
 //! `optimizer.state_dict()` does not contain torch's schedulers. A scheduler only adds to each group the rate
@@ -123,14 +123,14 @@
 //! state.schedule(Schedule::cosine(1.0, 0.0, 10).relative())?;
 //! state.set_steps(5)?;
 //! TorchState::open(&path)?.taking_over_fields().restore(&mut state)?;
-//! assert_eq!(state.leaves().map(|leaf| leaf.field("eta")).collect::<Vec<_>>(), [0.25, 0.5].map(|own| Some(own.into())));
+//! assert_eq!(state.leaves().map(|leaf| leaf.field("eta")).collect::<Vec<_>>(), [0.25, 0.5].map(|eta| Some(eta.into())));
 //! state.set_steps(10)?;
 //! assert_eq!(state.leaves().map(|leaf| leaf.learning_rate()).collect::<Vec<_>>(), [Some(0.0), Some(0.0)]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! In the other direction, [`save_torch`](crate::StateTree::save_torch) writes the rate of the next step as
-//! `lr`, and the own rate of leaves under a schedule as `initial_lr`. Make torch's `LambdaLR` or
+//! `lr` and, for a leaf under a schedule, the leaf's own rate as `initial_lr`. Make torch's `LambdaLR` or
 //! `CosineAnnealingLR` after loading the state. The scheduler sets the rates of step `last_epoch + 1`:
 //!
 //! ```python
@@ -196,8 +196,8 @@
 //!
 //! - `maximize` is a [`Scale`](crate::Scale) with a negative factor before the rule.
 //! - If a `Descent` follows the rule, `lr` is the product of both rates. torch has the learning rate outside
-//!   of SGD's velocity: there a schedule rescales the whole velocity, here the velocity keeps the old rates.
-//!   `Momentum` with η = 1, followed by `Descent`, is exactly torch's.
+//!   of SGD's velocity: in torch a schedule rescales the whole velocity, here the velocity keeps the old
+//!   rates. `Momentum` with η = 1, followed by `Descent`, is exactly torch's SGD.
 //! - [`DecoupledDecay`](crate::DecoupledDecay) around the rule is the decay of torch's `AdamW`, or of Lion.
 //!
 //! `foreach`, `fused`, `capturable` and `differentiable` decide how torch computes, and are ignored, like
@@ -213,23 +213,24 @@
 //! - torch's `RAdam`, which adds ε to another root than [`RAdam`](crate::RAdam).
 //!
 //! torch does not save the class of an optimiser, so the names of the hyper-parameters decide. `Adam` and
-//! `AdamW` differ in `decoupled_weight_decay` (since torch 2.7); if a file lacks it, the rule here decides.
+//! `AdamW` differ in `decoupled_weight_decay` (since torch 2.7); if a file lacks this key, the rule here
+//! decides.
 //!
 //! A velocity that contains a learning rate of 0 has lost torch's velocity. So a file with `lr` 0 and a
 //! velocity that is not 0 is refused, unless the rate is in a `Descent` after the rule. A `step` in bf16 is
-//! refused from 256 on, in f16 from 2048 on, because adding 1 to it there is rounded back.
+//! refused from 256 on, in f16 from 2048 on, because these dtypes round the next sum with 1 back.
 //!
 //! SGD and Lion do not count steps in torch, so `t` and [`Leaf::steps`](crate::Leaf::steps) stay as they are.
 //! `save_torch` does not write wrappers that change the step, such as [`Cautious`](crate::Cautious).
 //!
 //! # Precision
 //!
-//! torch keeps a state in the parameter's dtype, and converts it to that dtype on loading. Here the moments
-//! of 16-bit parameters are in F32, unless [`StoreAs`](crate::StoreAs) sets another dtype. Moments of a torch
-//! model in bf16 are taken over as they are; in the other direction torch rounds them.
+//! torch keeps a state in the parameter's dtype, and on loading converts the state to that dtype. Here the
+//! moments of 16-bit parameters are in F32, unless [`StoreAs`](crate::StoreAs) sets another dtype. Moments of
+//! a torch model in bf16 are taken over as they are; in the other direction torch rounds them.
 //!
-//! A parameter under [`MixedPrecision`](crate::MixedPrecision) has the moments of its master. They correspond
-//! to a run in torch with parameters in F32 and arithmetic under `autocast`.
+//! A parameter under [`MixedPrecision`](crate::MixedPrecision) has the moments of its master, which
+//! correspond to a run in torch with parameters in F32 and arithmetic under `autocast`.
 //! [`StateTree::set_masters`](crate::StateTree::set_masters) with [`Weights`](crate::Weights) sets the
 //! masters to the unrounded parameters of that run.
 
@@ -251,7 +252,7 @@ use crate::error::{Error, Result};
 /// A file with the state of torch's optimiser, see [the module](self).
 ///
 /// The file stays open, and tensors are read when they are taken over. If the content of the open file is
-/// modified, the restore refuses it, as far as its length and its time of modification show.
+/// modified, the restore refuses the file, as far as length and time of modification show the change.
 #[must_use = "reading a state changes nothing: call `restore`"]
 #[derive(Debug)]
 pub struct TorchState {
@@ -271,7 +272,7 @@ impl TorchState {
         Self::read(path.as_ref(), Source::open(path.as_ref()))
     }
 
-    /// Reads the bytes of a file, and keeps them. Errors have `name` instead of a path.
+    /// Reads the bytes of a file, and keeps the bytes. Errors have `name` instead of a path.
     ///
     /// # Errors
     /// As [`TorchState::open`].

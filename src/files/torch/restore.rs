@@ -28,12 +28,13 @@ impl TorchState {
     /// parts.
     ///
     /// # Errors
-    /// If the file lacks a parameter or an entry, or has one too many. If a shape, an optimiser or a
-    /// hyper-parameter differs. If a number is not finite, a second moment negative or a step not a count. If
-    /// the model has averages instead of its parameters, or these have [no names](crate::CandleOptimizer).
+    /// If the file lacks a parameter or an entry, or has one that the state lacks. If a shape, an optimiser
+    /// or a hyper-parameter differs. If a number is not finite, a second moment negative or a step not a
+    /// count. If the model has averages instead of its parameters, or the parameters have
+    /// [no names](crate::CandleOptimizer).
     ///
-    /// After an error nothing has changed, unless the file failed after all checks, while it was read into
-    /// the state. Then a part may have changed, and the error asks to restore the state again.
+    /// After an error nothing has changed, unless the file failed after all checks, when tensors were already
+    /// written. Then a part of the state may have changed, and the error asks to restore the state again.
     pub fn restore(&self, state: &mut StateTree) -> Result<Vec<String>> {
         let plan = state.check_names().and_then(|()| state.check_parameters()).and_then(|()| {
             let content = &self.content;
@@ -49,7 +50,7 @@ impl TorchState {
         let with_file = |error: Error| if error.path().is_some() { self.with_file(error) } else { error };
         let non_finite_remedy = (!self.accepts_non_finite).then_some(remedy);
         state.assign_entries(&entries, non_finite_remedy).map_err(with_file)?;
-        // After the entries, because these can fail to be set, and fields cannot.
+        // Fields are set after entries, because setting entries can fail, and setting fields cannot.
         adjustment.commit(state.leaves.iter_mut().map(|leaf| &mut **leaf));
         continuation.rate_warning.map(|warning| state.warnings.record(warning));
         Ok(continuation.unmoved_paths)
@@ -64,8 +65,8 @@ impl TorchState {
 /// The fields to set, tried on copies of the optimisers. Leaves that share an optimiser and get the same
 /// fields share a copy.
 fn field_adjustment<'p>(state: &StateTree, continuation: &'p Continuation<'_>) -> Result<Adjustment<'p>> {
-    let settings = |of_leaf: &'p LeafContinuation<'_>| {
-        of_leaf.new_fields.iter().map(|(field, value)| (SetField::Named(field), *value)).collect()
+    let settings = |leaf: &'p LeafContinuation<'_>| {
+        leaf.new_fields.iter().map(|(field, value)| (SetField::Named(field), *value)).collect()
     };
     Adjustment::per_leaf(state.leaves(), state.steps, continuation.leaves.iter().map(settings))
 }
@@ -73,15 +74,15 @@ fn field_adjustment<'p>(state: &StateTree, continuation: &'p Continuation<'_>) -
 /// The tensors and counts of all leaves, as entries of the state.
 fn entries<'c>(state: &StateTree, continuation: &'c Continuation<'_>) -> Vec<NewEntry<'c>> {
     let mut entries = Vec::new();
-    for (leaf, of_leaf) in state.leaves().zip(&continuation.leaves) {
+    for (leaf, leaf_continuation) in state.leaves().zip(&continuation.leaves) {
         let mut add = |name: &str, label: String, value| {
             entries.push(NewEntry { path: leaf.path().to_string(), name: name.to_string(), label, value });
         };
-        for (slot, tensor) in &of_leaf.tensors {
+        for (slot, tensor) in &leaf_continuation.tensors {
             add(&slot.slot, slot.in_file(), StateValue::Tensor(tensor));
         }
-        let Some(step) = of_leaf.step else { continue };
-        for name in of_leaf.counters.iter().map(String::as_str).chain([LEAF_STEPS]) {
+        let Some(step) = leaf_continuation.step else { continue };
+        for name in leaf_continuation.counters.iter().map(String::as_str).chain([LEAF_STEPS]) {
             add(name, format!("{STEP} in the file"), StateValue::Counter(step));
         }
     }

@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Tensor};
 use serde_json::{Map, Value, json};
 
 use super::content::{GROUPS, PARAMETERS};
-use super::continuation::{STEP, TOO_MANY};
+use super::continuation::{COUNT_LIMIT, STEP};
 use super::counterpart::{Counterpart, TorchSlot, unrepresentable};
 use super::in_file;
 use crate::engine::Buffer;
@@ -33,7 +33,8 @@ impl StateTree {
     /// # Errors
     /// - If a parameter's rule has no counterpart in torch, or hyper-parameters that torch cannot express.
     /// - If parameters would need different optimisers in torch, or have [no names](crate::CandleOptimizer).
-    /// - If the file system fails. The old file is still at `path` then.
+    /// - If the file system fails. The old file is then still at `path`, unless only the flush of the folder
+    ///   failed.
     pub fn save_torch(&self, path: impl AsRef<Path>) -> Result<Vec<Warning>> {
         let path = path.as_ref();
         let plan = self
@@ -70,9 +71,9 @@ fn counterparts_and_groups(state: &StateTree) -> Result<(Vec<Counterpart>, Strin
     let mut groups: Vec<(Map<String, Value>, Vec<&str>)> = Vec::new();
     // The indices of groups by their text.
     let mut indices: HashMap<String, usize> = HashMap::new();
-    let mut first: Option<(&str, &'static str)> = None;
+    let mut first_optimiser: Option<(&str, &'static str)> = None;
     for (leaf, counterpart) in state.leaves().zip(&counterparts) {
-        let (first, kind) = *first.get_or_insert((leaf.path(), counterpart.kind));
+        let (first, kind) = *first_optimiser.get_or_insert((leaf.path(), counterpart.kind));
         if kind != counterpart.kind {
             return Err(Error::new(ErrorKind::Unsupported, "its optimiser in torch would be")
                 .with_got(counterpart.kind)
@@ -89,7 +90,7 @@ fn counterparts_and_groups(state: &StateTree) -> Result<(Vec<Counterpart>, Strin
                  rate into a `Descent` after the rule",
             ));
         }
-        if counterpart.has_step && f64::from(step_count(leaf, counterpart) as f32) >= TOO_MANY {
+        if counterpart.has_step && f64::from(step_count(leaf, counterpart) as f32) >= COUNT_LIMIT {
             return Err(unrepresentable(leaf.path(), "a count of 2⁵³ steps or more"));
         }
         let group = counterpart.group(leaf.path())?;
@@ -115,8 +116,8 @@ fn add_entries<'s>(
     counterpart: &Counterpart,
 ) -> Result<()> {
     let state_tensors = leaf.state.tensors();
-    // With a rate of 0 torch's velocity is unknown. Without a momentum it may be missing, because the next
-    // step does not depend on it.
+    // With a rate of 0 torch's velocity is unknown. Without a momentum the velocity may be missing, because
+    // the next step does not depend on the velocity.
     let velocity_scale = counterpart.velocity_scale(counterpart.adjusted_value());
     let is_known = |slot: &&TorchSlot| !slot.is_unused || velocity_scale != 0.0;
     for slot in counterpart.slots.iter().filter(is_known) {
@@ -124,8 +125,8 @@ fn add_entries<'s>(
         tensors.push(slot_tensor(leaf, counterpart, slot, tensor)?);
     }
     if counterpart.has_step {
-        // Written by the rank that has the first element, because a rank without a part has no count of the
-        // steps.
+        // The count is written by the rank that has the first element, because a rank without a part does not
+        // count steps.
         let part = leaf.part();
         let is_written =
             if elem_count(leaf.shape()) == 0 { rank == 0 } else { part.start == 0 && !part.is_empty() };
@@ -146,8 +147,8 @@ fn slot_tensor<'s>(
         None if tensor.records().is_none() => {
             Ok(SavedTensor::state(leaf, slot.key, tensor, leaf.shape().to_vec()))
         }
-        // A velocity is divided by its factor of rates, and codes of 8 bits are decoded, because torch has
-        // neither.
+        // A velocity is divided by its factor of rates, and codes of 8 bits are decoded, because torch's
+        // tensors have neither factor nor codes.
         sign => {
             let velocity_scale = counterpart.velocity_scale(counterpart.adjusted_value());
             let scale = sign.map_or(1.0, |sign| sign * velocity_scale);

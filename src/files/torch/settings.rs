@@ -109,7 +109,7 @@ pub(super) struct GroupComparison<'c> {
 }
 
 impl GroupComparison<'_> {
-    /// Returns the fields to set, and the value of the adjusted learning-rate field after that.
+    /// Compares everything. Returns the fields to set, and the value that the adjusted field then has.
     pub(super) fn check(&self) -> Result<(NewFields, f64)> {
         let GroupComparison { group, counterpart, .. } = *self;
         self.check_kind()?;
@@ -118,8 +118,9 @@ impl GroupComparison<'_> {
         match &counterpart.driven_rate {
             Some(driven_rate) => self.compare_driven(torch_rate, driven_rate, &mut new_fields)?,
             None => {
-                let here = counterpart.learning_rate().into();
-                self.compare("lr", torch_rate.into(), here, self.rate_field(torch_rate), &mut new_fields)?;
+                let rule_rate = counterpart.learning_rate().into();
+                let field = self.rate_field(torch_rate);
+                self.compare("lr", torch_rate.into(), rule_rate, field, &mut new_fields)?;
             }
         }
         for setting in &counterpart.settings {
@@ -154,9 +155,9 @@ impl GroupComparison<'_> {
     ) -> Result<()> {
         let mut expected = self.counterpart.learning_rate();
         if let (true, Some(initial)) = (driven_rate.schedule.is_relative, self.initial_rate()?) {
-            let (here, field) = (driven_rate.leaf_rate.into(), self.rate_field(initial));
-            self.compare(INITIAL_RATE, initial.into(), here, field, new_fields)?;
-            // From `initial`, because the leaf's acting rate does not contain a new own rate yet.
+            let (leaf_rate, field) = (driven_rate.leaf_rate.into(), self.rate_field(initial));
+            self.compare(INITIAL_RATE, initial.into(), leaf_rate, field, new_fields)?;
+            // The base is `initial`, because a rate that is taken over is not in the acting rate yet.
             expected = saturating(initial, driven_rate.schedule.at(self.steps));
         }
         self.compare_acting("lr", torch_rate.into(), expected.into())
@@ -192,16 +193,16 @@ impl GroupComparison<'_> {
         let GroupComparison { rule, group, counterpart, .. } = self;
         let torch = torch_kind(group)?;
         let torch_is_on = |key| flag(group, key);
-        let momentum = real(group, "momentum", Some(0.0))? != 0.0;
+        let has_momentum = real(group, "momentum", Some(0.0))? != 0.0;
         let is_on_here = |key: &str| counterpart.is_on(key);
         let (remedy, has_same_options) = match torch {
             "Adam" if torch_is_on("amsgrad")? => ("`AMSGradW`", is_on_here("amsgrad")),
             "Adam" => ("`AdamW` or `Adam`", !is_on_here("amsgrad")),
-            "SGD" if !momentum => ("`Descent`", !counterpart.has_velocity()),
+            "SGD" if !has_momentum => ("`Descent`", !counterpart.has_velocity()),
             "SGD" if torch_is_on("nesterov")? => ("`Nesterov`", is_on_here("nesterov")),
             "SGD" => ("`Momentum`", !is_on_here("nesterov") && counterpart.has_velocity()),
             "RMSprop" => {
-                let remedy = match (momentum, torch_is_on("centered")?) {
+                let remedy = match (has_momentum, torch_is_on("centered")?) {
                     (false, false) => "`RMSProp`",
                     (false, true) => "`RMSProp` with `centred`",
                     (true, _) => {
@@ -211,7 +212,7 @@ impl GroupComparison<'_> {
                 };
                 (
                     remedy,
-                    counterpart.has_velocity() == momentum
+                    counterpart.has_velocity() == has_momentum
                         && is_on_here("centered") == torch_is_on("centered")?,
                 )
             }
@@ -221,14 +222,14 @@ impl GroupComparison<'_> {
         if torch == counterpart.kind && has_same_options {
             return Ok(());
         }
-        let with_options = |kind: &str, is_on: &dyn Fn(&str) -> bool, momentum: bool| {
+        let with_options = |kind: &str, is_on: &dyn Fn(&str) -> bool, has_momentum: bool| {
             let options = ["amsgrad", "nesterov", "centered"].into_iter().filter(|key| is_on(key));
-            let options: Vec<&str> = options.chain(momentum.then_some("momentum")).collect();
+            let options: Vec<&str> = options.chain(has_momentum.then_some("momentum")).collect();
             if options.is_empty() { kind.to_string() } else { format!("{kind}({})", options.join(", ")) }
         };
         let expected = with_options(counterpart.kind, &is_on_here, counterpart.has_velocity());
         Err(Error::new(ErrorKind::OtherRule, "the optimiser of the file is torch's")
-            .with_got(with_options(torch, &|key| group.get(key) == Some(&Value::Bool(true)), momentum))
+            .with_got(with_options(torch, &|key| group.get(key) == Some(&Value::Bool(true)), has_momentum))
             .with_expected(format_args!("torch's {expected}, which {rule} continues"))
             .with_remedy(format!("set up {remedy}")))
     }
@@ -239,11 +240,11 @@ impl GroupComparison<'_> {
         &self,
         key: &str,
         torch: FieldValue,
-        here: FieldValue,
+        rule_value: FieldValue,
         field: Option<(String, FieldValue)>,
         new_fields: &mut NewFields,
     ) -> Result<()> {
-        if torch.is_equal(here, is_same) {
+        if torch.is_equal(rule_value, is_same) {
             return Ok(());
         }
         let remedy = match field {
@@ -262,12 +263,12 @@ impl GroupComparison<'_> {
         };
         Err(Error::new(ErrorKind::OtherRule, format!("torch's {key} in the file is"))
             .with_got(torch)
-            .with_expected(here)
+            .with_expected(rule_value)
             .with_remedy(remedy))
     }
 
-    /// Compares both kinds of weight decay. torch has a number of one kind, so the other kind has to be 0
-    /// here.
+    /// Compares both kinds of weight decay. A group of torch's has a decay of one kind, so the other kind has
+    /// to be 0 here.
     fn check_decay(&self, new_fields: &mut NewFields) -> Result<()> {
         let GroupComparison { group, counterpart, .. } = self;
         let lambda = real(group, "weight_decay", Some(0.0))?;
@@ -281,18 +282,19 @@ impl GroupComparison<'_> {
         };
         let names = ["weight_decay (in the gradient)", "weight_decay (decoupled)"];
         let expected = if decouples { [0.0, lambda] } else { [lambda, 0.0] };
-        for ((name, here), torch) in names.iter().zip(&counterpart.decays).zip(expected) {
-            let field = here.place.clone().map(|place| (place, torch.into()));
-            match here.is_driven {
-                true => self.compare_acting(name, torch.into(), here.lambda.into())?,
-                false => self.compare(name, torch.into(), here.lambda.into(), field, new_fields)?,
+        for ((name, decay), torch) in names.iter().zip(&counterpart.decays).zip(expected) {
+            let field = decay.place.clone().map(|place| (place, torch.into()));
+            match decay.is_driven {
+                true => self.compare_acting(name, torch.into(), decay.lambda.into())?,
+                false => self.compare(name, torch.into(), decay.lambda.into(), field, new_fields)?,
             }
         }
         Ok(())
     }
 
     /// Refuses options that are switched on in torch and unknown here. Also refuses a momentum or β₁ that a
-    /// torch scheduler moves, unless a schedule here drives the number, because it would not move any more.
+    /// torch scheduler moves, unless a schedule here drives this number: otherwise the number would stop
+    /// moving.
     fn check_others(&self) -> Result<()> {
         let is_cycled =
             |setting: &TorchSetting| ["betas", "momentum"].contains(&setting.key) && setting.is_driven;

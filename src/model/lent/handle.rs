@@ -1,8 +1,8 @@
 //! [`Lent`], a handle of a parameter or gradient, and how two handles are compared.
 //!
 //! An owner may report another shape or dtype each time. So a handle of memory that is no tensor stores the
-//! shape and dtype of the first time ([`FixedLender`]), or those of a range of the elements ([`LentPart`]),
-//! and each loan is compared with the stored values.
+//! shape and dtype that the owner reports first ([`FixedLender`]), or the shape and dtype of a range of the
+//! elements ([`LentPart`]). Each loan is compared with the stored values.
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::{DType, Shape};
 use crate::tensors::Tensor;
 
-/// A handle of a parameter or gradient. It lives for one call.
+/// A handle of a parameter or gradient, for one call.
 #[derive(Clone)]
 pub(crate) enum Lent<'a> {
     Tensor(Tensor),
@@ -93,8 +93,8 @@ impl<'a> Lent<'a> {
         if self.memory().is_some() || other.memory().is_some() || self.elem_count() == 0 {
             return Ok(false);
         }
-        // Nested, because an owner that converts its numbers for each reader could lend both at one address,
-        // one after the other.
+        // The reads are nested, because an owner that converts its numbers for each reader could lend both
+        // handles at one address, one after the other.
         let mut is_same = false;
         read("gradient", &**self, &mut |a| {
             read("gradient", &**other, &mut |b| {

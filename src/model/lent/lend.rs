@@ -1,9 +1,9 @@
 //! The trait [`Lend`], and the functions `read` and `write`, through which the crate uses lent memory.
 //!
 //! An owner may run the function twice, or never, or drop the function's error. So `OneRun` counts the runs
-//! and decides the result of a loan. The result is the function's error; without such an error, the owner's;
-//! without either, an error if the function has not run. A second run does nothing and counts as an error of
-//! the function.
+//! and decides the result of a loan. If the function has failed, the result is the function's error.
+//! Otherwise the result is the owner's error. If both report success, but the function has not run, the
+//! result is an error as well. A second run does nothing and counts as an error of the function.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -199,7 +199,7 @@ pub(crate) fn check_parameter(role: &'static str, lender: &dyn Lend, is_written:
         None => Err(Error::new(ErrorKind::Memory, "the elements do not lie in row-major order")
             .with_remedy("let `Lend::read` hand over parameters in row-major order, as `Lend::write` does")),
     })?;
-    // This loan writes nothing. It finds an owner that refuses to lend before any parameter changes.
+    // This loan writes nothing. If the owner refuses to lend, the call fails before any parameter changes.
     if is_written { write(role, lender, &mut |_| Ok(())) } else { Ok(()) }
 }
 
@@ -285,7 +285,7 @@ fn wrong_run_count(lender: &dyn Lend, runs: usize) -> Error {
 }
 
 /// The error for a write to memory that is lent only to be read.
-pub(crate) fn read_only() -> Error {
+pub(crate) fn read_only_error() -> Error {
     Error::new(ErrorKind::Memory, "the memory can only be read")
         .with_remedy("if it is to be written, lend the memory as `ParameterSlices` does")
 }

@@ -47,7 +47,8 @@ macro_rules! memory {
             pub fn from_bytes(bytes: &'a [u8], dtype: impl Into<DType>) -> Result<Self> {
                 let (length, dtype) = (bytes.len(), dtype.into());
                 let memory = match dtype {
-                    // Accepted at any address, because an empty slice need not be aligned for its dtype.
+                    // An empty slice is accepted at any address, because it need not be aligned for its
+                    // dtype.
                     $(DType::$Variant if length == 0 => Ok(MemoryRef::$Variant(&[])),)*
                     $(DType::$Variant => try_cast_slice(bytes).map(MemoryRef::$Variant),)*
                     _ => return Err(unsupported_dtype(dtype)),
@@ -284,8 +285,8 @@ impl<'a> View<'a> {
             .with_remedy("pass the sizes of the dimensions"));
         }
         if is_in_order(dims, strides) {
-            // Cut, because there may be more numbers than elements. The reach of a view that is in order or
-            // empty is its number of elements.
+            // The memory is cut, because there may be more numbers than elements. The reach of a view that is
+            // in order or empty is its number of elements.
             return Ok(View { memory: memory.part(0..expected).unwrap_or(memory), strides: None });
         }
         Ok(View { memory, strides: Some((dims, strides)) })
@@ -295,9 +296,9 @@ impl<'a> View<'a> {
     ///
     /// If the elements lie in row-major order, [`in_order`](View::in_order) lends them without a copy.
     pub fn numbers(self) -> Vec<f64> {
-        let all = self.memory.numbers();
-        let Some((dims, strides)) = self.strides else { return all };
-        (0..self.elements()).map(|element| all[element_offset(element, dims, strides)]).collect()
+        let numbers = self.memory.numbers();
+        let Some((dims, strides)) = self.strides else { return numbers };
+        (0..self.elements()).map(|element| numbers[element_offset(element, dims, strides)]).collect()
     }
 
     /// The number of elements.
@@ -363,7 +364,7 @@ fn is_in_order(dims: &[usize], strides: &[usize]) -> bool {
 
 /// The count of numbers from a tensor's first element to its last; `usize::MAX` on overflow.
 pub(super) fn reach(dims: &[usize], strides: &[usize]) -> usize {
-    // Saturates, because a reach that wraps around would accept a storage that is too short.
+    // The sum saturates, because a reach that wraps around would accept a storage that is too short.
     let mut last = 0usize;
     for (dim, stride) in dims.iter().zip(strides) {
         let Some(last_index) = dim.checked_sub(1) else { return 0 };

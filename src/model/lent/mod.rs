@@ -18,8 +18,8 @@ mod tensor;
 pub(crate) use handle::Lent;
 pub use lend::Lend;
 pub(crate) use lend::{
-    check_parameter, copy_of, defect, read, read_only, vector_of, write, write_lent, wrong_memory,
+    check_parameter, copy_of, defect, read, read_only_error, vector_of, write, write_lent, wrong_memory,
 };
 pub use memory::{MemoryMut, MemoryRef, View};
 pub(crate) use stored::{check_extent, storage_of, write_tensor};
-pub(crate) use tensor::unsupported;
+pub(crate) use tensor::unsupported_error;

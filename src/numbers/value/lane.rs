@@ -28,7 +28,8 @@ impl Compute for f64 {
 
 /// One element in the compute type `T`, `f32` or `f64`, in the fused CPU loop.
 ///
-/// A newtype, because Rust does not let a crate define `f32 * f64`, which a rule needs for its scalars.
+/// The type is a newtype, because Rust does not let a crate define `f32 * f64`, which a rule needs for its
+/// scalars.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 #[repr(transparent)]
 pub struct Lane<T>(pub T);

@@ -96,8 +96,8 @@ pub trait Value:
     #[must_use]
     fn min(self, other: Self) -> Self {
         let smaller = Self::select(self.le(other), self, other);
-        // Only NaN is not equal to itself, so this selects a NaN in `self`. The line above selects one in
-        // `other`.
+        // Only NaN is not equal to itself, so the line below selects `self` if `self` is NaN. The line above
+        // selects `other` if `other` is NaN.
         Self::select(self.equal(self), smaller, self)
     }
 
@@ -114,7 +114,7 @@ pub trait Value:
     #[must_use]
     fn clamp(self, low: f64, high: f64) -> Self {
         let (low, high) = (self.constant(low), self.constant(high));
-        // Without the selections for NaN in `max` and `min`, so that a clamp is two instructions on most
+        // The selections for NaN in `max` and `min` are left out, so that a clamp is two instructions on most
         // processors.
         let raised = Self::select(self.lt(low), low, self);
         Self::select(raised.gt(high), high, raised)

@@ -15,16 +15,16 @@ const WORDS: usize = 128;
 type Share = [u32; 1 + WORDS];
 
 /// Warns if the ranks of this machine have more threads than cores: once in a job, on one rank of the
-/// machine. All ranks have to call it.
-pub(super) fn check(world: &SimpleCommunicator) {
+/// machine. All ranks have to call this function.
+pub(super) fn warn_if_crowded(world: &SimpleCommunicator) {
     static CHECKED: Once = Once::new();
     let mut warning = None;
     CHECKED.call_once(|| {
         let machine = world.split_shared(world.rank());
         let ranks = machine.size() as usize;
-        let mut all = vec![0; ranks * (1 + WORDS)];
-        machine.all_gather_into(&own_share()[..], &mut all[..]);
-        warning = crowding(all.as_chunks().0).filter(|_| machine.rank() == 0);
+        let mut shares = vec![0; ranks * (1 + WORDS)];
+        machine.all_gather_into(&own_share()[..], &mut shares[..]);
+        warning = crowding_warning(shares.as_chunks().0).filter(|_| machine.rank() == 0);
     });
     // The warning comes after `call_once`, because a `Once` refuses all later calls after a panic, here of a
     // logger.
@@ -45,7 +45,7 @@ fn own_share() -> Share {
 }
 
 /// The warning for the ranks of a machine, if they have more threads than cores.
-fn crowding(shares: &[Share]) -> Option<Warning> {
+fn crowding_warning(shares: &[Share]) -> Option<Warning> {
     let threads: usize = shares.iter().map(|share| share[0] as usize).sum();
     let union = |word: usize| shares.iter().fold(0, |union, share| union | share[1 + word]);
     let cores: usize = (0..WORDS).map(|word| union(word).count_ones() as usize).sum();
@@ -79,7 +79,7 @@ mod tests {
             (vec![share(4, 0); 2], false),
         ] {
             assert_eq!(
-                crowding(&shares).is_some(),
+                crowding_warning(&shares).is_some(),
                 warns,
                 "{:?}",
                 shares.iter().map(|share| &share[..2]).collect::<Vec<_>>()

@@ -7,7 +7,7 @@ use crate::ranks::{fill, total_length};
 /// The length of the longest piece in bytes. MPI counts in 32 bits.
 const LARGEST: usize = 1 << 30;
 
-/// The bytes of slices, one after another: borrowed from a single slice, else copied together.
+/// The bytes of slices, one after another: borrowed from a single slice, otherwise copied into one vector.
 pub(super) fn join<'s>(slices: &[&'s [u8]]) -> Cow<'s, [u8]> {
     if let [only] = slices { Cow::Borrowed(only) } else { Cow::Owned(slices.concat()) }
 }
@@ -39,7 +39,7 @@ impl<'s, 'b> Incoming<'s, 'b> {
         bytes.chunks_mut(LARGEST)
     }
 
-    /// Copies the bytes that have arrived to the slices, unless they were received into a slice.
+    /// Copies the received bytes to the slices, unless MPI has received the bytes into a slice directly.
     pub(super) fn finish(self) {
         if let Incoming::Copied(bytes, slices) = self {
             fill(slices, &bytes);

@@ -19,8 +19,8 @@ use crate::ranks::{Call, CommunicationError, Communicator, StateWorld};
 /// program, and a panic unwinds as usual.
 ///
 /// # Errors
-/// If there is a single rank, the error of the program. If MPI was initialised before, or cannot be called
-/// from several threads.
+/// If there is a single rank, the error of the program. Also if MPI was initialised before, or cannot be
+/// called from several threads.
 ///
 /// ```no_run
 /// use candle_core::{DType, Device, Var};

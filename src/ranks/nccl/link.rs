@@ -1,4 +1,4 @@
-//! NCCL's calls. `unsafe`, because they take addresses of devices, and NCCL's handles are not `Send`.
+//! NCCL's calls. `unsafe`, because the calls take addresses of devices, and NCCL's handles are not `Send`.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
@@ -20,21 +20,21 @@ use crate::ranks::CommunicationError;
 pub(super) type Rendezvous = [u8; 128];
 
 /// Makes a rendezvous on this machine.
-pub(super) fn rendezvous() -> Result<Rendezvous, CommunicationError> {
-    let mut rendezvous = None;
+pub(super) fn new_rendezvous() -> Result<Rendezvous, CommunicationError> {
+    let mut id_bytes = None;
     let result = get_uniqueid().map(|id| {
-        rendezvous = Some(id.internal.map(|byte| byte as u8));
+        id_bytes = Some(id.internal.map(|byte| byte as u8));
         NcclStatus::Success
     });
     check("start", result)?;
-    rendezvous.ok_or_else(|| nccl_error("start", "it has made no id by which the ranks find each other"))
+    id_bytes.ok_or_else(|| nccl_error("start", "it has made no id by which the ranks find each other"))
 }
 
 /// A rank's end of NCCL's communicator.
 ///
 /// The communicator lives until the process ends. To end a communicator is a call of all ranks together, so a
-/// rank that gives up would wait for the others, and they for it. An abort would lose messages that other
-/// ranks have not fetched yet.
+/// rank that gives up would wait for the others, and the others for this rank. An abort would lose messages
+/// that other ranks have not fetched yet.
 pub(super) struct NcclLink {
     communicator: ncclComm_t,
     /// The first error, after which the ranks are out of step.
@@ -70,8 +70,8 @@ impl NcclLink {
         Ok(NcclLink { communicator, first_error: None })
     }
 
-    /// Sends the tensors in `to[r]` to rank r, and fills those in `from[r]` with what rank r sends, in the
-    /// order of `stream`. Each tensor that is not empty is a message.
+    /// Sends the tensors in `to[r]` to rank r, and fills the tensors in `from[r]` with the bytes that rank r
+    /// sends, in the order of `stream`. Each tensor that is not empty is a message.
     pub(super) fn exchange(
         &mut self,
         stream: &CudaStream,
@@ -101,10 +101,10 @@ impl NcclLink {
         bind(stream)?;
         self.check_earlier()?;
         check("begin an exchange", group_start())?;
-        let posted = self.post(stream, &sends, &receives);
+        let post_result = self.post(stream, &sends, &receives);
         // The group ends even after an error, otherwise this thread's next group would be a part of it.
-        let ended = check("exchange tensors", group_end());
-        posted.and(ended)?;
+        let end_result = check("exchange tensors", group_end());
+        post_result.and(end_result)?;
         // If cudarc orders streams by events, these calls record that this stream uses the tensors.
         if stream.context().is_managing_stream_synchronization() {
             messages(to, |tensor| read_address(tensor, stream))?;
@@ -170,12 +170,12 @@ fn bind(stream: &CudaStream) -> Result<(), CommunicationError> {
 /// A message for each tensor that has elements.
 fn messages(
     tensors: &[Vec<Tensor>],
-    address: impl Fn(&Tensor) -> crate::error::Result<u64>,
+    address_of: impl Fn(&Tensor) -> crate::error::Result<u64>,
 ) -> Result<Vec<Message>, CommunicationError> {
     let with_elements =
         (0..).zip(tensors).flat_map(|(rank, tensors)| tensors.iter().map(move |tensor| (rank, tensor)));
     let message = |(rank, tensor): (i32, &Tensor)| {
-        let address = address(tensor).map_err(|error| nccl_error("move a tensor", &error.to_string()))?;
+        let address = address_of(tensor).map_err(|error| nccl_error("move a tensor", &error.to_string()))?;
         Ok(Message { address, bytes: tensor.elem_count() * tensor.dtype().size_in_bytes(), rank })
     };
     with_elements.filter(|(_, tensor)| tensor.elem_count() > 0).map(message).collect()

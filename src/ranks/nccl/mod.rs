@@ -39,8 +39,8 @@
 //!
 //! # When a rank fails
 //! NCCL waits for the other ranks without end, because it has no time-out for messages between live
-//! processes. Over a network it notices a dead process (`NCCL_IB_TIMEOUT` and `NCCL_IB_RETRY_CNT`, or the
-//! system's time-outs of TCP), but on one machine it does not. Under
+//! processes. Over a network NCCL notices a dead process (`NCCL_IB_TIMEOUT` and `NCCL_IB_RETRY_CNT`, or the
+//! system's time-outs of TCP), but on one machine NCCL does not. Under
 //! [`mpi::run`](https://docs.rs/optimisers/latest/optimisers/mpi/fn.run.html) MPI kills all ranks, so no rank
 //! waits. If NCCL reports an error, that call and all later calls return the error. With `NCCL_DEBUG=WARN` in
 //! the environment NCCL prints more.

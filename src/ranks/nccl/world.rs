@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use candle_core::cuda::{CudaDevice, WrapErr};
 use candle_core::{Device, Tensor};
 
-use super::link::{NcclLink, Rendezvous, rendezvous};
+use super::link::{NcclLink, Rendezvous, new_rendezvous};
 use crate::engine::cuda::ordered_stream;
 use crate::error::Error;
 use crate::ranks::{Call, CommunicationError, Communicator, StateWorld, unreadable_error};
@@ -27,7 +27,7 @@ pub struct World {
 type Uuid = [u8; 16];
 
 impl World {
-    /// Makes the ranks of `host` ranks with a device each.
+    /// Makes a world in which each rank of `host` has a CUDA device.
     ///
     /// All ranks have to call this function equally often. Each call waits until all ranks have made theirs.
     ///
@@ -44,12 +44,12 @@ impl World {
         // The ranks agree twice, because a rank that fails must keep the others from waiting in NCCL's start,
         // and a failed start must be an error on all.
         let prepared = cuda_of(&*host, device).and_then(|cuda| {
-            let uuid = uuid(&cuda)?;
-            let id = if host.rank() == 0 { rendezvous()?.to_vec() } else { Vec::new() };
+            let uuid = gpu_uuid(&cuda)?;
+            let id = if host.rank() == 0 { new_rendezvous()?.to_vec() } else { Vec::new() };
             Ok((cuda, [&uuid[..], &id].concat()))
         });
         let (cuda, messages) = ranks.agree_with(Call::Nccl, prepared)?;
-        let id = check_own_devices(&messages)?;
+        let id = rendezvous_of_messages(&messages)?;
         let link = NcclLink::new(&ordered_stream(&cuda), host.rank(), host.size(), &id);
         let link = StateWorld::settle(Some(&ranks), Call::Nccl, link.map_err(Into::into))?;
         Ok(World { host, device: device.clone(), cuda, link: Arc::new(Mutex::new(link)) })
@@ -71,13 +71,13 @@ fn cuda_of(host: &dyn Communicator, device: &Device) -> Result<CudaDevice, Error
 }
 
 /// The name of the GPU of a device.
-fn uuid(cuda: &CudaDevice) -> Result<Uuid, Error> {
+fn gpu_uuid(cuda: &CudaDevice) -> Result<Uuid, Error> {
     Ok(cuda.cuda_stream().context().uuid().w()?.bytes.map(|byte| byte as u8))
 }
 
-/// The rendezvous, if each rank has a GPU of its own. If two ranks shared a GPU, NCCL itself would return an
-/// error on some ranks only.
-fn check_own_devices(messages: &[Vec<u8>]) -> Result<Rendezvous, Error> {
+/// The rendezvous, which rank 0 has sent, if each rank has a GPU of its own. If two ranks shared a GPU, NCCL
+/// itself would return an error on some ranks only.
+fn rendezvous_of_messages(messages: &[Vec<u8>]) -> Result<Rendezvous, Error> {
     let uuids: Vec<Option<&Uuid>> = messages.iter().map(|message| message.first_chunk()).collect();
     for (rank, uuid) in uuids.iter().enumerate() {
         if let Some(first) = uuids[..rank].iter().position(|other| other == uuid) {
@@ -145,8 +145,8 @@ mod tests {
             };
             gpus.iter().enumerate().map(message).collect()
         };
-        assert_eq!(check_own_devices(&messages(&[1, 2, 3])).unwrap(), [7; 128]);
-        let error = check_own_devices(&messages(&[1, 2, 3, 2])).unwrap_err().to_string();
+        assert_eq!(rendezvous_of_messages(&messages(&[1, 2, 3])).unwrap(), [7; 128]);
+        let error = rendezvous_of_messages(&messages(&[1, 2, 3, 2])).unwrap_err().to_string();
         assert!(
             error.contains("ranks 1 and 3 have the same; start as many ranks as there are GPUs"),
             "{error}"

@@ -9,8 +9,8 @@ use crate::rule::field::FieldValue;
 
 /// A type with a [`Description`]: a rule, a store or an optimiser.
 ///
-/// The trait is not exported, so that a program implements [`Describe`](crate::Describe), for which there is
-/// an implementation.
+/// The trait is not exported. A program implements [`Describe`](crate::Describe), and gets `Described` by a
+/// blanket implementation.
 pub trait Described {
     /// The description, which may be a cached one.
     fn description(&self) -> Cow<'_, Description>;
@@ -105,7 +105,7 @@ pub trait Adjust: Described {
         self.check_described()
     }
 
-    /// The value of the first field of that name; for `eta` the product of all.
+    /// The value of the first field of that name; for `eta` the product of all rates.
     ///
     /// If the rates of [alternatives](crate::Describer::alternative) differ, `eta` is `None`, because a
     /// single number would be wrong for one of the alternatives. A name with a place still reaches each rate.
@@ -123,7 +123,7 @@ pub trait Adjust: Described {
         self.description().field(name)
     }
 
-    /// Sets the learning rate `eta`: in a chain with several, their product.
+    /// Sets the learning rate `eta`: in a chain with several rates, the product of the rates.
     ///
     /// ```
     /// use optimisers::{Adjust, Descent, Momentum, OptimiserChain, RMSProp};
@@ -137,8 +137,8 @@ pub trait Adjust: Described {
     /// ```
     ///
     /// # Departures
-    /// Optimisers.jl's `adjust!` sets every `eta` of a chain, so that its steps are multiplied by the rate
-    /// several times.
+    /// Optimisers.jl's `adjust!` sets every `eta` of a chain. The steps of the chain are then multiplied by
+    /// the rate several times.
     ///
     /// # Errors
     /// As [`Adjust::adjust_field`].
@@ -164,7 +164,7 @@ pub trait Adjust: Described {
         self.adjust_fields([(field, value.into())])
     }
 
-    /// Sets several fields in their order, all or none.
+    /// Sets several fields in order. After an error, no field has changed.
     ///
     /// Ranges are checked after all fields are set, so that fields which depend on each other can change
     /// together.

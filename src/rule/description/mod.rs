@@ -123,17 +123,17 @@ fn split_number(name: &str) -> Option<(&str, usize)> {
 impl Description {
     /// This rule and all rules inside, in depth-first order.
     pub(crate) fn all(&self) -> Vec<MemberDescription<'_>> {
-        let mut all = Vec::new();
-        self.collect(&mut Address::new(), &mut all);
-        all
+        let mut rules = Vec::new();
+        self.collect(&mut Address::new(), &mut rules);
+        rules
     }
 
-    fn collect<'d>(&'d self, members: &mut Address, all: &mut Vec<MemberDescription<'d>>) {
-        all.push(MemberDescription { members: members.clone(), rule: self });
+    fn collect<'d>(&'d self, members: &mut Address, rules: &mut Vec<MemberDescription<'d>>) {
+        rules.push(MemberDescription { members: members.clone(), rule: self });
         let depth = members.len();
         for (place, part) in &self.parts {
             members.extend(place.number());
-            part.collect(members, all);
+            part.collect(members, rules);
             members.truncate(depth);
         }
     }
@@ -230,8 +230,8 @@ impl Description {
             let error = Error::new(ErrorKind::Argument, problem).with_got(values.len()).with_expected(count);
             return Err(error.with_remedy("pass a value for each of `fields`, in their order"));
         }
-        let typed = fields().zip(values);
-        typed.map(|((rule, field), value)| Ok((field.index, self.convert(rule, field, *value)?))).collect()
+        let pairs = fields().zip(values);
+        pairs.map(|((rule, field), value)| Ok((field.index, self.convert(rule, field, *value)?))).collect()
     }
 
     /// Converts a value to the type of a field of `rule`, or refuses it.
@@ -270,13 +270,13 @@ impl Description {
 
     /// The error for the name of a field that no rule has.
     fn no_field_error(&self, name: &str) -> Error {
-        let no_field = || unknown_name(&self.name(), "field", name, &self.available(name));
-        self.setting_error(name).unwrap_or_else(no_field)
+        let unknown_field_error = || unknown_name_error(&self.name(), "field", name, &self.available(name));
+        self.setting_error(name).unwrap_or_else(unknown_field_error)
     }
 
     /// See [`Adjust::name`](crate::Adjust::name).
     pub(crate) fn name(&self) -> String {
-        // Without values, because a name has no values.
+        // A name shows no values of fields.
         self.record_with(&|_| None).to_string()
     }
 
@@ -356,7 +356,7 @@ pub(crate) fn out_of_range(
 }
 
 /// The error for a name that a rule does not have. `what` is the kind of name, such as "field".
-pub(crate) fn unknown_name(rule: &str, what: &str, name: &str, available: &[String]) -> Error {
+pub(crate) fn unknown_name_error(rule: &str, what: &str, name: &str, available: &[String]) -> Error {
     Error::new(
         ErrorKind::UnknownName,
         format!("{rule} has no {what} {name:?}{}", suggestion(name, available)),

@@ -1,6 +1,6 @@
 //! Finds rules that stand in a wrong place of a chain, if the order is certainly a mistake.
 //!
-//! 1. `Description::place` lists the rules with a [`Role`] in the order in which they act.
+//! 1. `Description::list_roles` lists the rules with a [`Role`] in the order in which they act.
 //! 2. `order_faults` compares each rule with the rules before it, and a rule that averages weights with the
 //!    rules after it. Two alternatives (rules that act one at a time, such as those of a `Fallback`)
 //!    never act in one step, so their order is no mistake.
@@ -14,17 +14,17 @@ impl Role {
     }
 }
 
-/// A rule that has a role.
-struct Placed {
+/// A rule with one of its roles, and its place.
+struct PlacedRole {
     kind: &'static str,
     role: Role,
     /// The parts that contain the rule, outermost first: index, and whether the part is an alternative.
     parts: Vec<(usize, bool)>,
 }
 
-impl Placed {
-    /// Whether both rules can act in one step. They cannot if they are in different alternatives of one rule.
-    fn acts_with(&self, other: &Placed) -> bool {
+impl PlacedRole {
+    /// Whether both rules can act in one step. Rules in different alternatives of one rule cannot.
+    fn acts_with(&self, other: &PlacedRole) -> bool {
         let first_difference = self.parts.iter().zip(&other.parts).find(|(part, other)| part != other);
         !matches!(first_difference, Some(((_, true), (_, true))))
     }
@@ -33,38 +33,38 @@ impl Placed {
 impl Description {
     /// Adds this rule once for each of its roles, and the rules inside, in the order in which they act.
     /// `parts` has the parts that contain this rule, outermost first.
-    fn place(&self, parts: &[(usize, bool)], all: &mut Vec<Placed>) {
+    fn list_roles(&self, parts: &[(usize, bool)], placed_roles: &mut Vec<PlacedRole>) {
         // A rule that describes a part before its role acts on the steps of that part. So the rule is listed
         // after the part.
         let mut roles = self.roles.iter().peekable();
-        let mut list_roles_before = |part: usize, all: &mut Vec<Placed>| {
+        let mut list_roles_before = |part: usize, placed_roles: &mut Vec<PlacedRole>| {
             while let Some((role, _)) = roles.next_if(|(_, parts_before)| *parts_before <= part) {
-                all.push(Placed { kind: self.kind, role: *role, parts: parts.to_vec() });
+                placed_roles.push(PlacedRole { kind: self.kind, role: *role, parts: parts.to_vec() });
             }
         };
         for (i, (place, part)) in self.parts.iter().enumerate() {
-            list_roles_before(i, all);
+            list_roles_before(i, placed_roles);
             let is_alternative = matches!(place, ChildPlace::Alternative(_));
-            part.place(&[parts, &[(i, is_alternative)]].concat(), all);
+            part.list_roles(&[parts, &[(i, is_alternative)]].concat(), placed_roles);
         }
-        list_roles_before(self.parts.len(), all);
+        list_roles_before(self.parts.len(), placed_roles);
     }
 }
 
 /// A sentence for each rule in a wrong place.
 pub(crate) fn order_faults(rule: &Description) -> Vec<String> {
-    let mut all = Vec::new();
-    rule.place(&[], &mut all);
-    let fault = |(i, placed): (usize, &Placed)| {
-        let before = |is_other: fn(Role) -> bool| {
-            all[..i].iter().find(|other| is_other(other.role) && other.acts_with(placed))
+    let mut placed_roles = Vec::new();
+    rule.list_roles(&[], &mut placed_roles);
+    let fault = |(i, placed): (usize, &PlacedRole)| {
+        let find_before = |is_other: fn(Role) -> bool| {
+            placed_roles[..i].iter().find(|other| is_other(other.role) && other.acts_with(placed))
         };
         let (kind, is_adaptive) = (placed.kind, |role| role == Role::AdaptiveStep);
         match placed.role {
             // A `Step` may follow any rule. An average before a `Step`, or an accumulation after it, is
             // reported as a fault of the average or the accumulation.
             Role::Step => None,
-            Role::AdaptiveStep => before(is_adaptive).map(|other| {
+            Role::AdaptiveStep => find_before(is_adaptive).map(|other| {
                 let first = other.kind;
                 format!(
                     "{kind} comes after {first}, whose step sizes do not follow the gradient, so {kind} gets \
@@ -72,21 +72,21 @@ pub(crate) fn order_faults(rule: &Description) -> Vec<String> {
                      {kind} by a rule such as Descent or Momentum"
                 )
             }),
-            Role::Clip => before(is_adaptive).map(|other| {
+            Role::Clip => find_before(is_adaptive).map(|other| {
                 let first = other.kind;
                 format!(
                     "{kind} comes after {first}, so {kind} limits the steps of {first}, but the state of \
                      {first} has gradients without a limit: put {kind} before {first}"
                 )
             }),
-            Role::Accumulation => before(Role::makes_steps).map(|other| {
+            Role::Accumulation => find_before(Role::makes_steps).map(|other| {
                 let first = other.kind;
                 format!(
                     "{kind} comes after {first}, so {kind} collects the steps of {first} instead of \
                      gradients: put {kind} before {first}"
                 )
             }),
-            Role::Average => all[i..]
+            Role::Average => placed_roles[i..]
                 .iter()
                 .find(|other| other.role.makes_steps() && other.acts_with(placed))
                 .map(|other| {
@@ -98,5 +98,5 @@ pub(crate) fn order_faults(rule: &Description) -> Vec<String> {
                 }),
         }
     };
-    all.iter().enumerate().filter_map(fault).collect()
+    placed_roles.iter().enumerate().filter_map(fault).collect()
 }

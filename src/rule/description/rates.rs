@@ -1,7 +1,7 @@
 //! The learning rate of a chain: the product of its members' rates, and the fields that set this product.
 //!
-//! The difficulty is alternatives, because only one of them acts. All alternatives of a rule together are one
-//! factor of the product, at the place of the first alternative:
+//! Alternatives make this difficult, because only one alternative acts at a time. All alternatives of a rule
+//! together are one factor of the product, at the place of the first alternative:
 //!
 //! ```text
 //! OptimiserChain(Momentum, Fallback(Muon, AdamW), Descent)      η₀ · (η₁ or η₂) · η₃
@@ -97,15 +97,15 @@ impl Rates {
             match place {
                 ChildPlace::Alternative(_) => {
                     // An alternative without a rate is added, too, because its product differs from the
-                    // others.
-                    let (_, all) = alternatives.get_or_insert((factors.len(), Vec::new()));
-                    all.push(Rates::Product(part_factors));
+                    // products of the others.
+                    let (_, products) = alternatives.get_or_insert((factors.len(), Vec::new()));
+                    products.push(Rates::Product(part_factors));
                 }
                 _ => factors.extend(part_factors),
             }
         }
-        if let Some((index, all)) = alternatives {
-            factors.insert(index, Rates::Alternatives(all));
+        if let Some((index, products)) = alternatives {
+            factors.insert(index, Rates::Alternatives(products));
         }
         factors
     }
@@ -123,7 +123,7 @@ impl Rates {
     fn count(&self) -> usize {
         match self {
             Rates::Field(..) => 1,
-            Rates::Product(all) | Rates::Alternatives(all) => all.iter().map(Rates::count).sum(),
+            Rates::Product(rates) | Rates::Alternatives(rates) => rates.iter().map(Rates::count).sum(),
         }
     }
 
@@ -136,7 +136,7 @@ impl Rates {
         self.last_fields(None, &mut fields).map(|()| fields).map_err(|RatesDiffer| {
             let conflict = "the rates of alternatives differ, so there is no single product by which to set \
                             the last rate";
-            conflicting_rates(
+            conflicting_rates_error(
                 rule,
                 conflict,
                 "adjust each rate by its place, or adjust the state after `setup`",
@@ -144,14 +144,16 @@ impl Rates {
         })
     }
 
-    /// The product of `before`, the product of the factors in front, and these rates.
+    /// The product of these rates and `before`, which is the product of the factors in front.
     fn product_after(&self, before: Option<f64>) -> Result<Option<f64>, RatesDiffer> {
         match self {
             Rates::Field(_, value) => Ok(Some(multiply(before, *value))),
-            Rates::Product(all) => all.iter().try_fold(before, |before, factor| factor.product_after(before)),
-            Rates::Alternatives(all) => {
+            Rates::Product(factors) => {
+                factors.iter().try_fold(before, |before, factor| factor.product_after(before))
+            }
+            Rates::Alternatives(alternatives) => {
                 let rates: SmallVec<[_; 2]> =
-                    all.iter().map(|rates| rates.product_after(before)).collect::<Result<_, _>>()?;
+                    alternatives.iter().map(|rates| rates.product_after(before)).collect::<Result<_, _>>()?;
                 let is_same = |rate: &Option<f64>| match (*rate, rates[0]) {
                     (Some(rate), Some(first)) => is_same_rate(first, rate),
                     (rate, first) => rate == first,
@@ -172,33 +174,36 @@ impl Rates {
                 fields.push(RateField { index: *index, value: *value, others: before });
                 Ok(())
             }
-            Rates::Product(all) => match all.iter().rposition(Rates::has_rate) {
+            Rates::Product(factors) => match factors.iter().rposition(Rates::has_rate) {
                 Some(last) => {
-                    let others =
-                        all[..last].iter().try_fold(before, |before, factor| factor.product_after(before))?;
-                    all[last].last_fields(others, fields)
+                    let others = factors[..last]
+                        .iter()
+                        .try_fold(before, |before, factor| factor.product_after(before))?;
+                    factors[last].last_fields(others, fields)
                 }
                 None if before.is_none() => Ok(()),
                 // An alternative has no rate of its own. Its last factor is in front of all alternatives, so
                 // setting that factor would change the other alternatives, too.
                 None => Err(RatesDiffer),
             },
-            Rates::Alternatives(all) => all.iter().try_for_each(|rates| rates.last_fields(before, fields)),
+            Rates::Alternatives(alternatives) => {
+                alternatives.iter().try_for_each(|rates| rates.last_fields(before, fields))
+            }
         }
     }
 }
 
 /// The error if the product is `rate` for no value of this field.
-pub(crate) fn unreachable_rate(rule: &Description, field: &RateField, rate: f64) -> Error {
+pub(crate) fn unreachable_rate_error(rule: &Description, field: &RateField, rate: f64) -> Error {
     let last = rule.places().swap_remove(field.index);
     let others = field.others.unwrap_or(1.0);
     let conflict =
         format!("no value of {last} makes the product {rate}, because the product of the others is {others}");
-    conflicting_rates(rule, &conflict, "first adjust the other rates by their places")
+    conflicting_rates_error(rule, &conflict, "first adjust the other rates by their places")
 }
 
 /// The error for conflicting learning rates, with a list of all rates and their places.
-pub(crate) fn conflicting_rates(rule: &Description, conflict: &str, remedy: &'static str) -> Error {
+pub(crate) fn conflicting_rates_error(rule: &Description, conflict: &str, remedy: &'static str) -> Error {
     let fields = rule.places().into_iter().zip(rule.fields());
     let rates = fields.filter(|(_, field)| field.name == RATE);
     let list =
@@ -272,9 +277,9 @@ fn rate_values(rule: &Description, name: &str, value: FieldValue) -> Result<Opti
     if rates.count() < 2 {
         return Ok(None);
     }
-    let value = |field: &RateField| match field.value_for(rate) {
+    let new_value = |field: &RateField| match field.value_for(rate) {
         Some(value) => Ok((field.index, value.into())),
-        None => Err(unreachable_rate(rule, field, rate)),
+        None => Err(unreachable_rate_error(rule, field, rate)),
     };
-    rates.fields(rule)?.iter().map(value).collect::<Result<_>>().map(Some)
+    rates.fields(rule)?.iter().map(new_value).collect::<Result<_>>().map(Some)
 }

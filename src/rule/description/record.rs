@@ -90,7 +90,8 @@ fn print_table(rows: &[(String, String)]) -> String {
 }
 
 impl Setting {
-    /// The setting in the name of a rule, if it is shown: `F32`, `24 bits`, `cautious`, `m: BF16, v: Q8`.
+    /// The setting in the name of a rule: `F32`, `24 bits`, `cautious`, `m: BF16, v: Q8`. `None` if names
+    /// leave the setting out.
     pub(crate) fn words(&self, name: &str) -> Option<String> {
         match self {
             Setting::Flag(is_on) => is_on.then(|| name.to_string()),
@@ -108,7 +109,8 @@ pub(crate) struct StorageRecord {
     pub(crate) kind: StorageKind,
     /// Whether the state of a parameter on another device is on the CPU, with a copy of the parameter.
     pub(crate) offloaded: bool,
-    /// Whether a parameter on the CPU has such a copy, too. Not in files, which are equal for all devices.
+    /// Whether a parameter on the CPU has a copy in the state, too. The field is not in files, because files
+    /// are equal for all devices.
     #[serde(skip)]
     pub(crate) everywhere: bool,
 }
@@ -137,12 +139,12 @@ impl StorageRecord {
 
     /// Whether the state can be converted to another precision or device.
     ///
-    /// Each tensor then is either the rule's or a complete copy of the parameter.
+    /// Each state tensor then is either a tensor of the rule or a complete copy of the parameter.
     pub(crate) fn is_convertible(self) -> bool {
         matches!(self.kind, StorageKind::Rounded | StorageKind::Master)
     }
 
-    /// Whether a state tensor named `master` may be the copy of the parameter, and not one of the rule.
+    /// Whether a state tensor named `master` may be the copy of the parameter, and not a tensor of the rule.
     pub(crate) fn may_have_master(self) -> bool {
         self.offloaded || self.kind == StorageKind::Master
     }
@@ -212,34 +214,35 @@ impl OptimiserRecord {
         format!("{self} {{ {} }}", fields.collect::<Vec<_>>().join(", "))
     }
 
-    fn add_words(&self, place: &str, words: &mut Vec<String>) {
-        let name = if place.is_empty() {
+    fn add_words(&self, prefix: &str, words: &mut Vec<String>) {
+        let name = if prefix.is_empty() {
             self.kind.clone()
         } else {
-            format!("{}: {}", place.trim_end_matches('.'), self.kind)
+            format!("{}: {}", prefix.trim_end_matches('.'), self.kind)
         };
         words.push(name);
-        words.extend(self.settings.iter().map(|(name, setting)| format!("{place}{name} = {setting}")));
-        words.extend(self.fields.iter().map(|(name, value)| format!("{place}{name} = {}", value.words())));
-        self.inner.iter().for_each(|inner| inner.add_words(place, words));
+        words.extend(self.settings.iter().map(|(name, setting)| format!("{prefix}{name} = {setting}")));
+        words.extend(self.fields.iter().map(|(name, value)| format!("{prefix}{name} = {}", value.words())));
+        self.inner.iter().for_each(|inner| inner.add_words(prefix, words));
         self.members
             .iter()
             .enumerate()
-            .for_each(|(i, member)| member.add_words(&format!("{place}{i}."), words));
+            .for_each(|(i, member)| member.add_words(&format!("{prefix}{i}."), words));
     }
 
     fn compare(&self, other: &Self, members: &mut Vec<usize>) -> Option<RecordDifference> {
-        let differ = |members: &[usize], sides| Some(RecordDifference { members: members.to_vec(), sides });
+        let difference_at =
+            |members: &[usize], sides| Some(RecordDifference { members: members.to_vec(), sides });
         let sides = [self, other];
         if self.kind != other.kind || self.inner.is_some() != other.inner.is_some() {
-            return differ(members, sides.map(|side| side.kind.clone()));
+            return difference_at(members, sides.map(|side| side.kind.clone()));
         }
         let names = sides.iter().flat_map(|side| side.settings.iter().map(|(name, _)| name));
         let setting =
             |side: &Self, name: &str| side.settings.iter().find(|(other, _)| other == name).cloned();
         if let Some(name) = names.into_iter().find(|name| setting(self, name) != setting(other, name)) {
             let words = |side: &Self| setting(side, name).and_then(|(name, setting)| setting.words(&name));
-            return differ(
+            return difference_at(
                 members,
                 sides.map(|side| {
                     words(side).map_or_else(|| side.kind.clone(), |words| format!("{}({words})", side.kind))
@@ -247,7 +250,7 @@ impl OptimiserRecord {
             );
         }
         if self.members.len() != other.members.len() {
-            return differ(
+            return difference_at(
                 members,
                 sides.map(|side| format!("{} of {} members", side.kind, side.members.len())),
             );

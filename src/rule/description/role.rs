@@ -1,6 +1,6 @@
 //! The role of a rule in a chain.
 
-/// The role of a rule in a chain, if it decides where the rule has to stand.
+/// The role of a rule in a chain, which decides where the rule has to stand.
 ///
 /// A rule [describes](crate::Describer::role) its own role. A rule in a wrong place causes a
 /// [`Warning::WrongOrder`](crate::Warning::WrongOrder). A rule without a role may stand anywhere.
@@ -40,14 +40,15 @@ pub enum Role {
     ///
     /// A second such rule in a chain is a mistake.
     AdaptiveStep,
-    /// Limits the gradient, as [`ClipNorm`](crate::ClipNorm) does. Stands before an adaptive step.
+    /// Limits the gradient, as [`ClipNorm`](crate::ClipNorm) does. Such a rule stands before an adaptive
+    /// step.
     Clip,
     /// Collects the gradients of several calls, as [`AccumGrad`](crate::AccumGrad) does.
     ///
-    /// Stands before all rules that make steps.
+    /// Such a rule stands before all rules that make steps.
     Accumulation,
     /// Averages the weights after the steps of the rules before it, as [`Ema`](crate::Ema) does.
     ///
-    /// Stands after all rules that make steps.
+    /// Such a rule stands after all rules that make steps.
     Average,
 }

@@ -44,8 +44,8 @@ impl Choice {
     }
 }
 
-/// The value with this index, which has to be in range, of an enum with these names; for
-/// [`choice!`](crate::choice).
+/// The value with this index of an enum with these names; for [`choice!`](crate::choice). The index has to be
+/// in range.
 pub fn choice_of(names: &'static [&'static str], index: usize) -> FieldValue {
     FieldValue::Choice(Choice { index, names })
 }
@@ -181,12 +181,12 @@ choice! {
     /// How [`AccumGrad`](crate::AccumGrad) combines the gradients that it collects.
     #[derive(Default)]
     pub enum Average {
-        /// Their sum divided by the number of calls.
+        /// The sum of the gradients, divided by the number of calls.
         #[default]
         Mean,
-        /// Their sum.
+        /// The sum of the gradients.
         Sum,
-        /// Their mean, weighted by [`Update::weight`](crate::Update::weight).
+        /// The mean of the gradients, weighted by [`Update::weight`](crate::Update::weight).
         ///
         /// If the weight is the number of tokens of each micro-batch, this mean is the mean over all tokens.
         Weighted,

@@ -64,7 +64,7 @@ impl Data {
             Data::List(parts) => {
                 parts.iter().fold(hash.number(parts.len() as u64), |hash, part| part.add_to_hash(hash))
             }
-            // These two are no parts of a hyper-parameter.
+            // Neither can be a part of a hyper-parameter.
             Data::Nothing | Data::Table(_) => hash,
         }
     }
@@ -82,7 +82,7 @@ fn non_finite_text(value: f64) -> Option<&'static str> {
 /// A part of a hyper-parameter.
 pub(super) trait Part: Copy {
     fn data(self) -> Data;
-    /// Reads `data` as such a part; `None` if `data` is of another type.
+    /// Reads `data` as a part of this type; `None` if `data` is of another type.
     fn read(data: &Data) -> Option<Self>;
 }
 
@@ -201,8 +201,8 @@ impl Serialize for Data {
 
 /// Reads the value of a hyper-parameter, which has at most six parts.
 ///
-/// The implementation is not derived, because a derived one buffers every part until its variant is clear,
-/// and each nested part once more.
+/// The implementation is not derived, because derived code buffers every part until the variant of the part
+/// is clear, and buffers each nested part once more.
 impl<'de> Deserialize<'de> for Data {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         DataVisitor { depth: 0, deepest: 1, longest: Sizes::MOST }.deserialize(deserializer)
@@ -338,12 +338,12 @@ impl TryFrom<Data> for Number {
     type Error = Error;
 
     fn try_from(data: Data) -> Result<Self, Error> {
-        let not_a_number = || {
+        let type_error = || {
             Error::new(ErrorKind::File, "got")
                 .with_got(&data)
                 .with_expected(r#"a number, "inf", "-inf" or "nan""#)
         };
-        f64::read(&data).map(Number).ok_or_else(not_a_number)
+        f64::read(&data).map(Number).ok_or_else(type_error)
     }
 }
 

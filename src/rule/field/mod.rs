@@ -70,7 +70,8 @@ macro_rules! field_values {
                         let [$($part),+] = parts else { return None };
                         Some(($(Part::read($part)?),+))
                     };
-                    // A choice is of no such type, even if its name is the text of a number, such as `inf`.
+                    // A choice is never of this type, even if its name is the text of a number, such as
+                    // `inf`.
                     let is_choice = matches!(value, FieldValue::Choice(_));
                     let converted = if is_choice { None } else { read(&value.parts()) };
                     converted.ok_or_else(|| value.type_error($expected))
@@ -127,7 +128,7 @@ field_values! {
 }
 
 impl FieldValue {
-    /// The error that this value is of another type.
+    /// The error for this value where a value of another type is expected.
     fn type_error(self, expected: impl fmt::Display) -> Error {
         Error::new(ErrorKind::Argument, "the hyper-parameter is").with_got(self).with_expected(expected)
     }
@@ -144,7 +145,7 @@ impl FieldValue {
         }
     }
 
-    /// The value as texts and files have it: its only part, or a list of its parts.
+    /// The value in the form of texts and files: its only part, or a list of its parts.
     pub(crate) fn data(self) -> Data {
         let mut parts = self.parts();
         if parts.len() == 1 { parts.remove(0) } else { Data::List(parts.into_vec().into()) }
@@ -163,8 +164,8 @@ impl FieldValue {
         self.parts().iter().fold(hash, |hash, part| part.add_to_hash(hash))
     }
 
-    /// Whether all parts are real numbers. A value such as a learning rate never decides on the tensors of a
-    /// state.
+    /// Whether all parts are real numbers. Such a value, for example a learning rate, never decides which
+    /// tensors a state has.
     pub(crate) fn is_real(self) -> bool {
         self.parts().iter().all(|part| matches!(part, Data::Real(_)))
     }

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// Up to six sizes above 0: the lengths of the parts of a whole, in order. Empty if the whole is not cut.
+/// Up to six sizes above 0: the lengths of the parts of a whole, in order. The list is empty if the whole is
+/// not cut.
 ///
 /// ```
 /// use optimisers::Sizes;
@@ -20,11 +21,11 @@ impl Sizes {
 
     /// Makes a list of these sizes; `None` for more than six, or if a size is 0 or above `u32::MAX`.
     pub fn new(sizes: &[u64]) -> Option<Self> {
-        let mut all = [0; Sizes::MOST];
+        let mut array = [0; Sizes::MOST];
         for (i, &size) in sizes.iter().enumerate() {
-            *all.get_mut(i)? = u32::try_from(size).ok().filter(|&size| size > 0)?;
+            *array.get_mut(i)? = u32::try_from(size).ok().filter(|&size| size > 0)?;
         }
-        Some(Sizes(all))
+        Some(Sizes(array))
     }
 
     /// The sizes in their order.

@@ -135,7 +135,7 @@ impl<E: Elementwise> Rule for E {
 impl<'a> Gradient<'a> {
     /// Appends step `t` of an elementwise rule that is a part of another rule.
     ///
-    /// `slots` are the slots of the part alone.
+    /// `slots` are the slots of `rule` alone.
     pub fn step_of<E: Elementwise>(self, rule: &E, t: u64, slots: Slots<'a>) -> Self {
         self.map(arithmetic_at(rule, t), slots)
     }

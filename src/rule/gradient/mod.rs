@@ -49,7 +49,7 @@ pub struct Gradient<'a> {
     /// Whether open windows end in this call, although they are not full.
     releases: bool,
     /// Whether windows at this place of the chain count this call.
-    counts: bool,
+    is_counted: bool,
     /// Whether a gradient that is not finite skips the call.
     finite_only: bool,
     /// The request of the caller of `update` for norms, if there is one.
@@ -61,7 +61,7 @@ pub struct Gradient<'a> {
 #[must_use]
 #[derive(Debug)]
 pub enum Flow<'a> {
-    /// The next rule works on this gradient. After the last rule, it is the step of the parameter.
+    /// The next rule works on this gradient. After the last rule, the gradient is the step of the parameter.
     Step(Gradient<'a>),
     /// The chain ends in this call: planned steps still write their state, and the parameter stays.
     ///
@@ -97,7 +97,7 @@ impl<'a> Flow<'a> {
             Flow::Step(gradient) if gradient.missing => (gradient, Progress::WithoutGradient),
             Flow::Hold(gradient) if gradient.missing => (gradient, Progress::Waiting),
             Flow::Step(gradient) => (gradient.measure_step(), Progress::Applied),
-            // Without a norm, because the norm of a window is taken when the window ends.
+            // The norm is removed, because the norm of a window is taken when the window ends.
             Flow::Hold(gradient) => (gradient.without_norm(), Progress::Accumulated),
         };
         Job {
@@ -134,7 +134,7 @@ impl<'a> Gradient<'a> {
             calls: 0,
             windows: Windows::default(),
             releases: false,
-            counts: true,
+            is_counted: true,
             finite_only: false,
             norm_request: None,
             path,
@@ -142,9 +142,9 @@ impl<'a> Gradient<'a> {
     }
 
     /// Sets the number of calls that windows have counted before this call. Windows do not count a call that
-    /// `releases` windows, because it brings no gradient.
+    /// `releases` windows, because such a call brings no gradient.
     pub(crate) fn after_calls(self, calls: u64, releases: bool) -> Self {
-        Gradient { calls, releases, counts: !releases, ..self }
+        Gradient { calls, releases, is_counted: !releases, ..self }
     }
 
     /// Counts this call in a window of `n` calls, of which the leaf has counted `earlier` before.
@@ -152,10 +152,10 @@ impl<'a> Gradient<'a> {
     /// Returns whether the window ends with this call, and the count of the leaf. The count of the tree
     /// decides on the end, so that all windows of `n` calls end together, no matter when their leaf joined.
     pub(crate) fn count_in_window(mut self, n: u64, earlier: u64) -> (Self, bool, u64) {
-        let leaf_calls = counts::add(earlier, self.counts.into());
+        let leaf_calls = counts::add(earlier, self.is_counted.into());
         if self.releases {
             // A window later in the chain counts the step of this window. An empty window makes no step.
-            self.counts = leaf_calls > 0;
+            self.is_counted = leaf_calls > 0;
             return (self, true, leaf_calls);
         }
         let tree_calls = self.calls + 1;
@@ -197,7 +197,7 @@ impl<'a> Gradient<'a> {
 
     /// Drops all steps and sources, unless a step has to run.
     ///
-    /// For a gradient of weight 0, which does not count and may be NaN.
+    /// This is for a gradient of weight 0, which does not count and may be NaN.
     pub(crate) fn discard(mut self) -> Self {
         // A step with state has to write its state, and other leaves need the norm of a group.
         let is_unneeded = |step: &Step<'_>| match step {
@@ -230,7 +230,8 @@ impl<'a> Gradient<'a> {
 
     /// Sets a counter when the step is committed, whether the gradient is missing or not.
     pub fn set_counter(mut self, counter: &'a mut u64, next: u64) -> Self {
-        // An unchanged counter is left out, because `LeafPlan::note` takes each counter here for a change.
+        // An unchanged counter is left out, because `LeafPlan::note` takes each counter of a job for a
+        // change.
         if *counter != next {
             self.counters.push((counter, next));
         }
@@ -295,8 +296,8 @@ impl<'a> Gradient<'a> {
     }
 }
 
-/// The norms of a leaf, which the reduce stage sets. Shared, because two closures of the leaf's job set
-/// norms.
+/// The norms of a leaf, which the reduce stage sets. The cells are shared, because two closures of the
+/// leaf's job set norms.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LeafNorms(Arc<NormCells>);
 

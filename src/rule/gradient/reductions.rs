@@ -5,7 +5,8 @@
 //! calls the function and replaces the step (`engine/reduce/resolve.rs`).
 //!
 //! Norms that the caller of `update` has requested are reductions, too, so the engine needs no code for
-//! requests. Requested norms change no bit of a step, because their factor is 1, which is no step.
+//! requests. Requested norms change no bit of a step, because their factor is 1, and a factor of 1 is no
+//! step.
 
 use std::any::TypeId;
 use std::ops::Range;
@@ -20,7 +21,7 @@ use crate::error::Result;
 use crate::numbers::value::Arithmetic;
 use crate::rule::{Gradient, NonFinite, Numbers, Rule, Slots};
 
-/// A norm of a gradient: its exponent, its elements, and the treatment of a norm that is not finite.
+/// A norm of a gradient: its exponent and its group, and the treatment of a norm that is not finite.
 ///
 /// See [`Gradient::scale_by_norm`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -51,12 +52,14 @@ impl Norm {
         Norm { non_finite, ..self }
     }
 
-    /// Takes the p-norm of the parameter (or its master), too. The parameter's norm is never that of a group.
+    /// Takes the p-norm of the parameter (or its master), too. This norm is of one parameter, even in a
+    /// group.
     pub fn with_parameter(self) -> Self {
         Norm { with_parameter: true, ..self }
     }
 
-    /// Skips the call if the norm of the group is too large. The factor has to be 1.
+    /// Skips the call if the norm of the group is too large. The factor of [`Gradient::scale_by_norm`] has
+    /// to be 1.
     ///
     /// The limit is `sigma` standard deviations above the mean of the last `window` norms.
     pub(crate) fn limited(self, sigma: f64, window: usize) -> Self {
@@ -64,13 +67,13 @@ impl Norm {
     }
 }
 
-/// Sums over one parameter or [all of a group](Sums::of_group), and the slots of the step after them.
+/// Sums over one parameter or [all of a group](Sums::of_group), and the slots of the step after the sums.
 ///
 /// See [`Gradient::map_with_sums`].
 pub struct Sums<'a> {
     terms: SmallVec<[Term; 2]>,
     slots: Slots<'a>,
-    step: Range<usize>,
+    step_slots: Range<usize>,
     numbers: Numbers<'a>,
     group: Option<Group>,
 }
@@ -84,8 +87,8 @@ impl std::fmt::Debug for Sums<'_> {
 impl<'a> Sums<'a> {
     /// No sum yet. The step after the sums works on all `slots`, and sets all `numbers`.
     pub fn new(slots: Slots<'a>, numbers: Numbers<'a>) -> Self {
-        let step = 0..slots.len();
-        Sums { terms: SmallVec::new(), slots, step, numbers, group: None }
+        let step_slots = 0..slots.len();
+        Sums { terms: SmallVec::new(), slots, step_slots, numbers, group: None }
     }
 
     /// Adds the sum, in f64, of the result of `arithmetic` for each element.
@@ -102,7 +105,7 @@ impl<'a> Sums<'a> {
 
     /// Lets the step after the sums work on the slots with these indices only.
     pub fn step_on(self, slots: Range<usize>) -> Self {
-        Sums { step: slots, ..self }
+        Sums { step_slots: slots, ..self }
     }
 
     /// Adds up over all parameters whose rules have this type and take sums of this group.
@@ -130,10 +133,10 @@ impl<'a> Gradient<'a> {
     /// Multiplies the gradient by a factor that follows from its norm.
     ///
     /// The norm of the gradient after the steps of earlier rules is computed in f64, before anything is
-    /// written. It costs one more read of the gradient and of the state of earlier rules. A factor of exactly
-    /// 1 is no step. A 2-norm below 1.5e-154, whose square is subnormal, is 0. An infinite factor becomes 0,
-    /// so that 1 / norm leaves a gradient of zeros as it is. A factor that is infinite only in the dtype of
-    /// the arithmetic becomes the largest number of that dtype.
+    /// written. The norm costs one more read of the gradient and of the state of earlier rules. A factor of
+    /// exactly 1 is no step. A 2-norm below 1.5e-154, whose square is subnormal, is 0. An infinite factor
+    /// becomes 0, so that 1 / norm leaves a gradient of zeros as it is. A factor that is infinite only in the
+    /// dtype of the arithmetic becomes the largest number of that dtype.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -169,7 +172,7 @@ impl<'a> Gradient<'a> {
             return self;
         }
         let Norm { p, group, non_finite, with_parameter, limit } = norm;
-        // Two kinds of groups, because group 0 of `SkipOutliers` is not group 0 of `ClipGlobalNorm`.
+        // Limits have groups of their own: group 0 of `SkipOutliers` is not group 0 of `ClipGlobalNorm`.
         let group = group.map(if limit.is_some() { Group::Limit } else { Group::Norm });
         // If an outlier is a sum that windows have collected, the windows have to be given up.
         let limit = limit.map(|limit| NormLimit { is_collected: self.windows.released, ..limit });
@@ -189,7 +192,7 @@ impl<'a> Gradient<'a> {
 
     /// Appends arithmetic that depends on sums over elements, taken before anything is written.
     ///
-    /// The sums are taken over the parameter, or over [all of a group](Sums::of_group). `follow` gets the
+    /// The sums are taken over one parameter, or over [all of a group](Sums::of_group). `follow` gets the
     /// sums in the order in which they were added. It returns the arithmetic of the step and the next numbers
     /// of the state, and runs once for each parameter.
     ///
@@ -286,12 +289,12 @@ impl<'a> Gradient<'a> {
         sums: Sums<'a>,
         follow: impl FnOnce(&[f64]) -> Result<Resolved> + Send + Sync + 'static,
     ) -> Self {
-        let Sums { terms, slots: Slots(slots), step, numbers: Numbers(numbers), group } = sums;
+        let Sums { terms, slots: Slots(slots), step_slots, numbers: Numbers(numbers), group } = sums;
         // In a group the step is appended in any case, because the state has to get the group's numbers.
         if self.missing && group.is_none() {
             return self;
         }
-        let then = Then::Map { resolve: Box::new(follow), slots: step, numbers };
+        let then = Then::Map { resolve: Box::new(follow), slots: step_slots, numbers };
         let reduction = Reduction {
             group,
             terms,
@@ -307,7 +310,8 @@ impl<'a> Gradient<'a> {
 }
 
 impl Gradient<'_> {
-    /// Requests the norm of the gradient here, and the norms of step and parameter at the end of the chain.
+    /// Requests the norm of the gradient at this place of the chain, and the norms of step and parameter at
+    /// the end of the chain.
     pub(crate) fn request_norms(mut self, norms: &LeafNorms) -> Self {
         self.norm_request = Some(NormRequest { norms: norms.clone(), step: None });
         self.measure_gradient()
@@ -336,7 +340,7 @@ impl Gradient<'_> {
         self
     }
 
-    /// Takes the norm of the gradient here, if norms are requested.
+    /// Takes the norm of the gradient at this place of the chain, if norms are requested.
     fn measure_gradient(mut self) -> Self {
         let Some(NormRequest { norms, .. }) = self.norm_request.as_ref().filter(|_| !self.missing) else {
             return self;

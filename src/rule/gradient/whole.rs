@@ -12,10 +12,10 @@ impl<'a> Gradient<'a> {
     /// Appends a function of the whole tensor, for rules that are not elementwise.
     ///
     /// The function receives the step's number (1 for the first), the parameter (its master, if it has one),
-    /// the gradient and the state's tensors, all in the compute dtype. It returns the new gradient. It may
-    /// replace the state's tensors by tensors of equal shapes, which are rounded to the dtypes of the state.
-    /// It runs before anything is written, and only if there is a gradient and the parameter has elements.
-    /// The state's first counter counts these steps; without a counter the number is always 1.
+    /// the gradient and the state's tensors, all in the compute dtype. The function returns the new gradient,
+    /// and may replace the state's tensors by tensors of equal shapes, which are rounded to the dtypes of the
+    /// state. The function runs before anything is written, and only if there is a gradient and the parameter
+    /// has elements. The state's first counter counts these steps; without a counter the number is always 1.
     ///
     /// The results of the function are kept until everything has been computed: in F32 4 bytes per element of
     /// the model. If the function refuses nothing, [`Gradient::with_tensors_late`] needs less memory.
@@ -28,10 +28,10 @@ impl<'a> Gradient<'a> {
 
     /// [`Gradient::with_tensors`] for a function that fails only if a device fails.
     ///
-    /// The function runs while parameters are written, a few of them at a time, so its results take little
-    /// memory. If the function fails nevertheless, the parameters before this one have moved. If a later rule
-    /// takes a norm or sums, or has a function by `with_tensors`, this function runs before anything is
-    /// written.
+    /// The function runs while parameters are written, a few parameters at a time, so its results take little
+    /// memory. If the function fails nevertheless, the parameters before this parameter have moved. If a
+    /// later rule takes a norm or sums, or has a function by `with_tensors`, this function runs before
+    /// anything is written.
     pub fn with_tensors_late<F>(self, state: &'a mut State, function: F) -> Self
     where
         F: FnOnce(u64, &Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,

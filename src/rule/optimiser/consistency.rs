@@ -13,9 +13,11 @@
 //! ```
 //!
 //! A sample consists of the same runs of 64 elements in every step. A tensor of up to 1024 elements is
-//! compared whole. Longer tensors have 4 to 16 runs, one for each 1024 elements, and from about 2^23 elements
-//! on one run for each 2^19. For each run the engine converts the master, and bits are compared. Only if bits
-//! differ, numbers are compared one by one: NaN is then equal to NaN, and 0 to -0.
+//! compared whole. A longer tensor has one run for each 1024 elements, but at least 4 runs and at most 16.
+//! From about 2^23 elements on, a tensor has one run for each 2^19 elements.
+//!
+//! For each run the engine converts the master, and bits are compared. Only if bits differ, numbers are
+//! compared one by one: NaN is then equal to NaN, and 0 to -0.
 
 use std::ops::Range;
 
@@ -39,43 +41,46 @@ pub(crate) enum Extent {
     Whole,
 }
 
-/// The fewest runs in a sample of a long tensor, and of a short tensor. Short tensors have fewer runs,
-/// because each run waits for memory: 16 runs took a fifth of a step of 2000 leaves of 4096 elements.
-const RUNS: usize = 16;
+/// The number of runs in a tensor of 2^14 to 2^23 elements, and the fewest runs in a smaller tensor. Smaller
+/// tensors have fewer runs, because each run waits for memory: 16 runs took a fifth of a step of 2000 leaves
+/// of 4096 elements.
+const USUAL_RUNS: usize = 16;
 const FEWEST_RUNS: usize = 4;
 /// The number of elements in a run.
-const RUN: usize = 64;
+const RUN_LENGTH: usize = 64;
 
 /// How many elements [`first_non_finite`] reads in a tensor that is longer than a run.
 const PROBES: usize = 8;
 
 /// The most elements from the start of one run to the start of the next.
 ///
-/// Half of `BATCH` in `engine/offload.rs`, so that each window that `Offload` uploads has elements of a run,
-/// because a window that has not arrived must be noticed.
-const DISTANCE: usize = 1 << 19;
+/// Half of `BATCH` in `engine/offload.rs`, so that each batch that `Offload` uploads has elements of a run:
+/// a batch that has not arrived must be noticed.
+const LONGEST_STRIDE: usize = 1 << 19;
 
 /// Evenly spread runs of elements, and one run at the end.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     length: usize,
     /// The number of runs before the run at the end.
-    runs: usize,
-    /// The distance between the starts of two neighbouring runs before the end, at least [`RUN`].
+    spread_runs: usize,
+    /// The distance between the starts of two neighbouring runs before the end, at least [`RUN_LENGTH`].
     stride: usize,
 }
 
 impl Sample {
-    /// The sample of a tensor of `length` elements. `None` for a short tensor, which is compared whole.
+    /// The sample of a tensor of `length` elements. `None` for up to 1024 elements, which are compared whole.
     fn for_length(length: usize) -> Option<Self> {
-        let fewest = (length / (RUNS * RUN)).clamp(FEWEST_RUNS, RUNS) - 1;
-        let runs = length.div_ceil(DISTANCE).max(fewest);
-        (length > RUNS * RUN).then_some(Sample { length, runs, stride: length / runs })
+        let fewest = (length / (USUAL_RUNS * RUN_LENGTH)).clamp(FEWEST_RUNS, USUAL_RUNS) - 1;
+        let spread_runs = length.div_ceil(LONGEST_STRIDE).max(fewest);
+        let stride = length / spread_runs;
+        (length > USUAL_RUNS * RUN_LENGTH).then_some(Sample { length, spread_runs, stride })
     }
 
     fn runs(self) -> impl Iterator<Item = Range<usize>> + Clone {
-        let starts = (0..self.runs).map(move |run| run * self.stride).chain([self.length - RUN]);
-        starts.map(|start| start..start + RUN)
+        let starts =
+            (0..self.spread_runs).map(move |run| run * self.stride).chain([self.length - RUN_LENGTH]);
+        starts.map(|start| start..start + RUN_LENGTH)
     }
 
     /// Copies the elements of the sample in `x`, one after another, to the CPU. `name` is for errors.
@@ -95,19 +100,19 @@ impl Sample {
         // The runs are joined before the transfer, because a transfer takes the whole storage of a view.
         let flat = tensor.detach().flatten_all()?;
         let runs = flat
-            .narrow(0, 0, self.runs * self.stride)?
-            .reshape((self.runs, self.stride))?
-            .narrow(1, 0, RUN)?;
-        let end = flat.narrow(0, self.length - RUN, RUN)?;
+            .narrow(0, 0, self.spread_runs * self.stride)?
+            .reshape((self.spread_runs, self.stride))?
+            .narrow(1, 0, RUN_LENGTH)?;
+        let end = flat.narrow(0, self.length - RUN_LENGTH, RUN_LENGTH)?;
         Ok(Tensor::cat(&[runs.contiguous()?.flatten_all()?, end], 0)?.to_device(&Device::Cpu)?)
     }
 
     /// The index in the tensor of the element at `index` in the sample.
     fn index_in_tensor(self, index: usize) -> usize {
-        if index / RUN < self.runs {
-            index / RUN * self.stride + index % RUN
+        if index / RUN_LENGTH < self.spread_runs {
+            index / RUN_LENGTH * self.stride + index % RUN_LENGTH
         } else {
-            self.length - RUN + index % RUN
+            self.length - RUN_LENGTH + index % RUN_LENGTH
         }
     }
 }
@@ -173,8 +178,8 @@ pub(crate) fn copy_difference(
     if copy.code().is_some() {
         return Ok(None);
     }
-    // Broadcast, because `State::with_slot` has broadcast the parameter to make the copy. If the shapes do
-    // not fit, the state is of another parameter, which the plan refuses.
+    // The parameter is broadcast, because `State::with_slot` has broadcast it to make the copy. If the shapes
+    // do not fit, the state is that of another parameter, which the plan refuses.
     let Ok(parameter) = parameter.detach().broadcast_as(copy.shape()) else { return Ok(None) };
     let parameter = parameter.contiguous()?;
     let swap_sides =
@@ -190,10 +195,10 @@ pub(crate) fn copy_difference(
     }
 }
 
-/// The index of the first infinite or NaN element among a few evenly spread ones.
+/// The index of the first infinite or NaN element among a few evenly spread elements.
 ///
-/// A short tensor is read completely. `None` on a device, because the caller would have to wait, and for a
-/// tensor with gaps.
+/// A tensor of up to 64 elements is read completely. `None` on a device, because the caller would have to
+/// wait, and for a tensor with gaps.
 pub(crate) fn first_non_finite(x: &dyn Lend) -> Option<usize> {
     let mut first = None;
     if !x.device().is_cpu() {
@@ -202,7 +207,7 @@ pub(crate) fn first_non_finite(x: &dyn Lend) -> Option<usize> {
     let result = read("parameter", x, &mut |view| {
         let Some(values) = view.in_order() else { return Ok(()) };
         let length = view.elements();
-        let probes = if length <= RUN { length } else { PROBES };
+        let probes = if length <= RUN_LENGTH { length } else { PROBES };
         first = (0..probes)
             .map(|probe| probe * (length - 1) / (probes - 1).max(1))
             .find(|index| !values.get(*index).is_finite());
@@ -213,7 +218,7 @@ pub(crate) fn first_non_finite(x: &dyn Lend) -> Option<usize> {
 
 /// A checksum of the elements of a sample. `None` on a device, and for a tensor with gaps.
 pub(crate) fn sample_checksum(x: &dyn Lend) -> Option<u32> {
-    let (mut sum, length) = (None, x.elem_count());
+    let (mut checksum, length) = (None, x.elem_count());
     if !x.device().is_cpu() {
         return None;
     }
@@ -223,10 +228,10 @@ pub(crate) fn sample_checksum(x: &dyn Lend) -> Option<u32> {
         let all_elements = sample.is_none().then_some(0..length);
         let runs = sample.into_iter().flat_map(Sample::runs).chain(all_elements);
         runs.filter_map(|run| memory.part(run)).for_each(|run| hasher.update(run.bytes()));
-        sum = Some(hasher.finalize());
+        checksum = Some(hasher.finalize());
         Ok(())
     });
-    result.ok().and(sum)
+    result.ok().and(checksum)
 }
 
 /// [`difference`] in a sample, for tensors that are not both on the CPU.
@@ -252,9 +257,10 @@ fn compare_on_cpu(
     let (mut first, mut runs) = (None, Some(runs));
     read("master", master, &mut |high| {
         read("parameter", parameter, &mut |low| {
-            // All runs are prefetched at once, because each is on cache lines and often on a page of its own.
+            // All runs are prefetched at once, because each run has its own cache lines and often its own
+            // page.
             for run in runs.clone().into_iter().flatten() {
-                let beginning = run.start..run.end.min(run.start + RUN);
+                let beginning = run.start..run.end.min(run.start + RUN_LENGTH);
                 let views = [low, high].into_iter();
                 for memory in views.filter_map(|view| view.in_order()?.part(beginning.clone())) {
                     prefetch(memory.bytes());
@@ -283,7 +289,7 @@ impl MemoryRef<'_> {
     /// Rounds a number to nearest even, to the dtype of this slice.
     fn round(self, number: f64) -> f64 {
         match self {
-            // Through `round_to_odd`, because a conversion from f64 by f32 to 16 bits would round twice.
+            // `round_to_odd` comes first, because a conversion from f64 by f32 to 16 bits would round twice.
             MemoryRef::F16(_) => f16::from_f32(round_to_odd(number)).into(),
             MemoryRef::BF16(_) => bf16::from_f32(round_to_odd(number)).into(),
             MemoryRef::F32(_) => (number as f32).into(),
@@ -298,33 +304,34 @@ fn first_difference(
     high: MemoryRef<'_>,
     runs: impl Iterator<Item = Range<usize>>,
 ) -> Option<Difference> {
-    let suspects = runs.flat_map(blocks).filter(|block| !is_certainly_rounded(low, high, block.clone()));
+    let suspects = runs.flat_map(pieces).filter(|piece| !is_certainly_rounded(low, high, piece.clone()));
     let mut pairs = suspects.flatten().map(|index| (index, low.get(index), high.get(index)));
     pairs
         .find(|(_, parameter, master)| differ(low.round(*master), *parameter))
         .map(|(index, parameter, master)| Difference { index, parameter, master })
 }
 
-/// Whether `low` is certainly `high` rounded in this block. If `false`, the numbers have to be compared.
-fn is_certainly_rounded(low: MemoryRef<'_>, high: MemoryRef<'_>, block: Range<usize>) -> bool {
+/// Whether `low` is certainly `high` rounded in this piece. If `false`, the numbers have to be compared.
+fn is_certainly_rounded(low: MemoryRef<'_>, high: MemoryRef<'_>, piece: Range<usize>) -> bool {
     use MemoryRef::{BF16, F16, F32, F64};
-    // With the engine's conversions of slices, because a loop over single numbers waits for nearly every
-    // cache miss alone, which took a third of a step of 2000 leaves of 4096 elements.
+    // The engine converts slices. A loop over single numbers would wait for nearly every cache miss alone: it
+    // took a third of a step of 2000 leaves of 4096 elements.
     match (low, high) {
-        (BF16(low), F32(high)) => is_rounded(&low[block.clone()], &high[block], to_bf16),
-        (F16(low), F32(high)) => is_rounded(&low[block.clone()], &high[block], to_f16),
-        (BF16(low), BF16(high)) => low[block.clone()].reinterpret_cast() == high[block].reinterpret_cast(),
-        (F16(low), F16(high)) => low[block.clone()].reinterpret_cast() == high[block].reinterpret_cast(),
-        (F32(low), F32(high)) => low[block.clone()] == high[block],
-        (F64(low), F64(high)) => low[block.clone()] == high[block],
+        (BF16(low), F32(high)) => is_rounded(&low[piece.clone()], &high[piece], to_bf16),
+        (F16(low), F32(high)) => is_rounded(&low[piece.clone()], &high[piece], to_f16),
+        (BF16(low), BF16(high)) => low[piece.clone()].reinterpret_cast() == high[piece].reinterpret_cast(),
+        (F16(low), F16(high)) => low[piece.clone()].reinterpret_cast() == high[piece].reinterpret_cast(),
+        (F32(low), F32(high)) => low[piece.clone()] == high[piece],
+        (F64(low), F64(high)) => low[piece.clone()] == high[piece],
         _ => false,
     }
 }
 
-/// Cuts a run into blocks of at most [`RUN`] elements, for which [`is_rounded`] has room.
-fn blocks(run: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+/// Cuts a run, which may be a whole tensor, into pieces of at most [`RUN_LENGTH`] elements, for which
+/// [`is_rounded`] has room.
+fn pieces(run: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let end = run.end;
-    run.step_by(RUN).map(move |start| start..end.min(start + RUN))
+    run.step_by(RUN_LENGTH).map(move |start| start..end.min(start + RUN_LENGTH))
 }
 
 /// Whether `low` is `high` rounded, bit for bit.
@@ -332,7 +339,7 @@ fn is_rounded<T: Copy + Default>(low: &[T], high: &[f32], to_low: fn(&[f32], &mu
 where
     [T]: HalfFloatSliceExt,
 {
-    let mut rounded = [T::default(); RUN];
+    let mut rounded = [T::default(); RUN_LENGTH];
     let rounded = &mut rounded[..low.len()];
     to_low(high, rounded);
     rounded.reinterpret_cast() == low.reinterpret_cast()
@@ -394,33 +401,33 @@ mod tests {
         }
     }
 
-    /// A window that did not arrive on the device is noticed, even if its neighbours are right.
+    /// A batch that did not arrive on the device is noticed, even if its neighbours are right.
     #[test]
-    fn a_window_that_was_not_brought_up_is_in_every_sample() {
-        let window = 1 << 20;
-        for length in [window, window + 1, 20 * window + 17, 33 * window - 5] {
+    fn a_batch_that_was_not_uploaded_is_in_every_sample() {
+        let batch = 1 << 20;
+        for length in [batch, batch + 1, 20 * batch + 17, 33 * batch - 5] {
             let runs: Vec<Range<usize>> = Sample::for_length(length).expect("a sample").runs().collect();
-            assert!(runs.iter().all(|run| run.len() == RUN && run.end <= length));
-            for start in (0..length).step_by(window / 4) {
-                let end = length.min(start + window);
+            assert!(runs.iter().all(|run| run.len() == RUN_LENGTH && run.end <= length));
+            for start in (0..length).step_by(batch / 4) {
+                let end = length.min(start + batch);
                 assert!(
                     runs.iter().any(|run| run.start < end && run.end > start),
                     "{length}: {start}..{end}"
                 );
-                let is_whole = end - start == window;
+                let is_whole = end - start == batch;
                 assert!(
                     !is_whole || runs.iter().any(|run| run.start >= start && run.end <= end),
                     "{length}: {start}..{end}"
                 );
             }
         }
-        let length = 20 * window + 17;
+        let length = 20 * batch + 17;
         let master = tensor(vec![1.0; length], DType::F32);
         let mut values = vec![1.0; length];
-        values[17 * window..18 * window].fill(2.0);
+        values[17 * batch..18 * batch].fill(2.0);
         let first = difference(&master, &tensor(values, DType::BF16), Extent::Sample).expect("a comparison");
-        let is_in_window = |difference: Difference| (17 * window..18 * window).contains(&difference.index);
-        assert!(first.is_some_and(is_in_window), "{first:?}");
+        let is_in_batch = |difference: Difference| (17 * batch..18 * batch).contains(&difference.index);
+        assert!(first.is_some_and(is_in_batch), "{first:?}");
     }
 
     /// A copy is compared in the dtype in which it is stored, whether copy or parameter is wider.

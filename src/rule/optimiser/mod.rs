@@ -194,7 +194,7 @@ impl Optimiser {
         &*self.rule
     }
 
-    /// [`Adjust::check`], with the index of the field if one is out of range.
+    /// [`Adjust::check`], with the index of the field if a field is out of range.
     pub(crate) fn check_fields(&self) -> CheckResult {
         self.clone_to_describe().run(Purpose::Check).check_result
     }
@@ -258,7 +258,7 @@ impl Optimiser {
         }
     }
 
-    /// The most precise value of the parameter `x`, which may share storage with state or parameter.
+    /// The most precise value of the parameter `x`. The tensor may share storage with state or parameter.
     pub(crate) fn precise(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
         let (state, x) = store_view(state, x)?;
         self.store.precise(state, x)
@@ -269,7 +269,7 @@ impl Optimiser {
         Ok(self.precise(state, x)?.detach().copy()?)
     }
 
-    /// The x of the rule: the master of `x`, if there is one. May share storage with state or parameter.
+    /// The x of the rule (see `store.rs`). The tensor may share storage with state or parameter.
     pub(crate) fn x_of_rule(&self, state: &State, x: &dyn Lend) -> Result<Tensor> {
         let (state, x) = store_view(state, x)?;
         self.store.x_of_rule(state, x)
@@ -288,8 +288,8 @@ impl Optimiser {
         set_lent(x, &copy)
     }
 
-    /// Sets only the state: of all precise values that round to `x`, the nearest to `values`. Returns whether
-    /// the state makes the parameter more precise.
+    /// Sets only the state. The new precise value is the nearest to `values` of all values that round to `x`.
+    /// Returns whether the state makes the parameter more precise.
     pub(crate) fn keep_precise(&self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<bool> {
         if state.staging.is_none() {
             return self.store.keep_precise(state, x, values);
@@ -372,7 +372,7 @@ fn cpu_copy(state: &State) -> Option<&Var> {
 /// If `inner` has no master, `copy` becomes the master.
 fn offloaded_state(copy: &Tensor, inner: State) -> Result<State> {
     if inner.master.is_none() {
-        // A shared buffer, because one thread uploads the copy while another computes the next window.
+        // The buffer is shared, because one thread uploads the copy while another computes the next batch.
         let master = Buffer::shared(copy)?;
         let staging = master.variable().cloned();
         return Ok(State { staging, master: Some(master), ..State::empty().with_rule_state(inner) });

@@ -9,14 +9,14 @@
 //! Stochastic     `rounded`: a counter          the parameter          the parameter
 //! ```
 //!
-//! [`Store::for_dtype`] replaces a store by `Rounded` for parameters that are precise enough without it, such
-//! as F32 parameters with an F32 master.
+//! [`Store::for_dtype`] replaces a store by `Rounded` for parameters that are precise enough without the
+//! store, such as F32 parameters with an F32 master.
 
 use std::fmt;
 
 use crate::engine::{
-    Buffer, Epilogue, Job, Operand, Progress, compensated, joined, keep_low_bits, rounded, rounded_to,
-    set_lent, set_lent_and, split,
+    Buffer, Epilogue, Job, Operand, Progress, compensated, joined, rounded, rounded_to, set_lent,
+    set_lent_and, set_low_bits, split,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lend;
@@ -42,7 +42,7 @@ pub(crate) enum Store {
     Stochastic { seed: u64 },
 }
 
-/// The argument of the public type's constructor besides the rule.
+/// Writes the argument that the constructor of the public type takes besides the rule.
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -99,8 +99,8 @@ impl Store {
         }
     }
 
-    /// Whether a part of a parameter can be stored without the rest. Not with random rounding, whose bits
-    /// depend on the place of an element in the whole parameter.
+    /// Whether a part of a parameter can be stored without the rest. Random rounding needs the whole
+    /// parameter, because its bits depend on the place of an element in the whole.
     pub(super) fn is_divisible(self) -> bool {
         match self {
             Store::Rounded | Store::Master(_) | Store::Split(_) | Store::Compensated => true,
@@ -212,8 +212,8 @@ impl Store {
         }
     }
 
-    /// Sets only the state: of all precise values that round to `x`, the nearest to `values`. Returns whether
-    /// the state makes the parameter more precise.
+    /// Sets only the state. The new precise value is the nearest to `values` of all values that round to `x`.
+    /// Returns whether the state makes the parameter more precise.
     pub(super) fn keep_precise(self, state: &mut State, x: &dyn Lend, values: &Tensor) -> Result<bool> {
         let store = self.for_dtype(x.dtype())?;
         match store {
@@ -221,7 +221,7 @@ impl Store {
             Store::Master(dtype) => {
                 self.store_tensor_mut(state)?.set(&rounded_to(&x.tensor_or_copy()?, values, dtype)?)?
             }
-            Store::Split(_) => keep_low_bits(self.store_tensor_mut(state)?, &x.tensor_or_copy()?, values)?,
+            Store::Split(_) => set_low_bits(self.store_tensor_mut(state)?, &x.tensor_or_copy()?, values)?,
             Store::Compensated => {
                 let compensation = difference(values, &in_dtype(&x.tensor_or_copy()?, dtype_of(values))?)?;
                 self.store_tensor_mut(state)?.set(&compensation)?;
@@ -240,28 +240,28 @@ impl Store {
     ) -> Result<Job<'a>> {
         let (store, path, parameter) = (self.for_dtype(x.dtype())?, dx.path(), Parameter::new(x));
         let (rule_state, tensor, counter) = store.parts(state)?;
-        let wrong_state = || store.another_store_error();
+        let wrong_state_error = || store.another_store_error();
         Ok(match store {
             Store::Rounded => {
                 rule.apply(rule_state, parameter, dx)?.into_job(Operand::Lent(x), Epilogue::Subtract)
             }
             Store::Master(_) => {
-                let master = tensor.ok_or_else(wrong_state)?;
+                let master = tensor.ok_or_else(wrong_state_error)?;
                 let rule_x = parameter.as_master(master.dtype(), master.device().is_cpu());
                 rule.apply(rule_state, rule_x, dx)?.into_job(Operand::master(master), Epilogue::Master(x))
             }
             Store::Split(_) => {
                 let flow = rule.apply(rule_state, parameter, dx)?;
-                let low_bits = Some(tensor.ok_or_else(wrong_state)?);
+                let low_bits = Some(tensor.ok_or_else(wrong_state_error)?);
                 Job { low_bits, ..flow.into_job(Operand::Lent(x), Epilogue::Subtract) }
             }
             Store::Compensated => {
                 let flow = rule.apply(rule_state, parameter, dx)?;
-                flow.into_job(Operand::Lent(x), Epilogue::Kahan(tensor.ok_or_else(wrong_state)?))
+                flow.into_job(Operand::Lent(x), Epilogue::Kahan(tensor.ok_or_else(wrong_state_error)?))
             }
             Store::Stochastic { seed } => {
                 let flow = rule.apply(rule_state, parameter, dx)?;
-                let count = counter.ok_or_else(wrong_state)?;
+                let count = counter.ok_or_else(wrong_state_error)?;
                 let key = random_key(seed, *count, path);
                 let mut job = flow.into_job(Operand::Lent(x), Epilogue::Stochastic(key));
                 // Only a step is rounded, so a call without a step does not move the counter.

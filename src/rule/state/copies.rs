@@ -3,10 +3,10 @@
 //!
 //! New weights make such entries wrong. A copy or a norm of the old weights leads the parameter back to the
 //! old weights, and the digits that roundings of the old weights lost move the parameter. [`State::renew`]
-//! sets copies to the new weights and numbers to 0, and the store sets the lost digits. An update refuses new
-//! weights without that call: before the first step, `changed_copy` compares the copies with the parameter;
-//! later, if `depends_on_weights` holds, the tree compares a sample of the parameter with the sample after
-//! the last step.
+//! sets copies to the new weights and numbers to 0, and the store sets the lost digits. If `renew` was not
+//! called, an update refuses the new weights: before the first step, `changed_copy` compares the copies with
+//! the parameter; later, if `depends_on_weights` holds, the tree compares a sample of the parameter with the
+//! sample after the last step.
 
 use super::State;
 use super::slot::{EntryTraits, Renewal};
@@ -20,10 +20,9 @@ impl State {
     /// Lets the entry `name` become 0 again when the parameter gets
     /// [new weights](crate::StateTree::set_masters).
     ///
-    /// For a tensor, counter or number that counts or sums from the first weights on. The range of such a
-    /// number has to contain 0. Because of a number, an [`update`](crate::update) also refuses weights that
-    /// were changed without `set_masters`, as because of a [copy](crate::Slot::parameter) after the first
-    /// step.
+    /// This is for a tensor, counter or number that counts or sums from the first weights on. The range of
+    /// such a number has to contain 0. If the entry is a number, an [`update`](crate::update) after the first
+    /// step refuses weights that were changed without `set_masters`, as for a [copy](crate::Slot::parameter).
     pub fn zeroed_by_new_weights(mut self, name: &'static str) -> Self {
         self.traits_mut(name).renewal = Some(Renewal::Zero);
         self
@@ -81,7 +80,7 @@ impl State {
                 || self.children.iter().any(|child| child.state.depends_on_weights()))
     }
 
-    /// Sets all entries that depend on the weights for new weights. `x` is the x of the rule.
+    /// Lets all entries that depend on the weights fit new weights. `x` is the x of the rule.
     pub(crate) fn renew(&mut self, x: &Tensor) -> Result<()> {
         self.renew_where("", x, &|_| true)
     }
@@ -97,7 +96,7 @@ impl State {
         for (name, renewal) in renewals.filter(|(name, _)| is_renewed(&format!("{prefix}{name}"))) {
             for (_, buffer) in tensors.iter_mut().filter(|(entry, _)| entry == name) {
                 match renewal {
-                    // Broadcast, because a slot may have another shape than x: see `with_slot`.
+                    // x is broadcast, because a slot may have another shape than x: see `with_slot`.
                     Renewal::Copy | Renewal::Average => {
                         buffer.set(&x.detach().broadcast_as(buffer.shape())?)?
                     }
@@ -117,9 +116,9 @@ impl State {
     pub(crate) fn changed_copy(&self, x: &Tensor, extent: Extent) -> Result<Option<(String, Difference)>> {
         // Before the first step of a parameter, a rule in front of an open window may have changed its copy.
         // The counters of such a rule are not 0.
-        let is_new =
+        let is_before_first_step =
             self.counters.iter().all(|(name, count)| *count == 0 || self.traits_of(name).counts_missed_steps);
-        for (name, _) in self.traits.iter().filter(|(_, traits)| traits.is_copy() && is_new) {
+        for (name, _) in self.traits.iter().filter(|(_, traits)| traits.is_copy() && is_before_first_step) {
             for (_, buffer) in self.tensors.iter().filter(|(entry, _)| entry == name) {
                 if let Some(difference) = copy_difference(buffer, x, extent)? {
                     return Ok(Some((name.to_string(), difference)));

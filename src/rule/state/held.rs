@@ -11,8 +11,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::rule::description::ChildPlace;
 use crate::rule::{Child, Evaluation, Parameter, Rule, State};
 
-/// The `Holder::visit_held` of a rule. A trait object, so that the functions with a parameter of this type
-/// are compiled once, not for each type of rule.
+/// The `Holder::visit_held` of a rule. The type is a trait object, so that the functions with a parameter of
+/// this type are compiled once, not for each type of rule.
 type VisitHeld<'r> = &'r dyn Fn(&mut dyn FnMut(ChildPlace, &mut dyn Rule));
 
 impl State {
@@ -65,8 +65,8 @@ impl State {
                     .next()
                     .map_or_else(|| Err(another_rule_error(&name())), |child| rule.evaluation(&child.state))
                 {
-                    // Refused, because only one alternative acts at a time, and the state does not show
-                    // which.
+                    // The weights are refused, because only one alternative acts at a time, and the state
+                    // does not show which alternative.
                     Ok(Some(_)) if matches!(place, ChildPlace::Alternative(_)) => {
                         let problem = format!(
                             "{} holds alternatives with weights to evaluate with, but does not choose one of \

@@ -38,8 +38,8 @@ pub struct State {
     pub(crate) master: Option<Buffer>,
     /// Under `Offload`, the values that go to the device after a step.
     ///
-    /// This is the variable of `master`, or scratch for the rounded master of a child. Scratch is overwritten
-    /// in each step, hence never saved.
+    /// `staging` is the variable of `master`, or scratch for the rounded master of a child. Scratch is
+    /// overwritten in each step, hence never saved.
     pub(crate) staging: Option<Var>,
     pub(crate) tensors: Vec<(&'static str, Buffer)>,
     pub(crate) counters: Vec<(&'static str, u64)>,
@@ -47,8 +47,8 @@ pub struct State {
     pub(crate) numbers: Vec<(&'static str, f64)>,
     /// Properties of own entries besides their values. An entry without properties has no element here.
     pub(crate) traits: Vec<(&'static str, EntryTraits)>,
-    /// Whether the tensors are parts of one sum. They are then taken over from another state all together or
-    /// not at all, because a part of the sum would give a wrong mean.
+    /// Whether the tensors are parts of one sum. The tensors are then taken over from another state all
+    /// together or not at all, because a part of the sum would give a wrong mean.
     pub(crate) is_one_sum: bool,
     pub(crate) children: Vec<Child>,
 }
@@ -73,13 +73,13 @@ pub(crate) struct StateParts<'s> {
 /// A tensor has its format and shape, but no elements.
 impl fmt::Debug for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let tensor = |(name, tensor): (String, &Buffer)| {
+        let text = |(name, tensor): (String, &Buffer)| {
             format!("{name} {} {:?}", SlotFormat::from_buffer(tensor), tensor.shape())
         };
-        let entries = self.tensors().into_iter().map(tensor);
+        let tensors = self.tensors().into_iter().map(text);
         let counters = self.counters().into_iter().map(|(name, count)| format!("{name} {count}"));
         let numbers = self.numbers().into_iter().map(|(name, number)| format!("{name} {number:?}"));
-        f.write_str(&comma_separated(&entries.chain(counters).chain(numbers).collect::<Vec<_>>()))
+        f.write_str(&comma_separated(&tensors.chain(counters).chain(numbers).collect::<Vec<_>>()))
     }
 }
 
@@ -118,13 +118,13 @@ impl State {
         }
         self.traits_of(slot.name).check_format(slot.name, slot.format.unwrap_or(dtype.into()))?;
         let code = (slot.format == Some(SlotFormat::Q8)).then(|| self.code_of(slot.name));
-        let new =
+        let buffer_of =
             |values: &Tensor| code.map_or_else(|| Buffer::new(values), |code| Buffer::coded(values, code));
         let buffer = match slot.initial {
             // Zeros take no memory before the first write, so that `StoreAs` can change the format for free.
             Initial::Value(0.0) => Buffer::of_zeros(shape, dtype, code.map(Records::Codes), x.device())?,
-            Initial::Value(initial) => new(&filled(initial, shape, dtype, x.device())?)?,
-            Initial::Parameter => new(&rounded(&x.values()?, dtype)?.broadcast_as(shape)?)?,
+            Initial::Value(initial) => buffer_of(&filled(initial, shape, dtype, x.device())?)?,
+            Initial::Parameter => buffer_of(&rounded(&x.values()?, dtype)?.broadcast_as(shape)?)?,
         };
         self.tensors.push((slot.name, buffer.of_squares(slot.sign == Some(Sign::SecondMoment))));
         Ok(self)
@@ -164,7 +164,7 @@ impl State {
         Ok(State { master: Some(Buffer::new(master)?), ..State::default() }.with_rule_state(inner))
     }
 
-    /// The master, whose rounded value the parameter has to have. Also finds a master inside `Offload`.
+    /// The master, whose rounded value the parameter has to have. The master may be inside an `Offload`.
     pub(crate) fn outer_master(&self) -> Option<&Buffer> {
         match (&self.master, &self.children[..]) {
             (None, [Child { place: ChildPlace::Stored, state }]) => state.outer_master(),
@@ -191,11 +191,11 @@ impl State {
     }
 
     pub(super) fn traits_mut(&mut self, name: &'static str) -> &mut EntryTraits {
-        let place = self.traits.iter().position(|(entry, _)| *entry == name).unwrap_or_else(|| {
+        let index = self.traits.iter().position(|(entry, _)| *entry == name).unwrap_or_else(|| {
             self.traits.push((name, EntryTraits::default()));
             self.traits.len() - 1
         });
-        &mut self.traits[place].1
+        &mut self.traits[index].1
     }
 
     /// Visits this state, then the states of held rules in order, each with the prefix of its full names.
@@ -257,7 +257,7 @@ impl State {
     }
 
     fn collect_mut<'s>(&'s mut self, parts: &mut StateParts<'s>) {
-        // This has to be the order of `walk`: see the head of this file.
+        // The order has to be that of `walk`: see the head of this file.
         parts.tensors.extend(self.master.as_mut());
         parts.tensors.extend(self.tensors.iter_mut().map(|(_, buffer)| buffer));
         parts.counters.extend(self.counters.iter_mut().map(|(_, count)| count));
@@ -277,10 +277,10 @@ impl State {
         self.map_tensors(&|buffer| buffer.copy_on(device))
     }
 
-    fn map_tensors(&self, buffer: &dyn Fn(&Buffer) -> Result<Buffer>) -> Result<Self> {
+    fn map_tensors(&self, map_buffer: &dyn Fn(&Buffer) -> Result<Buffer>) -> Result<Self> {
         let map_child =
-            |child: &Child| Ok(Child { place: child.place, state: child.state.map_tensors(buffer)? });
-        let master = self.master.as_ref().map(buffer).transpose()?;
+            |child: &Child| Ok(Child { place: child.place, state: child.state.map_tensors(map_buffer)? });
+        let master = self.master.as_ref().map(map_buffer).transpose()?;
         let staging = match (&self.staging, &master) {
             // `staging` is the variable of the master, so both copies have to be one variable, too.
             (Some(_), Some(master)) => master.variable().cloned(),
@@ -292,7 +292,7 @@ impl State {
             tensors: self
                 .tensors
                 .iter()
-                .map(|(name, old)| Ok((*name, buffer(old)?)))
+                .map(|(name, old)| Ok((*name, map_buffer(old)?)))
                 .collect::<Result<_>>()?,
             counters: self.counters.clone(),
             numbers: self.numbers.clone(),
@@ -360,8 +360,8 @@ impl State {
                 SlotFormat::Dtype(dtype) => Buffer::new(&rounded(&buffer.tensor()?, dtype)?)?,
                 SlotFormat::Q8 => Buffer::coded(&buffer.tensor()?, code)?,
             };
-            // A new buffer has to be marked again as one of squares. By this mark, checks of gradients find
-            // squares that would overflow.
+            // The new buffer has to be marked as a buffer of squares again. By this mark, checks of gradients
+            // find squares that would overflow.
             *buffer = new_buffer.of_squares(buffer.is_of_squares());
         }
         self.children.iter_mut().try_fold(converted, |converted, child| {

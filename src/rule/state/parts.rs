@@ -132,8 +132,8 @@ impl State {
     pub fn held<const N: usize>(&self) -> Result<[&State; N]> {
         let count = self.children.len();
         let children: Option<&[Child; N]> = self.children.as_slice().try_into().ok();
-        let wrong_count = || count_error(HELD, N, count);
-        Ok(children.ok_or_else(wrong_count)?.each_ref().map(|child| &child.state))
+        let wrong_count_error = || count_error(HELD, N, count);
+        Ok(children.ok_or_else(wrong_count_error)?.each_ref().map(|child| &child.state))
     }
 
     /// The parts that a step of the rule works on.
@@ -196,12 +196,12 @@ impl<'a> Numbers<'a> {
 /// The value of the entry with this name. `entry` is the kind of entry, for errors.
 fn value_of<T: Copy>(entries: &[(&'static str, T)], name: &str, entry: &'static str) -> Result<T> {
     let value = entries.iter().find(|(other, _)| *other == name).map(|(_, value)| *value);
-    let absent = || {
+    let absent_error = || {
         let available: Vec<String> = entries.iter().map(|(name, _)| name.to_string()).collect();
         Error::unknown(format_args!("{entry} in the state with the name"), name, &available)
             .with_remedy(format!("add the {entry} in `Rule::init` with `State::with_{entry}`"))
     };
-    value.ok_or_else(absent)
+    value.ok_or_else(absent_error)
 }
 
 /// The error for a state with more or fewer parts of a kind than its rule works on.

@@ -47,14 +47,14 @@ impl RowSources<'_> {
         };
         match (old, new) {
             // If no row moves, or the tensor has no elements, a tensor of any shape stays.
-            (before, after) if before == after && (self.is_identity() || elem_count(old) == 0) => Fate::Stays,
+            _ if old == new && (self.is_identity() || elem_count(old) == 0) => Fate::Stays,
             _ if !lies_along(old, self.before) || !lies_along(new, self.after) => Fate::Anew,
             ([old_rows, old_rest @ ..], [new_rows, new_rest @ ..])
                 if *old_rows == self.before[0] && *new_rows == self.after[0] && old_rest == new_rest =>
             {
                 Fate::Follows
             }
-            (before, after) if before == after => Fate::Stays,
+            _ if old == new => Fate::Stays,
             _ => Fate::Anew,
         }
     }
@@ -71,12 +71,13 @@ impl RowSources<'_> {
         if self.rows.iter().all(Option::is_some) {
             return Ok(gathered);
         }
-        let (start, mut first) = (start()?.to_device(&Device::Cpu)?, 0);
+        let (start_values, mut first_row) = (start()?.to_device(&Device::Cpu)?, 0);
         for run in self.rows.chunk_by(|a, b| a.is_some() == b.is_some()) {
             if run[0].is_none() {
-                gathered.slice_set(&start.narrow(0, first, run.len())?.contiguous()?, 0, first)?;
+                let added = start_values.narrow(0, first_row, run.len())?.contiguous()?;
+                gathered.slice_set(&added, 0, first_row)?;
             }
-            first += run.len();
+            first_row += run.len();
         }
         Ok(gathered)
     }
@@ -90,9 +91,9 @@ impl RowSources<'_> {
 impl State {
     /// Lets the rule start anew when the parameter gets [other rows](crate::StateTree::resize_rows).
     ///
-    /// For an entry `name` whose shape looks like the parameter's rows but has another meaning, such as the
-    /// square statistics of a preconditioner. A tensor needs no such mark if one of its dimensions is neither
-    /// 1 nor the parameter's dimension at this place.
+    /// This is for an entry `name` whose shape looks like the parameter's rows but has another meaning, such
+    /// as the square statistics of a preconditioner. A tensor needs no mark if one of its dimensions is
+    /// neither 1 nor the parameter's dimension at the same position.
     ///
     /// ```
     /// use candle_core::{Device, Tensor};
@@ -125,7 +126,7 @@ impl State {
         sources: RowSources<'_>,
         transfer: &mut Transfer,
     ) -> Result<()> {
-        let goes_on = self.goes_on(old, sources);
+        let keeps_own_entries = self.own_entries_go_on(old, sources);
         let mut taken_over: Vec<&str> = Vec::new();
         if let (Some(new), Some(old)) = (&mut self.master, &old.master)
             && sources.any_stays(new.shape())
@@ -134,7 +135,7 @@ impl State {
             new.set(&rows)?;
             taken_over.push("master");
         }
-        if goes_on {
+        if keeps_own_entries {
             taken_over.extend(self.take_entries(old, |_, new, old| {
                 match sources.fate(old.shape(), new.shape()) {
                     Fate::Stays => old.tensor().map(Some),
@@ -157,7 +158,7 @@ impl State {
     }
 
     /// Whether own entries go on. If one tensor starts anew, all entries do, because they belong together.
-    fn goes_on(&self, old: &State, sources: RowSources<'_>) -> bool {
+    fn own_entries_go_on(&self, old: &State, sources: RowSources<'_>) -> bool {
         let restarts_with_rows = self.traits.iter().any(|(_, traits)| traits.restarts_with_rows);
         let mut tensors = self.tensors.iter().zip(&old.tensors);
         self.own_names().eq(old.own_names())

@@ -1,4 +1,4 @@
-//! Numbers of the whole model. The state of each leaf has a copy of them.
+//! Numbers of the whole model. The state of each leaf has a copy of these numbers.
 //!
 //! A step sets the copies in the leaves that took part. The copies in other leaves are older, because these
 //! leaves are frozen, wait in a window, or were just added. After the step the tree therefore
@@ -27,17 +27,18 @@ pub(crate) struct SharedNumbers {
 }
 
 impl SharedNumbers {
-    /// Adds these numbers to `all`, or replaces older numbers of the rule in `all`.
-    pub(crate) fn merge_into(self, all: &mut Vec<SharedNumbers>) {
-        match all.iter_mut().find(|other| other.entry_names == self.entry_names) {
-            Some(older) if self.compare_age(older) == Ordering::Greater => *older = self,
+    /// Adds these numbers to `newest`, or replaces older numbers of the rule in `newest`.
+    pub(crate) fn merge_into(self, newest: &mut Vec<SharedNumbers>) {
+        match newest.iter_mut().find(|other| other.entry_names == self.entry_names) {
+            Some(older) if self.compare_newness(older) == Ordering::Greater => *older = self,
             Some(_) => {}
-            None => all.push(self),
+            None => newest.push(self),
         }
     }
 
-    /// Compares the first number, then whether the last step has set the values, then the applied steps.
-    fn compare_age(&self, other: &Self) -> Ordering {
+    /// Compares by the first number, then by whether the last step has set the values, then by the applied
+    /// steps. The greater numbers are newer.
+    fn compare_newness(&self, other: &Self) -> Ordering {
         let first = |numbers: &Self| numbers.values.first().copied().unwrap_or(f64::NEG_INFINITY);
         first(self).total_cmp(&first(other)).then((self.is_new, self.steps).cmp(&(other.is_new, other.steps)))
     }

@@ -84,7 +84,8 @@ pub(crate) struct EntryTraits {
     pub(crate) is_shared: bool,
     /// Whether the entry counts steps of the model in which the parameter did not move.
     pub(crate) counts_missed_steps: bool,
-    /// Whether the entry has the digits that roundings of the parameter lost. These would move other weights.
+    /// Whether the entry has the digits that roundings of the parameter lost. The digits would wrongly move
+    /// new weights.
     pub(crate) is_rounding_loss: bool,
     /// The range of a number, as of a hyper-parameter: see [`range`](crate::range).
     pub(crate) range: Option<fn(f64) -> Option<&'static str>>,

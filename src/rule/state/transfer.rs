@@ -8,8 +8,8 @@
 //! 2. A state with a master may also choose an old state with a master of the same dtype.
 //! 3. A state without tensors and master chooses the old state at its own place, if both have entries with
 //!    equal names.
-//! 4. A state takes the master, the tensors that fit, and the counters and numbers with equal names of the
-//!    chosen state, which no other state can choose any more.
+//! 4. From the chosen old state, a state takes the master, the tensors that fit, and the counters and numbers
+//!    with equal names. No other state can choose this old state any more.
 //!
 //! Old entries that no state has taken are `dropped`; new entries that have taken nothing are `fresh`.
 
@@ -34,16 +34,17 @@ pub(crate) struct Transfer {
 impl State {
     /// Whether `old` has a tensor that can replace the tensor `new` with this name.
     fn fits(&self, name: &str, new: &Buffer, old: &State) -> bool {
-        // `rest` with all low bits of a master and `rest` with one byte of them are in different units.
-        let low_bits = |buffer: &Buffer| buffer.records() == Some(Records::LowBits);
+        // A `rest` with all low bits of a master and a `rest` with one byte of these bits have different
+        // units.
+        let has_low_bits = |buffer: &Buffer| buffer.records() == Some(Records::LowBits);
         let can_replace = |(other, old): &(&str, Buffer)| {
-            *other == name && old.shape() == new.shape() && low_bits(old) == low_bits(new)
+            *other == name && old.shape() == new.shape() && has_low_bits(old) == has_low_bits(new)
         };
         self.traits_of(name).is_average() == old.traits_of(name).is_average()
             && old.tensors.iter().any(can_replace)
     }
 
-    /// Takes over all entries that fit of `old`, the state of another rule.
+    /// Takes over all fitting entries of `old`, the state of another rule.
     pub(crate) fn take_over(&mut self, old: &State) -> Result<Transfer> {
         let mut transfer = Transfer::default();
         let mut sources = Vec::new();
@@ -61,34 +62,33 @@ impl State {
         sources: &mut Vec<(String, &State)>,
         transfer: &mut Transfer,
     ) -> Result<()> {
-        let can_choose = |(place, old): &(String, &State)| match (&self.tensors[..], &self.master) {
-            ([], None) => place == prefix && old.own_names().eq(self.own_names()),
+        let can_choose = |(old_prefix, old): &(String, &State)| match (&self.tensors[..], &self.master) {
+            ([], None) => old_prefix == prefix && old.own_names().eq(self.own_names()),
             (tensors, master) => {
                 let is_complete = !self.is_one_sum || tensors.len() == old.tensors.len();
                 let all_fit = is_complete && tensors.iter().all(|(name, new)| self.fits(name, new, old));
                 (!tensors.is_empty() && all_fit)
-                    || same_masters(master.as_ref(), old.master.as_ref()).is_some()
+                    || masters_of_one_dtype(master.as_ref(), old.master.as_ref()).is_some()
             }
         };
         let choice = sources.iter().position(can_choose).map(|index| sources.remove(index));
         let mut fresh: Vec<&str> = self.own_names().collect();
-        if let Some((place, old)) = choice {
-            let fitting =
-                self.tensors.iter().filter(|(name, new)| self.fits(name, new, old)).map(|(name, _)| *name);
-            let fitting: Vec<&str> = fitting.collect();
+        if let Some((old_prefix, old)) = choice {
+            let fitting = self.tensors.iter().filter(|(name, new)| self.fits(name, new, old));
+            let fitting_names: Vec<&str> = fitting.map(|(name, _)| *name).collect();
             let mut taken_over = Vec::new();
-            if let Some((new, old)) = same_masters(self.master.as_mut(), old.master.as_ref()) {
+            if let Some((new, old)) = masters_of_one_dtype(self.master.as_mut(), old.master.as_ref()) {
                 new.set(&old.tensor()?)?;
                 taken_over.push("master");
             }
             taken_over.extend(self.take_entries(old, |name, _, old| {
-                fitting.contains(&name).then(|| old.tensor()).transpose()
+                fitting_names.contains(&name).then(|| old.tensor()).transpose()
             })?);
             fresh.retain(|name| !taken_over.contains(name));
             let dropped = old
                 .own_names()
                 .filter(|name| !taken_over.contains(name))
-                .map(|name| format!("{place}{name}"));
+                .map(|name| format!("{old_prefix}{name}"));
             transfer.dropped.extend(dropped);
             transfer.kept.extend(taken_over.into_iter().map(|name| format!("{prefix}{name}")));
         }
@@ -101,17 +101,17 @@ impl State {
 
     /// Takes over own entries with equal names, and returns the names of the entries that got a value.
     ///
-    /// `values` makes the values of a tensor from its name, the new and the old tensor. If it returns `None`,
-    /// the new tensor stays.
+    /// `make_values` makes the values of a tensor from its name, the new and the old tensor. If `make_values`
+    /// returns `None`, the new tensor stays.
     pub(crate) fn take_entries(
         &mut self,
         old: &State,
-        mut values: impl FnMut(&'static str, &Buffer, &Buffer) -> crate::tensors::Result<Option<Tensor>>,
+        mut make_values: impl FnMut(&'static str, &Buffer, &Buffer) -> crate::tensors::Result<Option<Tensor>>,
     ) -> Result<Vec<&'static str>> {
         let mut taken_over = Vec::new();
         for (name, new) in &mut self.tensors {
             let Some((_, old)) = old.tensors.iter().find(|(other, _)| other == name) else { continue };
-            if let Some(values) = values(name, new, old)? {
+            if let Some(values) = make_values(name, new, old)? {
                 new.set(&values)?;
                 taken_over.push(*name);
             }
@@ -128,7 +128,8 @@ impl State {
         Ok(taken_over)
     }
 
-    /// The full names of the store's tensors for the parameter: of the innermost store that has tensors.
+    /// The full names of a store's tensors for the parameter. The store is the innermost one that has
+    /// tensors.
     pub(crate) fn names_of_store(&self) -> Vec<String> {
         match &self.children[..] {
             [Child { place: ChildPlace::Stored, state: inner }] => match inner.names_of_store() {
@@ -152,8 +153,8 @@ impl State {
 }
 
 /// Both masters, if their dtypes are equal. Otherwise `Leaf::convert_master` lets the store convert the old
-/// one.
-fn same_masters<N: Borrow<Buffer>>(new: Option<N>, old: Option<&Buffer>) -> Option<(N, &Buffer)> {
+/// master.
+fn masters_of_one_dtype<N: Borrow<Buffer>>(new: Option<N>, old: Option<&Buffer>) -> Option<(N, &Buffer)> {
     new.zip(old).filter(|(new, old)| new.borrow().dtype() == old.dtype())
 }
 

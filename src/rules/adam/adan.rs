@@ -53,7 +53,7 @@ pub struct AdanScalars {
     /// β₂
     beta: f64,
     /// η·β₂ / (1 - β₂ᵗ)
-    difference: f64,
+    difference_rate: f64,
     /// η·λ
     decay: f64,
     /// Whether this is the first step, which has no gradient before it.
@@ -75,7 +75,7 @@ impl Elementwise for Adan {
         AdanScalars {
             adam: AdamScalars::new(self.eta, (first, third), self.epsilon, t),
             beta: second,
-            difference: self.eta * second / correction(second, t),
+            difference_rate: self.eta * second / correction(second, t),
             decay: self.eta * self.lambda,
             is_first: t == 1,
         }
@@ -88,7 +88,8 @@ impl Elementwise for Adan {
         k.adam.move_mean(m, dx);
         *difference = decayed(*difference, change, k.beta);
         k.adam.move_square(square, dx + change * k.beta);
-        let direction = (k.adam.numerator(*m) + *difference * k.difference) / k.adam.denominator(*square);
+        let direction =
+            (k.adam.numerator(*m) + *difference * k.difference_rate) / k.adam.denominator(*square);
         (direction + x * k.decay) / (1.0 + k.decay)
     }
 }

@@ -58,19 +58,19 @@ crate::hyper_parameters! {
 
 impl AdEMAMix {
     /// α and β₃ at step `t`.
-    fn slow_at(&self, t: u64) -> (f64, f64) {
+    fn slow_weights_at(&self, t: u64) -> (f64, f64) {
         let (fast, _, slow) = self.beta;
         if t >= self.warmup {
             return (self.alpha, slow);
         }
-        let part = t as f64 / self.warmup as f64;
+        let progress = t as f64 / self.warmup as f64;
         // If β₁ or β₃ is 0, the formula has an infinite ln 0. The interpolated decay is then 0.
         let decay = if fast * slow == 0.0 {
             0.0
         } else {
-            (fast.ln() * slow.ln() / ((1.0 - part) * slow.ln() + part * fast.ln())).exp()
+            (fast.ln() * slow.ln() / ((1.0 - progress) * slow.ln() + progress * fast.ln())).exp()
         };
-        (self.alpha * part, decay.min(slow))
+        (self.alpha * progress, decay.min(slow))
     }
 }
 
@@ -95,7 +95,7 @@ impl Elementwise for AdEMAMix {
     }
 
     fn scalars(&self, t: u64) -> AdEMAMixScalars {
-        let (alpha, beta) = self.slow_at(t);
+        let (alpha, beta) = self.slow_weights_at(t);
         let adam = AdamScalars::new(self.eta, (self.beta.0, self.beta.1), self.epsilon, t);
         AdEMAMixScalars { adam, beta, slow_rate: self.eta * alpha, decay: self.eta * self.lambda }
     }

@@ -118,22 +118,24 @@ impl Rule for NAdamW {
         if dx.is_missing() {
             return Ok(Flow::Step(dx));
         }
-        let step = counts::add(*t, 1);
+        let next_t = counts::add(*t, 1);
         // After a step the product is below 1. If it is 1, the moments were taken over from another rule,
         // which has no product.
         let product_before = if *t > 0 && *product == 1.0 { self.product_until(*t) } else { *product };
-        let (now, next) = (self.momentum_at(step), self.momentum_at(step + 1));
-        let next_product = product_before * now;
+        let (momentum, next_momentum) = (self.momentum_at(next_t), self.momentum_at(next_t + 1));
+        let next_product = product_before * momentum;
         let kernel = NAdamWStep {
-            adam: AdamScalars::new(self.eta, self.beta, self.epsilon, step),
+            adam: AdamScalars::new(self.eta, self.beta, self.epsilon, next_t),
             eta: self.eta,
             lookahead: NesterovWeights::from_weights(
-                next / (1.0 - next_product * next),
-                (1.0 - now) / (1.0 - next_product),
+                next_momentum / (1.0 - next_product * next_momentum),
+                (1.0 - momentum) / (1.0 - next_product),
             ),
             decay: self.eta * self.lambda,
         };
-        Ok(Flow::Step(dx.set_counter(t, step).set_number(product, next_product).map(kernel, Slots(tensors))))
+        Ok(Flow::Step(
+            dx.set_counter(t, next_t).set_number(product, next_product).map(kernel, Slots(tensors)),
+        ))
     }
 
     fn kind(&self) -> Kind {

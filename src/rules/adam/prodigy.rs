@@ -32,11 +32,12 @@ crate::hyper_parameters! {
     /// All parameters have one d and one r:
     ///
     /// - A parameter without a gradient and one that is [frozen](crate::Selection::freeze) add nothing to the
-    ///   estimate, but their d and r become those of the others.
+    ///   estimate, but their d and r become those of the other parameters.
     /// - If a parameter joins later, by [`StateTree::add`](crate::StateTree::add) or
     ///   [`Selection::replace`](crate::Selection::replace), its first step uses d₀, and later steps use the
-    ///   estimate of all.
-    /// - If the settings of parameters differ, so do their estimates, and the largest becomes that of all.
+    ///   estimate of all parameters.
+    /// - If the settings of parameters differ, so do their estimates, and the largest estimate becomes that
+    ///   of all parameters.
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -76,11 +77,11 @@ crate::hyper_parameters! {
 
 /// The largest d. Its square, divided by a usual d₀, is a number of F32. A larger estimate counts as this
 /// number.
-const LARGEST: f64 = 1e15;
+const LARGEST_ESTIMATE: f64 = 1e15;
 
 /// The check of d and d₀.
 fn up_to_largest(value: f64) -> Option<&'static str> {
-    (!(value > 0.0 && value <= LARGEST)).then_some("a number above 0, and at most 1e15")
+    (!(value > 0.0 && value <= LARGEST_ESTIMATE)).then_some("a number above 0, and at most 1e15")
 }
 
 /// `(d / d₀)·d·η_t·dx·(x₀ - x)`
@@ -185,12 +186,13 @@ impl Rule for Prodigy {
             // One group for the whole model: all parameters have one d and one r.
             .of_group(self, 0);
         Ok(Flow::Step(dx.map_with_sums(sums, move |sums| {
-            let r = sums[0] + path.beta * r;
-            let estimate = r * coefficient / sums[1];
+            let next_r = sums[0] + path.beta * r;
+            let estimate = next_r * coefficient / sums[1];
             // If all gradients have been zero, `estimate` is 0 / 0, and d stays as it is.
-            let next_d = if estimate.is_finite() && estimate > d { estimate.min(LARGEST) } else { d };
+            let next_d =
+                if estimate.is_finite() && estimate > d { estimate.min(LARGEST_ESTIMATE) } else { d };
             let step = ProdigyStep { path, beta, d, eta, lambda, epsilon: above_zero(next_d * epsilon) };
-            Resolved::new(step, [next_d, r])
+            Resolved::new(step, [next_d, next_r])
         })))
     }
 

@@ -51,9 +51,9 @@ fn at_least_4(threshold: f64) -> Option<&'static str> {
 
 /// The factor r at step `t`. `None` if ρ is at most `threshold`, which is 4 or more.
 pub(crate) fn rectification(beta: f64, t: u64, threshold: f64) -> Option<f64> {
-    let limit = 2.0 / (1.0 - beta) - 1.0;
-    let rho = limit - 2.0 * t as f64 * beta.powf(t as f64) / correction(beta, t);
-    let r = || ((rho - 4.0) * (rho - 2.0) * limit / ((limit - 4.0) * (limit - 2.0) * rho)).sqrt();
+    let max_rho = 2.0 / (1.0 - beta) - 1.0;
+    let rho = max_rho - 2.0 * t as f64 * beta.powf(t as f64) / correction(beta, t);
+    let r = || ((rho - 4.0) * (rho - 2.0) * max_rho / ((max_rho - 4.0) * (max_rho - 2.0) * rho)).sqrt();
     (rho > threshold).then(r)
 }
 

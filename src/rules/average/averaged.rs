@@ -1,8 +1,8 @@
-//! The part that averages of the parameter share: `Rule` for rules that implement [`Averages`].
+//! The code that averages of the parameter share: `Rule` for rules that implement [`Averages`].
 //!
-//! If a parameter does not move in a step of the model, its average still has to come closer to it. Such a
-//! step does not write the average, but only raises the counter `missed`. Because the parameter was the same
-//! in all missed steps, one formula makes up for them:
+//! If a parameter does not move in a step of the model, its average still has to come closer to the
+//! parameter. Such a step does not write the average, but only raises the counter `missed`. Because the
+//! parameter was the same in all missed steps, one formula makes up for them:
 //!
 //! ```text
 //! one step        average = average + factor·(x - average)            multiplies x - average by 1 - factor
@@ -17,7 +17,7 @@ use crate::numbers::counts;
 use crate::numbers::value::{Arithmetic, Value};
 use crate::rule::{Adjust, Evaluation, Flow, Gradient, Parameter, Slot, Slots, State, state_of_another_rule};
 
-/// A rule that averages the parameter. [`rule_by!`](crate::rules::rule_by) implements `Rule` for it.
+/// A rule that averages the parameter. [`rule_by!`](crate::rules::rule_by) implements `Rule` for such a rule.
 pub(super) trait Averages: Adjust {
     /// How far the average goes towards the parameter in step `t` of the model, from 1 on.
     fn factor(&self, t: u64) -> f64;

@@ -20,8 +20,8 @@ crate::hyper_parameters! {
     ///
     /// - With `start` = 0 and no `debias` (the default), the average starts as the parameter before the first
     ///   step, which has the weight δᵗ after t steps.
-    /// - With a larger `start` and no `debias`, the average starts as the weights after step `start`: 1 is
-    ///   torch's form, and more leaves out the first steps.
+    /// - With a larger `start` and no `debias`, the average starts as the weights after step `start`. A
+    ///   `start` of 1 is torch's form, and a larger `start` leaves out the first steps.
     /// - With `debias`, the average has no start: it is the mean of the weights after each step, weighted by
     ///   δ to the power of their age.
     ///
@@ -55,8 +55,8 @@ crate::hyper_parameters! {
     ///
     /// # Departures
     /// torch's `swa_utils.AveragedModel` with `get_ema_avg_fn` keeps a second model. Its first call copies
-    /// the model, and later calls average: called after every step, this is `start` = 1. optax's `ema`
-    /// averages updates.
+    /// the model, and later calls average: with a call after every step, the average is that of a `start` of
+    /// 1. optax's `ema` averages updates.
     ///
     /// ```
     /// use optimisers::Ema;
@@ -89,7 +89,7 @@ impl Averages for Ema {
         match averaged_steps {
             // Step t + 1 copies the parameter, so the old average has no weight.
             _ if t < self.start => 0.0,
-            // The factors 1 - f = δ·(1 - δᵗ⁻¹) / (1 - δᵗ), whose product telescopes.
+            // The factors are 1 - f = δ·(1 - δᵗ⁻¹) / (1 - δᵗ), and their product telescopes.
             _ if self.debias => {
                 decay * correction(self.delta, averaged_steps)
                     / correction(self.delta, averaged_steps + missed)

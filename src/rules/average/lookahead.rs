@@ -12,13 +12,13 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// `Lookahead` is the last rule of a chain, `OptimiserChain::new((Adam::new(1e-3), Lookahead::new(6)))`:
-    /// dx is the step of the rules before. Inside [`MixedPrecision`](crate::MixedPrecision) the slow weights
-    /// have the master's precision.
+    /// dx is the step of the rules before it. Inside [`MixedPrecision`](crate::MixedPrecision) the slow
+    /// weights have the master's precision.
     ///
     /// If [`set_masters`](crate::StateTree::set_masters) or
     /// [`refresh_masters`](crate::StateTree::refresh_masters) gives the model new weights, these become the
-    /// slow weights, and the next k steps begin. New weights without such a call are refused by the next
-    /// update, because Lookahead would lead them part of the way back.
+    /// slow weights, and the count of k steps begins again. New weights without such a call are refused by
+    /// the next update, because Lookahead would lead them part of the way back.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -40,7 +40,7 @@ crate::hyper_parameters! {
     pub struct Lookahead: Average {
         /// k: the slow weights move in every k-th step.
         k: u64 = 6 => range::at_least_one,
-        /// α: the part of the way that the slow weights go.
+        /// α: the fraction of the way that the slow weights go.
         alpha: f64 = 0.5 => range::non_negative,
     }
 }

@@ -47,7 +47,7 @@ impl Averages for UniformAverage {
 
     fn old_weight(&self, t: u64, missed: u64) -> f64 {
         let averaged_steps = t.saturating_sub(self.start) as f64;
-        // The factors 1 - 1 / t = (t - 1) / t, whose product telescopes.
+        // The factors are 1 - 1 / t = (t - 1) / t, and their product telescopes.
         averaged_steps / (averaged_steps + missed as f64)
     }
 }

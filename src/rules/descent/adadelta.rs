@@ -30,7 +30,7 @@ crate::hyper_parameters! {
     pub struct AdaDelta: AdaptiveStep {
         /// ρ: the decay of both means.
         rho: f64 = 0.9 => range::decay,
-        /// ε: keeps from zero the denominator, and the first steps, in which u is 0.
+        /// ε: keeps the denominator from zero, and also the first steps, in which u is 0.
         epsilon: f64 = 1e-8 => range::non_negative,
     }
 }

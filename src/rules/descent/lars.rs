@@ -5,7 +5,7 @@ use crate::rule::{Elementwise, Flow, Gradient, Norm, Norms, Parameter, Parts, Ru
 use crate::rules::gradient::weight_decay::WeightDecay;
 
 crate::hyper_parameters! {
-    /// LARS: momentum of steps whose norm is a fixed part of the parameter's norm.
+    /// LARS: momentum of steps whose norm is a fixed fraction of the parameter's norm.
     ///
     /// LARS is made for large batches. Source: You, Gitman and Ginsburg 2017, [arXiv
     /// 1708.03888](https://arxiv.org/abs/1708.03888).
@@ -43,7 +43,7 @@ crate::hyper_parameters! {
         rho: f64 = 0.9 => range::decay,
         /// λ: the weight decay.
         lambda: f64 = 0.0 => range::non_negative,
-        /// The norm of r·u, as a part of the parameter's norm.
+        /// The norm of r·u, as a fraction of the parameter's norm.
         trust: f64 = 1e-3 => range::non_negative,
     }
 }
@@ -51,8 +51,8 @@ crate::hyper_parameters! {
 /// `eta`·`trust`·‖x‖ / ‖u‖, or `eta` if the square of one of the norms is 0 in the dtype of the arithmetic.
 pub(crate) fn trust_ratio(eta: f64, trust: f64) -> impl FnOnce(Norms) -> f64 {
     move |Norms { parameter, gradient, compute, .. }| {
-        // The square is rounded to that dtype, because in F64 even the square of the smallest number of F32
-        // is above 0.
+        // The square is rounded to the dtype of the arithmetic, because in F64 even the square of the
+        // smallest number of F32 is above 0.
         let square =
             |norm: f64| if compute == DType::F64 { norm * norm } else { f64::from((norm * norm) as f32) };
         let ratio = if square(gradient) > 0.0 { parameter * trust / gradient } else { 1.0 };

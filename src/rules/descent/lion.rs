@@ -30,8 +30,8 @@ crate::hyper_parameters! {
     ///
     /// # Departures
     /// The weights are the paper's. In the momentum of Optimisers.jl 0.4.8 the gradient has the weight β₂ =
-    /// 0.999, and the old momentum 1 - β₂. There dx' is therefore the sign of the gradient alone.
-    /// Optimisers.jl has no λ. torch has no counterpart.
+    /// 0.999, and the old momentum 1 - β₂. In Optimisers.jl dx' is therefore the sign of the gradient alone,
+    /// and has no λ. torch has no counterpart.
     pub struct Lion: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-3 => range::non_negative,

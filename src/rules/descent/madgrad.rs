@@ -45,7 +45,7 @@ crate::hyper_parameters! {
     pub struct MADGRAD: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 1e-2 => range::non_negative,
-        /// ρ: the momentum, the part of the parameter that stays.
+        /// ρ: the momentum, the fraction of the parameter that stays.
         rho: f64 = 0.9 => range::decay,
         /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-6 => range::non_negative,
@@ -55,8 +55,8 @@ crate::hyper_parameters! {
 /// ∛x of a number that is not negative, by operations that every engine has.
 ///
 /// 1. Begin with x^(1/4 + 1/16 + 1/64 + 1/256), by square roots. The exponent is 1/3 to within 0.4 %.
-/// 2. Make four steps of Halley's method. Each turns a relative error e into 2/3·e³, which is enough from
-///    1e-300 to 1e300.
+/// 2. Make four steps of Halley's method. Each step turns a relative error e into 2/3·e³, which is enough
+///    from 1e-300 to 1e300.
 ///
 /// The weights in the fraction of a step are 1/4 and 1/2 instead of 1 and 2, so that sums do not overflow.
 #[inline(always)]

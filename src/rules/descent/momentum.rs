@@ -26,7 +26,7 @@ crate::hyper_parameters! {
     /// # Departures
     /// As in Optimisers.jl, η is part of the velocity. torch's `SGD(momentum)` multiplies the velocity by η:
     /// `v = ρ·v + dx`, `dx' = η·v`. Both forms agree as long as η is constant. A change of η rescales torch's
-    /// whole velocity at once; here the older part keeps the old η.
+    /// whole velocity at once; here the gradients of earlier steps keep the old η.
     pub struct Momentum: Step {
         /// η: the learning rate.
         eta: f64 = 0.01 => range::non_negative,

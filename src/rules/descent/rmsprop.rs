@@ -73,16 +73,16 @@ crate::hyper_parameters! {
 }
 
 #[derive(Clone, Copy)]
-struct Plain {
+struct PlainStep {
     eta: f64,
     rho: f64,
     epsilon: f64,
 }
 
 #[derive(Clone, Copy)]
-struct Centred(Plain);
+struct CentredStep(PlainStep);
 
-impl Plain {
+impl PlainStep {
     /// Moves v, and returns the step. `squared_mean`, the m² of the centred form, is subtracted from v before
     /// the root.
     #[inline(always)]
@@ -94,7 +94,7 @@ impl Plain {
     }
 }
 
-impl Arithmetic for Plain {
+impl Arithmetic for PlainStep {
     type Slots<T> = [T; 1];
     const TAKES_PROLOGUE: bool = true;
 
@@ -104,7 +104,7 @@ impl Arithmetic for Plain {
     }
 }
 
-impl Arithmetic for Centred {
+impl Arithmetic for CentredStep {
     type Slots<T> = [T; 2];
 
     #[inline(always)]
@@ -123,10 +123,10 @@ impl Rule for RMSProp {
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, counters, .. } = state.parts();
         let (dx, _) = dx.next_step(counters)?;
-        let plain = Plain { eta: self.eta, rho: self.rho, epsilon: above_zero(self.epsilon) };
+        let plain = PlainStep { eta: self.eta, rho: self.rho, epsilon: above_zero(self.epsilon) };
         // The state decides instead of `centred`, because it was made with m or without.
         Ok(Flow::Step(match slots.len() {
-            2 => dx.map(Centred(plain), slots),
+            2 => dx.map(CentredStep(plain), slots),
             _ => dx.map(plain, slots),
         }))
     }

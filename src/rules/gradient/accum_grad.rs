@@ -38,7 +38,7 @@ crate::hyper_parameters! {
     ///
     /// Each gradient is first widened to the compute type (or the master's) and divided by its own loss
     /// scale. The sum is in the compute type: F32 for an f16 or bf16 model, 4 bytes per parameter.
-    /// [`StoreAs`](crate::StoreAs) keeps it in another dtype. In bf16 the sum takes 2 bytes, but loses a
+    /// [`StoreAs`](crate::StoreAs) keeps the sum in another dtype. In bf16 the sum takes 2 bytes, but loses a
     /// gradient that is a thousandth of the sum.
     ///
     /// ```
@@ -47,9 +47,9 @@ crate::hyper_parameters! {
     ///
     /// let x = Var::new(&[0f32], &Device::Cpu)?;
     /// let mut state = setup(OptimiserChain::new((AccumGrad::new(2), Descent::new(1.0))), &x)?;
-    /// for (gradient, status, moved) in [(1f32, Status::Accumulated, 0.0), (3.0, Status::Stepped, -2.0)] {
+    /// for (gradient, status, expected) in [(1f32, Status::Accumulated, 0.0), (3.0, Status::Stepped, -2.0)] {
     ///     let outcome = update(&mut state, &x, &[("", Tensor::new(&[gradient], &Device::Cpu)?)])?;
-    ///     assert_eq!((outcome.status, x.to_vec1::<f32>()?), (status, vec![moved]));
+    ///     assert_eq!((outcome.status, x.to_vec1::<f32>()?), (status, vec![expected]));
     /// }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -70,8 +70,8 @@ crate::hyper_parameters! {
     /// the window. To begin the new n with a new window, call
     /// [`Update::release_windows`](crate::Update::release_windows) before the change.
     ///
-    /// In a chain with two of these rules, the second counts the steps of the first. A weighted mean that the
-    /// first returns has the sum of the weights of its gradients.
+    /// In a chain with two of these rules, the second counts the steps of the first. The weight of a weighted
+    /// mean that the first rule returns is the sum of the weights of its gradients.
     ///
     /// [`Update::release_windows`](crate::Update::release_windows) ends a window that no call will fill, as
     /// at the end of an epoch.
@@ -179,7 +179,7 @@ impl Rule for AccumGrad {
             return state_of_another_rule(self);
         };
         let acc = Slots(tensors);
-        let (dx, ends, counted_calls) = dx.count_in_window(self.n, *calls);
+        let (dx, window_ends, counted_calls) = dx.count_in_window(self.n, *calls);
         let gradient_weight = match self.average {
             _ if dx.is_missing() => 0,
             Average::Weighted => dx.weight(),
@@ -197,7 +197,7 @@ impl Rule for AccumGrad {
             received: counts::add(received_before, u64::from(gradient_weight > 0)),
             weight: next_weight,
         };
-        let next = if ends { WindowCounts::default() } else { window };
+        let next = if window_ends { WindowCounts::default() } else { window };
         let dx = dx
             .set_counter(calls, next.calls)
             .set_counter(received, next.received)
@@ -209,10 +209,12 @@ impl Rule for AccumGrad {
             Average::Weighted => window.weight as f64,
         };
         // A second window in the chain weighs this mean by the weights of all its gradients.
-        let dx = if self.average == Average::Weighted && ends { dx.with_weight(window.weight) } else { dx };
+        let dx =
+            if self.average == Average::Weighted && window_ends { dx.with_weight(window.weight) } else { dx };
         // The table in the head of this file has these cases.
-        Ok(match (ends, gradient_weight, received_before) {
-            // Not held, because this parameter is reported as one without a gradient, while others step.
+        Ok(match (window_ends, gradient_weight, received_before) {
+            // The call is not held, because this parameter is reported as one without a gradient, while other
+            // parameters step.
             (true, 0, 0) if dx.is_missing() => Flow::Step(dx),
             (_, 0, 0) | (false, 0, _) => Flow::Hold(dx.discard()),
             (false, ..) => Flow::Hold(dx.map(Collect { weight: gradient_weight as f64 }, acc)),

@@ -56,33 +56,33 @@ fn in_order((low, high): (f64, f64)) -> Option<&'static str> {
 
 /// The smallest number of a dtype that is not below `value`.
 fn round_up(value: f64, dtype: DType) -> f64 {
-    // The bits of the next number above: one less for a negative number. -0 is followed by the smallest
-    // number.
-    let next = |bits: u16| match bits {
+    // Returns the bits of the next number above. The bits of a negative number are counted down. -0 is
+    // followed by the smallest positive number.
+    let bits_above = |bits: u16| match bits {
         0x8000 => 1,
         bits if bits & 0x8000 == 0 => bits + 1,
         bits => bits - 1,
     };
-    let or_next = |nearest: f64, next: f64| if nearest >= value { nearest } else { next };
+    let nearest_or_above = |nearest: f64, above: f64| if nearest >= value { nearest } else { above };
     match dtype {
         DType::F16 => {
             let nearest = f16::from_f64(value);
-            or_next(nearest.to_f64(), f16::from_bits(next(nearest.to_bits())).to_f64())
+            nearest_or_above(nearest.to_f64(), f16::from_bits(bits_above(nearest.to_bits())).to_f64())
         }
         DType::BF16 => {
             let nearest = bf16::from_f64(value);
-            or_next(nearest.to_f64(), bf16::from_bits(next(nearest.to_bits())).to_f64())
+            nearest_or_above(nearest.to_f64(), bf16::from_bits(bits_above(nearest.to_bits())).to_f64())
         }
         DType::F32 => {
             let nearest = value as f32;
-            or_next(nearest.into(), nearest.next_up().into())
+            nearest_or_above(nearest.into(), nearest.next_up().into())
         }
         _ => value,
     }
 }
 
 impl Clamp {
-    /// The bounds, moved inside to numbers of a dtype. Refuses bounds without such a number between them.
+    /// The bounds, moved inside to numbers of a dtype. Refuses bounds between which the dtype has no number.
     fn bounds_in(&self, dtype: DType) -> Result<(f64, f64)> {
         let (low, high) = (round_up(self.bounds.0, dtype), -round_up(-self.bounds.1, dtype));
         if low <= high && low < f64::INFINITY && high > f64::NEG_INFINITY {
@@ -101,7 +101,7 @@ struct ClampStep {
 }
 
 /// The dx for which x - dx, after rounding, is `bound` or the nearest possible number inside. `inside` is 1
-/// if numbers above `bound` are inside, and -1 if numbers below are.
+/// if numbers above `bound` are inside, and -1 if numbers below `bound` are.
 ///
 /// 1. Try x - bound, which is itself rounded and can be too far.
 /// 2. Try one or two units in the last place of f64 less. In f32 this changes nothing.
@@ -149,7 +149,7 @@ mod tests {
 
     type Rounding = fn(f64) -> f64;
 
-    const ROUNDED: [(DType, Rounding); 3] = [
+    const ROUNDINGS: [(DType, Rounding); 3] = [
         (DType::F16, |x| f16::from_f64(x).to_f64()),
         (DType::BF16, |x| bf16::from_f64(x).to_f64()),
         (DType::F32, |x| f64::from(x as f32)),
@@ -158,10 +158,10 @@ mod tests {
     #[test]
     fn a_bound_is_the_next_number_inside() {
         for value in [0.1, -0.1, 1.0, 0.0, -0.0, 1e-30, -1e-30, 1e-320, 65519.9, 3e38, f64::NEG_INFINITY] {
-            for (dtype, rounded) in ROUNDED {
+            for (dtype, round) in ROUNDINGS {
                 let bound = round_up(value, dtype);
-                assert!(bound >= value && rounded(bound) == bound, "{value:e} in {dtype:?}: {bound:e}");
-                let between = rounded(value / 2.0 + bound / 2.0);
+                assert!(bound >= value && round(bound) == bound, "{value:e} in {dtype:?}: {bound:e}");
+                let between = round(value / 2.0 + bound / 2.0);
                 assert!(
                     between <= value || between >= bound,
                     "{value:e} in {dtype:?}: {between:e} before {bound:e}"

@@ -11,8 +11,8 @@ crate::hyper_parameters! {
     ///
     /// The norm is that of one parameter's gradient after the rules before this one, in f64. The norm costs
     /// one more read of the gradient, and of the state of the rules before this one. An exponent other than
-    /// 1, 2 and infinity costs two reads, because elements are divided by the largest one: otherwise their
-    /// powers could overflow or vanish. For one norm of all gradients see
+    /// 1, 2 and infinity costs two reads, because all elements are first divided by the largest element, so
+    /// that their powers neither overflow nor vanish. For one norm of all gradients see
     /// [`ClipGlobalNorm`](crate::ClipGlobalNorm).
     ///
     /// ```

@@ -61,9 +61,9 @@ crate::hyper_parameters! {
     ///
     /// # Departures
     /// The statistic is that of OLMo-core's `SkipStepOptimizer`, with whose formula it was compared.
-    /// OLMo-core also judges losses, and in some versions skips a norm far below the others. In a window of
-    /// equal norms OLMo-core finds any other norm an outlier. If n is 40 or more, OLMo-core waits for the
-    /// same number of norms as this rule. For a shorter window its older form waits for 19 norms, hence never
+    /// OLMo-core also judges losses, and in some versions skips a norm far below the others. If the last n
+    /// norms are equal, OLMo-core finds any other norm an outlier. If n is 40 or more, OLMo-core waits for
+    /// the same number of norms as this rule. For a smaller n its older form waits for 19 norms, hence never
     /// judges if n < 19; its newer form waits for max(2, n/2) - 1. llm.c includes the judged norm in mean and
     /// deviation. torch, optax and Optimisers.jl have no such rule; optax's `apply_if_finite` only skips
     /// gradients that are not finite.

@@ -23,9 +23,10 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// Rows and columns are the last two dimensions. A tensor with more dimensions is a stack of matrices, or
-    /// one matrix with `matrix: MatrixForm::Flat`. The rule uses candle's tensor operations: on several
-    /// parameters of about a million elements together, or on one larger parameter. In F32 a step needs 12
-    /// bytes for each of these elements, in addition to the state, whatever the size of the model.
+    /// one matrix with `matrix: MatrixForm::Flat`. The rule uses candle's tensor operations. It works on
+    /// several parameters at a time, with about a million elements together, or on one larger parameter. In
+    /// F32 a step needs 12 bytes for each of these elements, in addition to the state, whatever the size of
+    /// the model.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -49,9 +50,9 @@ crate::hyper_parameters! {
     /// the parameter's dtype, which is 0.008 for bf16. Here ε₁ is 1e-15, so that ε₁² is the paper's 1e-30.
     /// The paper adds 1e-30 to dx², takes η = 0.01 and has no λ. Optimisers.jl has no such rule.
     pub struct Adafactor: AdaptiveStep {
-        /// η: the largest step, as a part of the root mean square of the parameter.
+        /// η: the largest step, as a fraction of the root mean square of the parameter.
         eta: f64 = 0.01 => range::non_negative,
-        /// τ: the exponent of t in 1 - β₂. The more negative it is, the faster β₂ comes near 1.
+        /// τ: the exponent of t in 1 - β₂. The more negative τ is, the faster β₂ comes near 1.
         beta2_decay: f64 = -0.8 => not_positive,
         /// ε₁, ε₂: the smallest denominator, and the smallest rms(x) in the formula of α.
         epsilon: (f64, f64) = (1e-15, 1e-3) => both_non_negative,
@@ -59,7 +60,8 @@ crate::hyper_parameters! {
         d: f64 = 1.0 => range::positive,
         /// λ: the weight decay, multiplied by the learning rate.
         lambda: f64 = 0.0 => range::non_negative,
-        /// Which dimensions are rows and columns. Choose it before `setup`: it decides the state's shape.
+        /// Which dimensions are rows and columns. Choose `matrix` before `setup`: it decides the state's
+        /// shape.
         matrix: MatrixForm = MatrixForm::Stack => range::any,
     }
 }
@@ -136,7 +138,7 @@ impl Rule for Adafactor {
             return state_of_another_rule(self);
         }
         // The step runs late, during the commit, so that results take memory for few parameters at a time. A
-        // late step must not refuse anything, and this step does not.
+        // late step must not refuse anything, and this step refuses nothing.
         let step = dx.with_tensors_late(state, |t, x, dx, moments| Ok(self.step(t, x, &dx, moments)?));
         Ok(Flow::Step(step.step_of(&WeightDecay::new(self.eta * self.lambda), 1, Slots::none())))
     }

@@ -83,14 +83,14 @@ impl AdaMuon {
         let orthogonal = self.orthogonal();
         let [direction, next_v] = orthogonal.matrices.map([signs, v], |[signs, v]| {
             let u = orthogonal.orthogonalise(&signs)?;
-            let v = lerp(&v, &u.sqr()?, 1.0 - self.beta.1)?;
-            let w = (u / (v.sqrt()? + orthogonal.epsilon)?)?;
+            let next_v = lerp(&v, &u.sqr()?, 1.0 - self.beta.1)?;
+            let w = (u / (next_v.sqrt()? + orthogonal.epsilon)?)?;
             let (_, rows, columns) = w.dims3()?;
             let length = self.eta * orthogonal.scale(&w)? * (rows.min(columns) as f64).sqrt();
             // The factor is limited, because for w = 0 and ε = 0 it would be infinite, and the product NaN.
             let factor =
                 ((norms(&w)? + orthogonal.epsilon)?.recip()? * length)?.minimum(f64::from(f32::MAX))?;
-            Ok([w.broadcast_mul(&factor)?, v])
+            Ok([w.broadcast_mul(&factor)?, next_v])
         })?;
         *v = next_v;
         Ok(direction)

@@ -27,12 +27,12 @@ crate::hyper_parameters! {
     /// dx' = u + η·λ·(x - u)                        the decay comes after the step
     /// ```
     ///
-    /// P has `rank` rows, as long as the shorter side, of random numbers from N(0, 1 / rank). So ‖g‖ is about
-    /// ‖dx‖, whatever the rank. As in [`GaLore`](crate::GaLore), P changes after each `interval` steps and is
-    /// not stored: each step makes P again from the seed. Rows and columns are the last two dimensions. A
-    /// tensor with more dimensions is a stack of matrices, unless `matrix` makes it one matrix. Vectors,
-    /// numbers, and matrices whose shorter side is not longer than `rank` have [`AdamW`](crate::AdamW)'s
-    /// step.
+    /// P has `rank` rows, which are as long as the shorter side. The elements of P are random numbers from
+    /// N(0, 1 / rank), so that ‖g‖ is about ‖dx‖, whatever the rank. As in [`GaLore`](crate::GaLore), P
+    /// changes after each `interval` steps and is not stored: each step makes P again from the seed. Rows and
+    /// columns are the last two dimensions. A tensor with more dimensions is a stack of matrices, unless
+    /// `matrix` makes it one matrix. Vectors, numbers, and matrices whose shorter side is not longer than
+    /// `rank` have [`AdamW`](crate::AdamW)'s step.
     ///
     /// # What it costs
     /// The state has 2·rank numbers for each element of the longer side, and one number for each matrix. In
@@ -83,20 +83,21 @@ crate::hyper_parameters! {
         lambda: f64 = 0.0 => range::non_negative,
         /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
-        /// The number of dimensions of the projection. Choose it before `setup`: it decides the state's
+        /// The number of dimensions of the projection. Choose `rank` before `setup`: it decides the state's
         /// shape.
         rank: u64 = 256 => range::at_least_one,
         /// The number of steps after which the projection changes.
         interval: u64 = 200 => range::at_least_one,
-        /// α: a factor on the steps of projected matrices. Steps of AdamW do not have it.
+        /// α: a factor on the steps of projected matrices. Steps of AdamW do not have this factor.
         alpha: f64 = 1.0 => range::non_negative,
-        /// The part by which a step may be longer than the step before; infinity for no limit.
+        /// The fraction by which a step may be longer than the step before; infinity for no limit.
         growth: f64 = 0.01 => non_negative_or_infinity,
         /// Whether each matrix has one length, instead of one for each channel.
         tensor_wise: bool = false => range::any,
         /// The seed of the projections.
         seed: u64 = 0 => range::any,
-        /// Which dimensions are rows and columns. Choose it before `setup`: it decides the state's shape.
+        /// Which dimensions are rows and columns. Choose `matrix` before `setup`: it decides the state's
+        /// shape.
         matrix: MatrixForm = MatrixForm::Stack => range::any,
     }
 }
@@ -122,10 +123,10 @@ impl APOLLO {
         };
         let matrices = self.matrix.stacked(dx)?;
         let vectors = projection.random_vectors(self.seed, path, (t - 1) / self.interval, dx)?;
-        let projected = projection.projected(&matrices, &vectors)?;
+        let projected = projection.project(&matrices, &vectors)?;
         move_moments(&projected, [&mut *m, &mut *v], self.beta)?;
-        // The numbers of `random_vectors` are those of P divided by `spread`, and so m and √v are smaller by
-        // this factor. The direction stays the same if ε is divided by `spread`, too.
+        // `random_vectors` returns the numbers of P divided by `spread`, so m and √v are smaller by this
+        // factor. The direction stays the same if ε is divided by `spread`, too.
         let spread = projection.spread();
         let adam = whole_direction((m, 1.0), (v, 1.0), self.epsilon / spread)?;
         let lengths = |x: &Tensor| match (self.tensor_wise, projection.dimension()) {
@@ -134,17 +135,17 @@ impl APOLLO {
             (false, _) => row_norms(x),
         };
         let scaled = matrices.broadcast_mul(&ratio(&lengths(&adam)?, &(lengths(&projected)? * spread)?)?)?;
-        let factor = self.limit(&norms(&scaled)?, size)?;
+        let factor = self.growth_factor(&norms(&scaled)?, size)?;
         let rate = self.eta * self.alpha * correction(self.beta.1, t).sqrt() / correction(self.beta.0, t);
-        // η·λ·(x - u) is in two places: this factor has the part of u, and `projected_step` adds the part of
+        // η·λ·(x - u) has two terms: this factor makes the term of u, and `projected_step` adds the term of
         // x.
         scaled.broadcast_mul(&factor)?.reshape(dx.shape())? * (rate * (1.0 - self.eta * self.lambda))
     }
 
     /// The factor that keeps a step of this length from being much longer than the step before.
     ///
-    /// `size` has the length of the step before, and becomes that of the limited step.
-    fn limit(&self, length: &Tensor, size: &mut Tensor) -> Candle<Tensor> {
+    /// `size` has the length of the step before, and becomes the length of the limited step.
+    fn growth_factor(&self, length: &Tensor, size: &mut Tensor) -> Candle<Tensor> {
         let longest = (&*size * (1.0 + self.growth))?;
         // After a step of length 0 any length is allowed, otherwise all further steps would be 0.
         let is_longer = (length.gt(&longest)? * size.gt(0.0)?)?;

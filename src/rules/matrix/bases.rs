@@ -35,8 +35,8 @@ pub(crate) fn eigenvectors(stack: &Tensor) -> Candle<Tensor> {
 /// One step of power iteration: brings `basis` nearer to the eigenvectors of its matrix.
 ///
 /// 1. Multiply the basis by the matrix.
-/// 2. Sort its vectors in descending order of the estimates of eigenvalues, bᵀ·A·b.
-/// 3. Make them orthonormal.
+/// 2. Sort the vectors of the product in descending order of the estimates of eigenvalues, bᵀ·A·b.
+/// 3. Make the vectors orthonormal.
 ///
 /// Returns the new basis, and for each of its vectors the index before sorting.
 pub(crate) fn iterate_basis(stack: &Tensor, basis: &Tensor) -> Candle<(Tensor, Tensor)> {
@@ -61,23 +61,23 @@ fn descending_order(rows: &Tensor) -> Candle<Tensor> {
 
 /// The rows (`dimension` 1) or columns (2) of each matrix in the given order.
 pub(crate) fn reordered(stack: &Tensor, order: &Tensor, dimension: usize) -> Candle<Tensor> {
-    let places = order.unsqueeze(3 - dimension)?.broadcast_as(stack.shape())?.contiguous()?;
-    stack.contiguous()?.gather(&places, dimension)
+    let indices = order.unsqueeze(3 - dimension)?.broadcast_as(stack.shape())?.contiguous()?;
+    stack.contiguous()?.gather(&indices, dimension)
 }
 
 /// (A + ε·I)^-p of each matrix A. No eigenvalue of A may be negative.
 pub(crate) fn inverse_power(stack: &Tensor, epsilon: f64, power: f64) -> Candle<Tensor> {
-    let halves = map_matrices(stack, |matrix, n| {
+    let scaled_vectors = map_matrices(stack, |matrix, n| {
         let Eigen { values, mut vectors } = eigen(matrix, n)?;
         for (vector, value) in vectors.chunks_exact_mut(n).zip(values) {
             // Rounding can make an eigenvalue of zero a small negative number.
             let shifted = value.max(0.0) + epsilon;
-            // Without ε a direction that no gradient had has the eigenvalue 0, and gets no step.
-            let half = if shifted > 0.0 { shifted.powf(-power / 2.0) } else { 0.0 };
-            vector.iter_mut().for_each(|x| *x *= half);
+            // If ε is 0, a direction that no gradient had has the eigenvalue 0, and gets no step.
+            let factor = if shifted > 0.0 { shifted.powf(-power / 2.0) } else { 0.0 };
+            vector.iter_mut().for_each(|x| *x *= factor);
         }
         Some(vectors)
     })?;
     // Each vector v has the factor λ^(-p/2), so that one product is the sum of v·vᵀ·λ^-p.
-    cast_like(&halves.t()?.matmul(&halves)?, stack)
+    cast_like(&scaled_vectors.t()?.matmul(&scaled_vectors)?, stack)
 }

@@ -76,7 +76,7 @@ impl Matrices {
             .with_expected("two dimensions or more")
             .with_remedy(remedy));
         };
-        // 0 if there are no parts.
+        // The sum is 0 if `parts` is empty.
         let total = self.parts.iter().sum::<usize>();
         // A rank without elements of the parameter sees a shape of zeros, which shows nothing about the rows.
         if x.elem_count() == 0 {
@@ -175,31 +175,32 @@ const PIECE_ELEMENTS: usize = 1 << 15;
 /// Applies `function` to pieces of the stacks, and joins the results.
 ///
 /// - On a device, and if there are few elements, all matrices are one piece.
-/// - Matrices of up to `PIECE_ELEMENTS` elements: pieces of several matrices, on all threads.
-/// - Larger matrices: one after another, because candle uses all threads for the product of a large matrix.
+/// - Matrices of up to `PIECE_ELEMENTS` elements make pieces of several matrices, which run on all threads.
+/// - Larger matrices run one after another, because candle uses all threads for the product of a large
+///   matrix.
 fn in_pieces<const N: usize>(
     stacks: [Tensor; N],
     function: &(impl Fn([Tensor; N]) -> Candle<[Tensor; N]> + Sync),
 ) -> Candle<[Tensor; N]> {
     let (count, rows, columns) = stacks[0].dims3()?;
-    let fitting = if stacks[0].device().is_cpu() { PIECE_ELEMENTS / (rows * columns) } else { count };
-    let (per_piece, is_large) = (fitting.max(1), fitting == 0);
+    let capacity = if stacks[0].device().is_cpu() { PIECE_ELEMENTS / (rows * columns) } else { count };
+    let (per_piece, is_large) = (capacity.max(1), capacity == 0);
     if count <= per_piece {
         return function(stacks);
     }
-    let piece = |first: usize| {
+    let piece_results = |first: usize| {
         function(collect_array(
             stacks.each_ref().map(|stack| stack.narrow(0, first, per_piece.min(count - first))),
         )?)
     };
     let firsts: Vec<usize> = (0..count).step_by(per_piece).collect();
-    let pieces: Vec<_> = if is_large {
-        firsts.into_iter().map(piece).collect::<Candle<_>>()
+    let results: Vec<_> = if is_large {
+        firsts.into_iter().map(piece_results).collect::<Candle<_>>()
     } else {
-        firsts.into_par_iter().map(piece).collect()
+        firsts.into_par_iter().map(piece_results).collect()
     }?;
     collect_array(std::array::from_fn(|i| {
-        Tensor::cat(&pieces.iter().map(|piece| &piece[i]).collect::<Vec<_>>(), 0)
+        Tensor::cat(&results.iter().map(|tensors| &tensors[i]).collect::<Vec<_>>(), 0)
     }))
 }
 

@@ -19,10 +19,11 @@ crate::hyper_parameters! {
     /// dx' = η·(α·Pᵀ·u + λ·x)                       α·u·P
     /// ```
     ///
-    /// P has `rank` rows, as long as the shorter side of the matrix. Its numbers are independent, from N(0, 1
-    /// / length), so that the rows are nearly orthogonal and of length 1. P is replaced every `interval`
-    /// steps; m and v stay. The numbers are a hash of seed, path, interval and place. Therefore they are not
-    /// stored, and they are the same with any engine, on any rank and after a restart.
+    /// P has `rank` rows, which are as long as the shorter side of the matrix. The numbers of P are
+    /// independent, from N(0, 1 / length), so that the rows are nearly orthogonal and of length 1. P is
+    /// replaced every `interval` steps; m and v stay. Each number is a hash of seed, path, interval and
+    /// index. Therefore the numbers are not stored, and they are the same with any engine, on any rank and
+    /// after a restart.
     ///
     /// Rows and columns are the last two dimensions. A tensor with more dimensions is a stack of matrices,
     /// unless `matrix` makes it one matrix. Vectors and numbers, and matrices whose shorter side is not
@@ -31,8 +32,8 @@ crate::hyper_parameters! {
     /// # What it costs
     /// The state has 2·rank numbers for each element of the longer side. In F32 this is 8·rank / (length of
     /// the shorter side) bytes per element of the parameter, instead of 8. A step costs two products, 4·rank
-    /// operations per element, and rank·(length of the shorter side) random numbers. The host makes these in
-    /// about 60 ns each, divided among its cores.
+    /// operations per element, and rank·(length of the shorter side) random numbers. The host makes each
+    /// number in about 60 ns, and divides the numbers among its cores.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor, Var};
@@ -53,8 +54,8 @@ crate::hyper_parameters! {
     ///
     /// # Departures
     /// The paper's P has the first singular vectors of the gradient, which cost a decomposition in each
-    /// interval and the memory of P. Random vectors are those of the paper's ablation and of Flora (Hao et
-    /// al. 2024, [arXiv 2402.03293](https://arxiv.org/abs/2402.03293)). Random vectors need more steps and a
+    /// interval and the memory of P. Random vectors are in the paper's ablation and in Flora (Hao et al.
+    /// 2024, [arXiv 2402.03293](https://arxiv.org/abs/2402.03293)). Random vectors need more steps and a
     /// larger rank. The rule is checked against pytorch_optimizer's `GaLore` with this P, except for two
     /// differences: that rule decays after the step, and adds ε before the bias correction of v. torch, optax
     /// and Optimisers.jl have no such rule.
@@ -67,7 +68,7 @@ crate::hyper_parameters! {
         lambda: f64 = 0.0 => range::non_negative,
         /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
-        /// The number of directions. Choose it before `setup`: it decides the state's shape.
+        /// The number of directions. Choose `rank` before `setup`: it decides the state's shape.
         rank: u64 = 128 => range::at_least_one,
         /// The number of steps after which P is replaced.
         interval: u64 = 200 => range::at_least_one,
@@ -75,7 +76,8 @@ crate::hyper_parameters! {
         alpha: f64 = 0.25 => range::non_negative,
         /// The seed of the directions.
         seed: u64 = 0 => range::any,
-        /// Which dimensions are rows and columns. Choose it before `setup`: it decides the state's shape.
+        /// Which dimensions are rows and columns. Choose `matrix` before `setup`: it decides the state's
+        /// shape.
         matrix: MatrixForm = MatrixForm::Stack => range::any,
     }
 }
@@ -90,8 +92,8 @@ impl GaLore {
         let mut adam = |gradient: &Tensor| direction(gradient, [m, v], self.beta, self.epsilon, t);
         let Some(projection) = projection else { return adam(dx)? * self.eta };
         let vectors = projection.random_vectors(self.seed, path, (t - 1) / self.interval, dx)?;
-        let step = adam(&projection.projected(&self.matrix.stacked(dx)?, &vectors)?)?;
-        projection.projected_back(&step, &vectors)?.reshape(dx.shape())? * (self.eta * self.alpha)
+        let step = adam(&projection.project(&self.matrix.stacked(dx)?, &vectors)?)?;
+        projection.project_back(&step, &vectors)?.reshape(dx.shape())? * (self.eta * self.alpha)
     }
 }
 

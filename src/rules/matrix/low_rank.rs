@@ -49,7 +49,8 @@ impl LowRank {
         form: MatrixForm,
     ) -> Result<Option<Self>> {
         match state.tensors.first().map(|(_, m)| m.shape()) {
-            // A projection makes one dimension shorter, so that the shape of x means no projection.
+            // A projection makes one dimension shorter. A moment in the shape of x therefore means no
+            // projection.
             Some(shape) if shape == x.shape() => Ok(None),
             Some(shape @ &[_, rows, columns]) => {
                 let projection = LowRank::new(x, form, rows.min(columns));
@@ -68,22 +69,22 @@ impl LowRank {
         if self.side == Side::Left { [count, rank, longer] } else { [count, longer, rank] }
     }
 
-    /// The dimension of a stack that is projected.
+    /// The projected dimension of a stack.
     pub(crate) fn dimension(self) -> usize {
         self.side.dimension()
     }
 
     /// Makes `rank` random vectors for each matrix, as the columns of a stack.
     ///
-    /// The numbers are independent, from N(0, 1 / length of a vector). Each is a hash of seed, path, period
-    /// (the index of the interval) and its place in a tensor \[matrices, rank, length\].
+    /// The numbers are independent, from N(0, 1 / length of a vector). Each number is a hash of seed, path,
+    /// period (the index of the interval) and the number's index in a tensor \[matrices, rank, length\].
     pub(crate) fn random_vectors(self, seed: u64, path: &str, period: u64, like: &Tensor) -> Candle<Tensor> {
         let key = random_key(seed, period, path);
         let deviation = (self.shorter as f64).sqrt().recip();
-        // Each number follows from its place alone, so that the number of threads changes no bit.
+        // Each number follows from its index alone, so that the number of threads changes no bit.
         let numbers = (0..self.count * self.rank * self.shorter)
             .into_par_iter()
-            .map(|place| deviation * gaussian(key, place));
+            .map(|index| deviation * gaussian(key, index));
         let vectors = Tensor::from_vec(
             numbers.collect::<Vec<f64>>(),
             (self.count, self.rank, self.shorter),
@@ -98,18 +99,18 @@ impl LowRank {
     }
 
     /// P·X or X·Pᵀ, for vectors of [`LowRank::random_vectors`].
-    pub(crate) fn projected(self, x: &Tensor, vectors: &Tensor) -> Candle<Tensor> {
-        self.side.turned(x, vectors)
+    pub(crate) fn project(self, x: &Tensor, vectors: &Tensor) -> Candle<Tensor> {
+        self.side.rotate(x, vectors)
     }
 
     /// Pᵀ·X or X·P
-    pub(crate) fn projected_back(self, x: &Tensor, vectors: &Tensor) -> Candle<Tensor> {
-        self.side.turned_back(x, vectors)
+    pub(crate) fn project_back(self, x: &Tensor, vectors: &Tensor) -> Candle<Tensor> {
+        self.side.rotate_back(x, vectors)
     }
 }
 
 /// The names of the moments of a projected gradient. Rules that keep moments of the gradient itself do not
-/// take these over.
+/// take over moments of these names.
 const MOMENTS: [&str; 2] = ["low_rank_m", "low_rank_v"];
 
 /// A state with Adam's moments of the gradient, or of its projection if the gradient is projected.
@@ -153,8 +154,8 @@ pub(crate) struct ProjectedStep<'a> {
 
 /// Plans a step of a rule whose state begins with the moments of [`with_moments`].
 ///
-/// `step` gets the gradient and all state tensors. The decay of `adam` follows. A parameter without matrices
-/// has the step of `adam` instead.
+/// `step` gets the gradient and all state tensors. The weight decay of `adam` follows `step`. A parameter
+/// without matrices has the step of `adam` instead.
 pub(crate) fn projected_step<'a, const N: usize>(
     rule: &'a impl Rule,
     form: MatrixForm,

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::numbers::value::Arithmetic;
 use crate::rule::{Counters, Elementwise, Flow, Gradient, Rule, Slots, State, state_of_another_rule};
 
-/// Plans a step in three parts:
+/// Plans a step in three stages:
 ///
 /// 1. `momentum(t)` is the arithmetic of step t, which moves the first tensor of the state.
 /// 2. `direction` moves the second tensor, the second moment, and returns the direction.

@@ -9,8 +9,8 @@ use crate::rules::gradient::weight_decay::WeightDecay;
 orthogonal_parameters! {
     /// Muon: momentum with all singular values moved near 1.
     ///
-    /// The Newton-Schulz iteration moves them by matrix products. Source: Jordan et al. 2024, ["Muon: An
-    /// optimizer for hidden layers in neural networks"](https://kellerjordan.github.io/posts/muon/).
+    /// The Newton-Schulz iteration moves the values by matrix products. Source: Jordan et al. 2024, ["Muon:
+    /// An optimizer for hidden layers in neural networks"](https://kellerjordan.github.io/posts/muon/).
     ///
     /// ```text
     /// m   = ρ·m + (1 - ρ)·dx
@@ -52,14 +52,14 @@ orthogonal_parameters! {
     /// ```
     ///
     /// # Cost
-    /// The rule uses candle's matrix products, in the compute dtype or that of `products`, on several
-    /// parameters of about a million elements together, or on one larger parameter. For square matrices in
-    /// F32 a step needs 28 bytes for each of these elements, in addition to the state.
+    /// The rule uses candle's matrix products, in the compute dtype or that of `products`. It works on
+    /// several parameters at a time, with about a million elements together, or on one larger parameter. For
+    /// square matrices in F32 a step needs 28 bytes for each of these elements, in addition to the state.
     ///
     /// On the CPU set the environment variable `RAYON_NUM_THREADS` to the number of cores. Otherwise candle
-    /// 0.11 reads `/proc/cpuinfo` before each product, which takes longer than the product of small matrices:
-    /// with the variable, 64 matrices of 32 × 32, each a parameter, take less than a tenth of the time. From
-    /// 256 × 256 on there is no difference (machine not recorded).
+    /// 0.11 reads `/proc/cpuinfo` before each product, which takes longer than the product of small matrices.
+    /// With the variable, 64 parameters of 32 × 32 take less than a tenth of the time. From 256 × 256 on
+    /// there is no difference (machine not recorded).
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor, Var};
@@ -79,9 +79,10 @@ orthogonal_parameters! {
     ///
     /// # Departures
     /// The momentum is corrected for its start, as in optax's `scale_by_muon`. The author's code and torch's
-    /// `Muon` do not correct it, which gives m and dx other weights in the first steps. Their iteration is in
-    /// bf16, which is a choice of `products` here. torch takes only matrices, and its λ is 0.1 by default.
-    /// Optimisers.jl has no such rule. nanochat has both `equilibrate` and `renormalise`, with an ε of 1e-6.
+    /// `Muon` do not correct it, which gives m and dx other weights in the first steps. The author's code and
+    /// torch iterate in bf16, which is a choice of `products` here. torch takes only matrices, and its λ is
+    /// 0.1 by default. Optimisers.jl has no such rule. nanochat has both `equilibrate` and `renormalise`,
+    /// with an ε of 1e-6.
     ///
     /// The author's code (KellerJordan/Muon) takes a tensor of four dimensions as `MatrixForm::Flat` does,
     /// but scales its step by √max(1, height / width) of the kernel: 1 for a square kernel. Here, in timm

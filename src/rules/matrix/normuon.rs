@@ -43,14 +43,14 @@ orthogonal_parameters! {
     ///
     /// # Departures
     /// For matrices the rule is that of the authors' code. The paper's step has the root mean square 0.2.
-    /// With `scale: StepScale::MatchAdamW` a step has it here, too, as far as the singular values are near 1.
-    /// The momentum is corrected for its start, see [`Muon`](crate::Muon). torch, optax and Optimisers.jl
-    /// have no such rule.
+    /// With `scale: StepScale::MatchAdamW` a step of this rule has it, too, as far as the singular values are
+    /// near 1. The momentum is corrected for its start, see [`Muon`](crate::Muon). torch, optax and
+    /// Optimisers.jl have no such rule.
     ///
     /// With `MatrixForm::Flat` a kernel of four dimensions has one second moment per output channel, and one
-    /// norm, as in pytorch_optimizer 4.1.0: for [8, 4, 3, 3] it has 8 second moments. The authors' code
-    /// (zichongli5/NorMuon) uses the flat matrix only to make it orthogonal. That code has a second moment
-    /// for each row of each 3 × 3 window, hence 96, and a norm for each window.
+    /// norm, as in pytorch_optimizer 4.1.0: a kernel of [8, 4, 3, 3] has 8 second moments. The authors' code
+    /// (zichongli5/NorMuon) uses the flat matrix only to make the kernel orthogonal. That code has a second
+    /// moment for each row of each 3 × 3 filter, hence 96, and a norm for each filter.
     pub struct NorMuon, StepScale::Original, {
         /// η: the learning rate.
         eta: f64 = 0.02 => range::non_negative,
@@ -66,15 +66,15 @@ orthogonal_parameters! {
 }
 
 impl NorMuon {
-    fn direction(&self, u: &Tensor, v: &mut Tensor) -> Candle<Tensor> {
+    fn direction(&self, momentum: &Tensor, v: &mut Tensor) -> Candle<Tensor> {
         let orthogonal = self.orthogonal();
-        let [direction, next_v] = orthogonal.matrices.map([u, v], |[u, v]| {
-            let u = orthogonal.orthogonalise(&u)?;
-            let v = lerp(&v, &u.sqr()?.mean_keepdim(D::Minus1)?, 1.0 - self.beta.1)?;
-            let w = u.broadcast_div(&(v.sqrt()? + orthogonal.epsilon)?)?;
+        let [direction, next_v] = orthogonal.matrices.map([momentum, v], |[momentum, v]| {
+            let u = orthogonal.orthogonalise(&momentum)?;
+            let next_v = lerp(&v, &u.sqr()?.mean_keepdim(D::Minus1)?, 1.0 - self.beta.1)?;
+            let w = u.broadcast_div(&(next_v.sqrt()? + orthogonal.epsilon)?)?;
             let factor =
                 ((norms(&u)? / (norms(&w)? + orthogonal.epsilon)?)? * (self.eta * orthogonal.scale(&u)?))?;
-            Ok([w.broadcast_mul(&factor)?, v])
+            Ok([w.broadcast_mul(&factor)?, next_v])
         })?;
         *v = next_v;
         Ok(direction)
@@ -84,11 +84,11 @@ impl NorMuon {
 impl Rule for NorMuon {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
         self.matrices().check_shape("NorMuon", x)?;
-        let column = self.matrices().column_shape(x);
+        let column_shape = self.matrices().column_shape(x);
         State::for_slots(x, &[Slot::zeros("m")])?.with_slot(
             Slot::zeros("orthogonal_row_v").second_moment(),
             x,
-            column,
+            column_shape,
         )
     }
 

@@ -26,8 +26,9 @@ crate::choice! {
         Jordan,
         /// Five polynomials in turn, those of modded-nanogpt.
         ///
-        /// They leave singular values nearer to 1 than `Jordan`. Later steps repeat the fifth polynomial, as
-        /// in timm and pytorch_optimizer. NVIDIA's `quintic` starts again with the first.
+        /// Singular values end nearer to 1 than with `Jordan`. Steps after the fifth repeat the fifth
+        /// polynomial, as in timm and pytorch_optimizer. NVIDIA's `quintic` starts again with the first
+        /// polynomial.
         Quintic,
         /// The best polynomial for each step, if singular values are between 0.001 and 1.
         ///
@@ -99,11 +100,11 @@ crate::choice! {
         /// 0.2·√max(m, n), which gives a step the root mean square of AdamW's step.
         ///
         /// AdamW's η and λ then fit (Liu et al. 2025, [arXiv 2502.16982](https://arxiv.org/abs/2502.16982)).
-        /// This is the factor of Moonlight, and torch's `match_rms_adamw`.
+        /// Moonlight has this factor. torch calls the factor `match_rms_adamw`.
         MatchAdamW,
         /// √(m / n), the spectral norm for which one η fits models of all widths.
         ///
-        /// This is torch's `spectral_unclamped`, and dion's factor.
+        /// dion has this factor. torch calls the factor `spectral_unclamped`.
         Spectral,
         /// No factor: 1.
         None,
@@ -131,8 +132,8 @@ crate::choice! {
         Compute,
         /// BF16, as in the authors' code and torch: faster on devices with units for BF16.
         ///
-        /// On the CPU BF16 is slower, because candle widens to F32 there. The terms of a polynomial are added
-        /// in F32, with coefficients that are not rounded. Each sum is rounded once.
+        /// On the CPU BF16 is slower, because candle's products widen BF16 to F32. The terms of a polynomial
+        /// are added in F32, with coefficients that are not rounded. Each sum is rounded once.
         BF16,
         /// F16.
         F16,
@@ -169,7 +170,8 @@ impl Orthogonal {
         } else {
             stack.clone()
         };
-        // No singular value is larger than this norm, so that all are at most 1 after the division.
+        // No singular value of a matrix is larger than the matrix's norm. After the division all singular
+        // values are at most 1.
         let divisors = ((norms(equilibrated)? + self.epsilon)? / self.coefficients.norm())?;
         let normed = equilibrated.broadcast_div(&divisors)?.to_dtype(match self.products {
             Products::Compute => stack.dtype(),
@@ -192,16 +194,16 @@ impl Orthogonal {
 
     fn iterate(&self, mut u: Tensor) -> Candle<Tensor> {
         let dtype = u.dtype();
-        // In 16 bits the coefficients would be rounded, and the polynomial would be a different one.
-        let wide = |x: &Tensor| x.to_dtype(if dtype == DType::F64 { DType::F64 } else { DType::F32 });
+        // Coefficients rounded to 16 bits would make another polynomial.
+        let widen = |x: &Tensor| x.to_dtype(if dtype == DType::F64 { DType::F64 } else { DType::F32 });
         for step in 0..self.steps as usize {
             let (a, b, c) = self.coefficients.polynomial(step);
             let s = u.matmul(&u.transpose(1, 2)?)?;
-            let linear = (wide(&s)? * b)?;
+            let linear = (widen(&s)? * b)?;
             // `Cubic` has no fifth power, and saves the product s·s.
             let polynomial =
-                if c == 0.0 { linear } else { (linear + (wide(&s.matmul(&s)?)? * c)?)? }.to_dtype(dtype)?;
-            u = ((wide(&u)? * a)? + wide(&polynomial.matmul(&u)?)?)?.to_dtype(dtype)?;
+                if c == 0.0 { linear } else { (linear + (widen(&s.matmul(&s)?)? * c)?)? }.to_dtype(dtype)?;
+            u = ((widen(&u)? * a)? + widen(&polynomial.matmul(&u)?)?)?.to_dtype(dtype)?;
         }
         Ok(u)
     }
@@ -213,9 +215,10 @@ impl Orthogonal {
     }
 }
 
-/// Declares a rule that makes matrices orthogonal, by [`hyper_parameters!`](crate::hyper_parameters).
+/// Declares, by [`hyper_parameters!`](crate::hyper_parameters), a rule that makes matrices orthogonal.
 ///
-/// The rule has the fields that are passed, among them `epsilon`, and the fields that all these rules have.
+/// The rule has the fields that are passed, which must include `epsilon`, and the fields that all such rules
+/// share.
 macro_rules! orthogonal_parameters {
     (
         $(#[$meta:meta])*
@@ -246,13 +249,13 @@ macro_rules! orthogonal_parameters {
                 products: $crate::rules::matrix::Products = $crate::rules::matrix::Products::Compute => $crate::rule::range::any,
                 /// Whether all rows of a matrix are scaled to one norm before the iteration.
                 ///
-                /// That norm is the root mean square of the norms of all rows. This is the row form of MuonEq
-                /// ([arXiv 2603.28254](https://arxiv.org/abs/2603.28254)), which nanochat always uses.
+                /// The norm is the root mean square of the norms of all rows. The option is the row form of
+                /// MuonEq ([arXiv 2603.28254](https://arxiv.org/abs/2603.28254)), which nanochat always uses.
                 equilibrate: bool = false => $crate::rule::range::any,
                 /// Whether a matrix is scaled to √min(rows, columns), the norm of an orthogonal matrix, after
                 /// the iteration.
                 ///
-                /// This is Muon+ ([arXiv 2602.21545](https://arxiv.org/abs/2602.21545)), which nanochat
+                /// The option is Muon+ ([arXiv 2602.21545](https://arxiv.org/abs/2602.21545)), which nanochat
                 /// always uses.
                 renormalise: bool = false => $crate::rule::range::any,
             }

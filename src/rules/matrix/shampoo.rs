@@ -63,14 +63,14 @@ crate::hyper_parameters! {
     /// [`Isa`](crate::Isa) is chosen. The rule needs the feature `candle`.
     ///
     /// # Departures
-    /// With β = (0, 1), `interval` 1 and no grafting the rule is the paper's, whose p is 1/4, except that the
-    /// paper adds ε₁ once, at the start. With these settings the rule was checked against pytorch_optimizer's
-    /// `Shampoo`. In that rule and in the distributed form a vector has a full matrix, and a tensor of more
-    /// than two dimensions has one matrix for each dimension. The distributed form cuts matrices larger than
-    /// 1024 into blocks.
+    /// With β = (0, 1), `interval` 1 and no grafting the rule is the paper's, whose p is 1/4. Only ε₁
+    /// differs: the paper adds ε₁ once, at the start. With these settings the rule was checked against
+    /// pytorch_optimizer's `Shampoo`. In that rule and in the distributed form a vector has a full matrix,
+    /// and a tensor of more than two dimensions has one matrix for each dimension. The distributed form cuts
+    /// matrices larger than 1024 into blocks.
     ///
-    /// In the first `interval` - 1 steps there are no roots, and the step is a. The distributed form takes
-    /// the step of its grafting until `start_preconditioning_step`, by default its interval. In
+    /// The state has no roots in the first `interval` - 1 steps, and the step is a. The distributed form
+    /// takes the step of its grafting until `start_preconditioning_step`, by default its interval. In
     /// pytorch_optimizer's `Shampoo` the roots are zeros at the start, so that nothing moves until roots are
     /// computed. torch, optax and Optimisers.jl have no such rule.
     pub struct Shampoo: AdaptiveStep {
@@ -90,9 +90,10 @@ crate::hyper_parameters! {
         exponent: f64 = 0.25 => up_to_one,
         /// Whether a step is scaled to the norm of Adam's step.
         graft: bool = true => range::any,
-        /// The longest side that has a root. Choose it before `setup`: it decides the state's shape.
+        /// The longest side that has a root. Choose `max_size` before `setup`: it decides the state's shape.
         max_size: u64 = 1024 => range::any,
-        /// Which dimensions are rows and columns. Choose it before `setup`: it decides the state's shape.
+        /// Which dimensions are rows and columns. Choose `matrix` before `setup`: it decides the state's
+        /// shape.
         matrix: MatrixForm = MatrixForm::Stack => range::any,
     }
 }
@@ -137,16 +138,16 @@ impl Shampoo {
     ) -> Candle<Tensor> {
         let stacked = |x: &Tensor| self.matrix.stacked(x);
         let [m, v] = tensors;
-        let (second, first_correction) = (MomentWeights::new(self.beta.1, t), correction(self.beta.0, t));
+        let (weights, first_correction) = (MomentWeights::new(self.beta.1, t), correction(self.beta.0, t));
         *m = lerp(m, dx, 1.0 - self.beta.0)?;
-        *v = second.add(v, &dx.sqr()?)?;
-        let adam = whole_direction((m, first_correction), (v, second.correction), self.epsilon.1)?;
+        *v = weights.add(v, &dx.sqr()?)?;
+        let adam = whole_direction((m, first_correction), (v, weights.correction), self.epsilon.1)?;
         // The exponents of all sides add up to 2·p, so a single side has 2·p.
         let power = if sides.len() == 1 { 2.0 * self.exponent } else { self.exponent };
         for side in sides.iter_mut() {
-            side.collect(&stacked(dx)?, |mean, product| second.add(mean, product))?;
+            side.collect(&stacked(dx)?, |mean, product| weights.add(mean, product))?;
             if is_due {
-                *side.matrix = inverse_power(&(&*side.mean / second.correction)?, self.epsilon.0, power)?;
+                *side.matrix = inverse_power(&(&*side.mean / weights.correction)?, self.epsilon.0, power)?;
             }
         }
         // Before the first roots the matrices are zeros, and the step would be zero, too.
@@ -154,7 +155,7 @@ impl Shampoo {
             return adam * self.eta;
         }
         let mean = (stacked(m)? / first_correction)?;
-        let preconditioned = sides.iter().try_fold(mean, |x, side| side.side.turned(&x, side.matrix))?;
+        let preconditioned = sides.iter().try_fold(mean, |x, side| side.side.rotate(&x, side.matrix))?;
         let step = if self.graft {
             preconditioned.broadcast_mul(&ratio(&norms(&stacked(&adam)?)?, &norms(&preconditioned)?)?)?
         } else {

@@ -36,10 +36,11 @@ crate::hyper_parameters! {
     ///
     /// # What it costs
     /// A matrix has a state of 2·rows·columns + 2·(rows² + columns²) numbers in the compute dtype. For a
-    /// square matrix that is 6 numbers for each parameter, 24 bytes in F32. A step takes 3 products with each
-    /// side's basis and 1 for its mean, 8·rows + 8·columns operations for each parameter. The first gradient
-    /// costs the eigenvectors of each side, and every `interval` steps cost a QR decomposition of each side.
-    /// The host computes both in F64, one matrix in each thread. One matrix takes on one core of a server:
+    /// square matrix that is 6 numbers for each parameter, 24 bytes in F32. A step takes, for each side, 3
+    /// products with the basis and 1 product for the mean: 8·rows + 8·columns operations for each parameter.
+    /// The first gradient costs the eigenvectors of each side, and every `interval` steps cost a QR
+    /// decomposition of each side. The host computes both in F64, one matrix in each thread. One matrix takes
+    /// on one core of a server:
     ///
     /// | side | eigenvectors | QR |
     /// | --- | --- | --- |
@@ -89,9 +90,11 @@ crate::hyper_parameters! {
         epsilon: f64 = 1e-8 => range::non_negative,
         /// The number of steps after which the bases are brought nearer to the eigenvectors of the means.
         interval: u64 = 10 => range::at_least_one,
-        /// The longest side that has eigenvectors. Choose it before `setup`: it decides the state's shape.
+        /// The longest side that has eigenvectors. Choose `max_size` before `setup`: it decides the state's
+        /// shape.
         max_size: u64 = 1024 => range::any,
-        /// Which dimensions are rows and columns. Choose it before `setup`: it decides the state's shape.
+        /// Which dimensions are rows and columns. Choose `matrix` before `setup`: it decides the state's
+        /// shape.
         matrix: MatrixForm = MatrixForm::Stack => range::any,
     }
 }
@@ -113,10 +116,11 @@ impl SOAP {
                 side.collect(&gradient, |mean, product| lerp(mean, product, 1.0 - b3))?;
                 *side.matrix = eigenvectors(side.mean)?;
             }
-            // A product instead of zeros, so that NaN and infinity in the gradient reach the parameter.
+            // The result is a product instead of zeros, so that NaN and infinity in the gradient reach the
+            // parameter.
             return dx * 0.0;
         }
-        let turned = |x: Tensor| sides.iter().try_fold(x, |x, side| side.side.turned(&x, side.matrix));
+        let turned = |x: Tensor| sides.iter().try_fold(x, |x, side| side.side.rotate(&x, side.matrix));
         // m is stored in the parameter's coordinates, and turned in each step, so that new bases do not
         // change m.
         *m = lerp(m, dx, 1.0 - b1)?;
@@ -126,13 +130,13 @@ impl SOAP {
             (&next_v, correction(b2, t)),
             self.epsilon,
         )?;
-        let step = sides.iter().try_fold(turned_step, |x, side| side.side.turned_back(&x, side.matrix))?;
+        let step = sides.iter().try_fold(turned_step, |x, side| side.side.rotate_back(&x, side.matrix))?;
         for side in sides {
             side.collect(&gradient, |mean, product| lerp(mean, product, 1.0 - b3))?;
             if t.is_multiple_of(self.interval) {
                 let (basis, order) = iterate_basis(side.mean, side.matrix)?;
                 *side.matrix = basis;
-                // v has a number for each eigenvector, and `iterate_basis` has sorted these again.
+                // v has a number for each eigenvector, and `iterate_basis` has sorted the eigenvectors again.
                 next_v = reordered(&next_v, &order, side.side.dimension())?;
             }
         }
@@ -155,7 +159,8 @@ impl SOAP {
 
 impl Rule for SOAP {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
-        // v in the eigenvectors has a name of its own, so that no rule takes it over as Adam's second moment.
+        // v in the eigenvectors has a name of its own, so that no rule takes this v over as Adam's second
+        // moment.
         let [m, v, eigen_v] = ["m", "v", "eigen_v"].map(Slot::zeros);
         if self.matrix.dims(x.shape()).is_none() {
             return State::for_slots(x, &[m, v.second_moment()]);

@@ -2,13 +2,13 @@
 //! square tensors.
 //!
 //! The tensors of the left side mix rows, those of the right side mix columns. The first tensor of a side is
-//! the mean of G·Gᵀ (left) or Gᵀ·G (right) over gradients G. The second is a matrix computed from this mean,
+//! the mean of G·Gᵀ (left) or Gᵀ·G (right) over gradients G. The second tensor is computed from this mean,
 //! such as its eigenvectors or a root. A parameter is a stack of `count` matrices, so a tensor of a side of
 //! length `size` has the shape `[count, size, size]`.
 //!
-//! If a side is too long for its rule, it has no matrices. Its tensors stay in the state with the shape
-//! `[count, 0, 0]`, so that the names of tensors depend only on the number of dimensions. Ranks without a
-//! part of the parameter also need these names.
+//! A side that is too long for its rule has no matrices. The tensors of such a side stay in the state with
+//! the shape `[count, 0, 0]`, so that the names of tensors depend only on the number of dimensions. Ranks
+//! without a part of the parameter also need these names.
 
 use candle_core::{Result as Candle, Tensor};
 
@@ -55,7 +55,7 @@ impl Side {
     }
 
     /// Aᵀ·X or X·A
-    pub(crate) fn turned(self, x: &Tensor, matrix: &Tensor) -> Candle<Tensor> {
+    pub(crate) fn rotate(self, x: &Tensor, matrix: &Tensor) -> Candle<Tensor> {
         match self {
             Side::Left => matrix.t()?.matmul(x),
             Side::Right => x.matmul(matrix),
@@ -63,7 +63,7 @@ impl Side {
     }
 
     /// A·X or X·Aᵀ
-    pub(crate) fn turned_back(self, x: &Tensor, matrix: &Tensor) -> Candle<Tensor> {
+    pub(crate) fn rotate_back(self, x: &Tensor, matrix: &Tensor) -> Candle<Tensor> {
         match self {
             Side::Left => matrix.matmul(x),
             Side::Right => x.matmul(&matrix.t()?),
@@ -94,8 +94,8 @@ impl Side {
     }
 }
 
-/// Adds two tensors of zeros to a state for each side of the matrices of x: empty ones if the side is longer
-/// than `max_size`.
+/// Adds two tensors of zeros to a state for each side of the matrices of x. If a side is longer than
+/// `max_size`, its tensors are empty.
 pub(crate) fn with_sides(
     state: State,
     x: Parameter<'_>,
@@ -113,8 +113,8 @@ pub(crate) fn with_sides(
             x,
             if is_small { (count, size, size) } else { (count, 0, 0) },
         )?;
-        // If the parameter gets new rows, these tensors restart. The tensors of a matrix mix its rows. In a
-        // stack a row is a whole matrix, and a new matrix has no root yet.
+        // If the parameter gets new rows, these tensors restart, because the tensors of a matrix mix all its
+        // rows. In a stack a row is a whole matrix, and a new matrix has no root yet.
         Ok(if is_small { state.restarted_by_new_rows(name) } else { state })
     })
 }

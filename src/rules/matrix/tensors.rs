@@ -30,7 +30,7 @@ pub(crate) fn lerp(old: &Tensor, new: &Tensor, weight: f64) -> Result<Tensor> {
 }
 
 /// Adam's direction m̂ / (√v̂ + ε) of whole tensors. Each moment comes with its bias correction, which
-/// divides it.
+/// divides the moment.
 pub(crate) fn whole_direction(m: (&Tensor, f64), v: (&Tensor, f64), epsilon: f64) -> Result<Tensor> {
     (m.0 / m.1)? / ((v.0 / v.1)?.sqrt()? + above_zero(epsilon))?
 }

@@ -1,4 +1,4 @@
-//! The part that schedule-free rules share. The parameter y lies between a point z, which makes the steps,
+//! The code that schedule-free rules share. The parameter y lies between a point z, which makes the steps,
 //! and the mean x̄ of all points z.
 //!
 //! x̄ is not stored, because it follows from y = β·x̄ + (1 - β)·z. Written with increments, the recurrence
@@ -29,17 +29,17 @@ pub(crate) struct Interpolation {
 }
 
 impl Interpolation {
-    /// Moves z by `step`, and returns what is subtracted from y.
+    /// Moves z by `step`, and returns the step to subtract from y.
     #[inline(always)]
     pub(crate) fn step_of_y<V: Value>(self, y: V, z: &mut V, step: V) -> V {
-        // `towards` is computed before z moves, because the increment of y needs the old z.
-        let towards = (y - *z) * self.c;
+        // `step_to_z` is computed before z moves, because the increment of y needs the old z.
+        let step_to_z = (y - *z) * self.c;
         *z = *z - step;
-        towards + step * (1.0 - self.beta * (1.0 - self.c))
+        step_to_z + step * (1.0 - self.beta * (1.0 - self.c))
     }
 }
 
-/// A rule that becomes schedule-free. [`rule_by!`](crate::rules::rule_by) implements `Rule` for it.
+/// A rule that becomes schedule-free. [`rule_by!`](crate::rules::rule_by) implements `Rule` for such a rule.
 pub(crate) trait Interpolates: Adjust {
     /// The arithmetic of a step, on z and the rule's own slots (state tensors).
     type Step: Arithmetic;
@@ -103,22 +103,23 @@ pub(crate) fn apply<'a>(
     dx: Gradient<'a>,
 ) -> Result<Flow<'a>> {
     let State { tensors, counters, numbers, .. } = state;
-    let ([(_, t)], [(_, largest), (_, weights)]) = (&mut counters[..], &mut numbers[..]) else {
+    let ([(_, t)], [(_, largest_eta), (_, weights)]) = (&mut counters[..], &mut numbers[..]) else {
         return state_of_another_rule(rule);
     };
     // A missing gradient is no step: neither the counter nor the weights of the mean move.
     if dx.is_missing() {
         return Ok(Flow::Step(dx));
     }
-    let step = counts::add(*t, 1);
-    let eta = rule.eta_at(step);
-    let next_largest = largest.max(eta).min(LARGEST_RATE);
+    let next_t = counts::add(*t, 1);
+    let eta = rule.eta_at(next_t);
+    let next_largest = largest_eta.max(eta).min(LARGEST_RATE);
     let weight = next_largest * next_largest;
     let next_weights = *weights + weight;
     // If no learning rate was above 0 so far, there is nothing to average, and c would be 0 / 0.
     let c = if next_weights > 0.0 { weight / next_weights } else { 0.0 };
-    let kernel = rule.step_at(step, eta, Interpolation { beta: rule.weight_of_mean(), c });
-    let dx = dx.set_counter(t, step).set_number(largest, next_largest).set_number(weights, next_weights);
+    let kernel = rule.step_at(next_t, eta, Interpolation { beta: rule.weight_of_mean(), c });
+    let dx =
+        dx.set_counter(t, next_t).set_number(largest_eta, next_largest).set_number(weights, next_weights);
     Ok(Flow::Step(dx.map(kernel, Slots(tensors))))
 }
 

@@ -43,8 +43,9 @@ crate::hyper_parameters! {
     ///
     /// # Departures
     /// The rule is that of the authors' torch package, where `silent` is `silent_sgd_phase`. The rule is
-    /// checked against pytorch_optimizer's `ScheduleFreeRAdam`. If `silent` is true, both agree. If `silent`
-    /// is false, pytorch_optimizer has η_t = 1 until r is known. optax and Optimisers.jl have no such rule.
+    /// checked against pytorch_optimizer's `ScheduleFreeRAdam`. If `silent` is true, both rules agree. If
+    /// `silent` is false, pytorch_optimizer has η_t = 1 until r is known. optax and Optimisers.jl have no
+    /// such rule.
     pub struct ScheduleFreeRAdam: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 2.5e-3 => range::non_negative,

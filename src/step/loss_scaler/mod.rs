@@ -47,13 +47,13 @@ use crate::rule::out_of_range;
 /// # With accumulation
 /// Scale and update each micro-batch as above. Its gradient is divided by its own scale before
 /// [`AccumGrad`](crate::AccumGrad) adds it. The scale grows only with applied steps, at the end of a window.
-/// A micro-batch that overflows does not count, so its window needs one more. The scale falls at once,
-/// because otherwise the window might never end. [`OnOverflow::EndWindow`] gives up the window instead.
+/// A micro-batch that overflows does not count, so its window needs another micro-batch. The scale falls at
+/// once, because otherwise the window might never end. [`OnOverflow::EndWindow`] gives up the window instead.
 ///
 /// # With several losses or optimisers
-/// One scaler serves all of them. Run one iteration of the training in [`LossScaler::iteration`], which moves
-/// the scale once at its end, as torch's `update` does. Losses that are added up for one update need no
-/// iteration: scale each.
+/// One scaler serves all losses and optimisers. Run one iteration of the training in
+/// [`LossScaler::iteration`], which moves the scale once at its end, as torch's `update` does. Losses that
+/// are added up for one update need no iteration: scale each.
 ///
 /// # Without scaling
 /// [`LossScaler::enabled`] with `false` switches the scaler off, so that a loop written for f16 also runs in
@@ -108,7 +108,7 @@ pub struct LossScaler {
     iteration: Option<Findings>,
 }
 
-/// The findings of updates that move the scale.
+/// What one or more updates have found. The findings decide how the scale moves.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Findings {
     /// The first parameter whose gradient is not finite.
@@ -208,7 +208,8 @@ impl LossScaler {
     /// skipped. At the end the scale falls once if there was an overflow anywhere. Otherwise it counts one
     /// good step if any step was applied.
     ///
-    /// If `run` fails, the scale does not move. An iteration inside another is part of the outer one.
+    /// If `run` fails, the scale does not move. An iteration inside another iteration is part of the outer
+    /// iteration.
     ///
     /// # Errors
     /// The error of `run`; or if the scale would fall below its floor.
@@ -235,7 +236,7 @@ impl LossScaler {
         if self.iteration.is_some() {
             return run(self);
         }
-        // Runs on a copy, so that neither an error nor a panic leaves this scaler in the iteration. The
+        // `run` gets a copy, so that neither an error nor a panic leaves this scaler in the iteration. The
         // scaled loss goes to the copy, because an update inside may use the loss up before the failure.
         let mut inner = LossScaler { iteration: Some(Findings::default()), ..self.clone() };
         self.pending = None;
@@ -246,22 +247,22 @@ impl LossScaler {
         Ok(value)
     }
 
-    /// The scale that an update divides by; `None` if the scaler is off. `reported` is the scale that the
-    /// gradients report for their loss.
-    pub(crate) fn divisor(&self, reported: Option<f64>) -> Result<Option<f64>> {
+    /// The scale that an update divides by; `None` if the scaler is off. `reported_scale` is the scale that
+    /// the gradients report for their loss.
+    pub(crate) fn divisor(&self, reported_scale: Option<f64>) -> Result<Option<f64>> {
         self.check()?;
         if !self.enabled {
-            return check_unscaled(reported).map(|()| None);
+            return check_unscaled(reported_scale).map(|()| None);
         }
-        let unscaled = || {
+        let unscaled_error = || {
             Error::new(ErrorKind::LossScale, "the gradients are of a loss that was not scaled").with_remedy(
                 "call `scale` on the loss before `backward`, once per update; several updates of one \
                  iteration go into `LossScaler::iteration`",
             )
         };
-        let pending = self.pending.ok_or_else(unscaled)?;
-        match reported {
-            Some(scale) if scale != pending => Err(other_scale(scale)
+        let pending = self.pending.ok_or_else(unscaled_error)?;
+        match reported_scale {
+            Some(scale) if scale != pending => Err(other_scale_error(scale)
                 .with_expected(format_args!("{pending}, the scale of the last loss that this scaler scaled"))
                 .with_remedy(
                     "use the gradients of the last scaled loss, and the scaler that scaled this loss",
@@ -292,16 +293,16 @@ impl LossScaler {
         if ends_window {
             outcome.open_calls = 0;
         }
-        let update = Findings { overflow, has_stepped: outcome.has_stepped() };
+        let update_findings = Findings { overflow, has_stepped: outcome.has_stepped() };
         match &mut self.iteration {
             // The scale stays pending, because further updates of the iteration may divide by it.
             Some(findings) => {
-                findings.overflow = findings.overflow.take().or(update.overflow);
-                findings.has_stepped |= update.has_stepped;
+                findings.overflow = findings.overflow.take().or(update_findings.overflow);
+                findings.has_stepped |= update_findings.has_stepped;
             }
             None => {
                 self.pending = None;
-                self.move_scale(&update)?;
+                self.move_scale(&update_findings)?;
             }
         }
         Ok(ends_window)
@@ -411,17 +412,17 @@ impl LossScaler {
 }
 
 /// Refuses gradients that report a scale, in an update that would not divide by this scale.
-pub(crate) fn check_unscaled(reported: Option<f64>) -> Result<()> {
-    match reported {
+pub(crate) fn check_unscaled(reported_scale: Option<f64>) -> Result<()> {
+    match reported_scale {
         None => Ok(()),
-        Some(scale) => Err(other_scale(scale).with_remedy(
+        Some(scale) => Err(other_scale_error(scale).with_remedy(
             "pass the scaler to the update with `Update::scaler`, which divides the gradients by the scale",
         )),
     }
 }
 
 /// The error for gradients whose loss was multiplied by a scale that the update does not divide by.
-fn other_scale(scale: f64) -> Error {
+fn other_scale_error(scale: f64) -> Error {
     Error::new(ErrorKind::LossScale, "the gradients are of a loss that was multiplied by").with_got(scale)
 }
 
@@ -437,8 +438,8 @@ pub struct DynamicScale {
     pub backoff_factor: f64,
     /// The number of steps in a row without overflow after which the scale grows; at least 1.
     pub growth_interval: u64,
-    /// The number of the overflow on which the scale falls; 1 is the first. The count starts anew when the
-    /// scale grows.
+    /// The scale falls on the overflow with this number; 1 is the first. The count starts anew when the scale
+    /// grows.
     pub hysteresis: u64,
     /// The smallest scale, at least 1.18e-38. An overflow at this scale is an error.
     pub floor: f64,
@@ -460,7 +461,7 @@ impl Default for DynamicScale {
 /// What an overflow does to a window of [`AccumGrad`](crate::AccumGrad).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum OnOverflow {
-    /// The micro-batch does not count; the window needs one more.
+    /// The micro-batch does not count; the window needs another micro-batch.
     #[default]
     SkipMicroBatch,
     /// The window is given up: its sum is forgotten, and the next micro-batch is the first of a new window.

@@ -1,4 +1,5 @@
-//! A scaled loss and its gradients, which carry their scale: an update without the scaler refuses them.
+//! A scaled loss and its gradients, which carry their scale: an update without the scaler refuses such
+//! gradients.
 
 use std::ops::Deref;
 
@@ -18,15 +19,15 @@ impl LossScaler {
     /// the loss.
     ///
     /// # Errors
-    /// If the scale or a parameter of its movement is out of range.
+    /// If the scale or a number of its [`DynamicScale`](crate::DynamicScale) is out of range.
     pub fn scale(&mut self, loss: &Tensor) -> Result<ScaledLoss> {
         self.check()?;
         if !self.enabled {
             return Ok(ScaledLoss { loss: loss.clone(), scale: None });
         }
-        let scaled = scale_loss(loss, self.scale)?;
+        let scaled_loss = scale_loss(loss, self.scale)?;
         self.pending = Some(self.scale);
-        Ok(ScaledLoss { loss: scaled, scale: self.pending })
+        Ok(ScaledLoss { loss: scaled_loss, scale: self.pending })
     }
 
     /// Whether the scale falls if a gradient is not finite.

@@ -8,7 +8,7 @@ use candle_core::{Tensor, TensorId};
 use super::super::call::UpdateCall;
 use super::super::leaf::LeafPlan;
 use super::super::summary::StepSummary;
-use super::{OpenLeaf, StreamedStep, plan};
+use super::{OpenLeaf, StreamedStep, plan_leaf};
 use crate::engine::Progress;
 use crate::error::Result;
 use crate::model::candle::not_candle_variable;
@@ -20,10 +20,10 @@ impl StreamedStep<'_> {
         self.call.loss_scale
     }
 
-    /// The paths of the model's variables. Refuses other memory, because it is in no graph.
+    /// The paths of the model's variables. Refuses other memory, because such memory is in no graph.
     pub(crate) fn paths(&mut self) -> Result<HashMap<TensorId, String>> {
-        let path = |(open, x): (&mut Mutex<OpenLeaf>, &Lent<'_>)| {
-            let path = &open.get_mut().unwrap_or_else(PoisonError::into_inner).leaf.path;
+        let path = |(open_leaf, x): (&mut Mutex<OpenLeaf>, &Lent<'_>)| {
+            let path = &open_leaf.get_mut().unwrap_or_else(PoisonError::into_inner).leaf.path;
             let variable = x.tensor().ok_or_else(|| not_candle_variable(path))?;
             Ok((variable.id(), path.clone()))
         };
@@ -34,15 +34,15 @@ impl StreamedStep<'_> {
     /// a variable whose gradient will come.
     pub(crate) fn check_complete(&mut self, will_come: impl Fn(&Tensor) -> bool) -> Result<()> {
         let (leaves, call) = (self.leaves.iter_mut(), &self.call);
-        let plans = leaves.zip(&self.parameters).map(|(open, x)| {
-            let leaf = &mut open.get_mut().unwrap_or_else(PoisonError::into_inner).leaf;
+        let plans = leaves.zip(&self.parameters).map(|(open_leaf, x)| {
+            let leaf = &mut open_leaf.get_mut().unwrap_or_else(PoisonError::into_inner).leaf;
             if x.tensor().is_some_and(&will_come) && !leaf.is_frozen() {
                 let progress = Some(Progress::Applied);
                 return Ok(LeafPlan { progress, has_gradient: true, moves: true, ..LeafPlan::default() });
             }
             // The rule decides what a missing gradient means: a window, for example, may wait for a gradient
             // of a later call.
-            Ok(plan(call, leaf, x, [], &mut None)?.plans[0].clone())
+            Ok(plan_leaf(call, leaf, x, [], &mut None)?.plans[0].clone())
         });
         let plans = plans.collect::<Result<Vec<_>>>()?;
         // The call is not streamed here, because the error would report that parameters have moved.

@@ -16,7 +16,8 @@ pub use policy::PrecisionPolicy;
 use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::numbers::is_supported;
 
-/// Refuses dtypes that parameters and layers cannot have. `place` names in the error what has the dtype.
+/// Refuses dtypes that parameters and layers cannot have. `place` is the name of the pattern or type that has
+/// the dtype, for the error.
 fn check_supported(place: impl Display, got: DType) -> Result<()> {
     if is_supported(got) { Ok(()) } else { Err(unsupported(place, got, FLOATS)) }
 }

@@ -99,7 +99,7 @@ impl PrecisionPolicy {
     ///
     /// # Errors
     /// - A parameter has another dtype than its pattern, or no pattern matches it.
-    /// - A pattern decides for no parameter, because it is probably mistyped.
+    /// - A pattern decides for no parameter. Such a pattern is probably mistyped.
     /// - Two patterns with different dtypes match different paths of one parameter.
     ///
     /// ```

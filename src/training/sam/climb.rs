@@ -10,7 +10,7 @@ use crate::rule::{Arithmetic, Flow, Gradient, Kind, NonFinite, Norm, Parameter, 
 crate::hyper_parameters! {
     /// dx' = -ρ·dx / ‖all dx‖₂; if adaptive, dx' = -ρ·x²·dx / ‖all x·dx‖₂.
     pub(super) struct Climb {
-        /// ρ: how far.
+        /// ρ: the size of the step up.
         rho: f64 = 0.05 => range::non_negative,
         /// Whether elements move in proportion to their size.
         adaptive: bool = false => range::any,
@@ -36,8 +36,8 @@ impl Rule for Climb {
         let by_size = |dx: Gradient<'a>| if self.adaptive { dx.map(BySize, Slots::none()) } else { dx };
         // If the norm is 0, also because the squares have vanished, there is no direction to climb in.
         let factor = move |norm: f64| if norm == 0.0 { -0.0 } else { -(rho / norm) };
-        let climbed = by_size(dx).scale_by_norm(norm, move |norms| factor(norms.gradient));
-        Ok(Flow::Step(by_size(climbed)))
+        let scaled = by_size(dx).scale_by_norm(norm, move |norms| factor(norms.gradient));
+        Ok(Flow::Step(by_size(scaled)))
     }
 
     fn kind(&self) -> Kind {

@@ -138,13 +138,13 @@ impl Sam {
             Ok(ascent) => ascent,
             Err(error) => return state.settle(Call::Update, Err(error)),
         };
-        // Made before the update, because an error of the update must restore parameters as well: a device
-        // may have written some, or a rank may have left.
-        let mut exchanged = ParameterExchange::new(state, parameters, copies);
+        // The exchange is made before the update, because parameters must also be restored after an error of
+        // the update: a device may have written some, or a rank may have left.
+        let mut exchange = ParameterExchange::new(state, parameters, copies);
         let ascent = Update { state: &mut scratch, options, scaler: None };
         let outcome = ascent.apply_scaled(model, grads, None).map_err(with_ascent_remedy)?;
-        exchanged.retain(|index, leaf| scratch.leaves[index].steps() > leaf.steps());
-        Ok(Climbed { exchanged, norm: outcome.global_norm })
+        exchange.retain(|index, leaf| scratch.leaves[index].steps() > leaf.steps());
+        Ok(Climbed { exchange, norm: outcome.global_norm })
     }
 
     /// Makes the scratch tree and the copies, before anything moves.
@@ -155,9 +155,9 @@ impl Sam {
         let parameters = state.recover_parameters(model)?;
         let bare = Arc::new(self.climb().into_optimiser());
         let scratch = state.scratch_tree(|index, leaf| self.stand_in(leaf, &*parameters[index], &bare))?;
-        let moving = parameters.iter().enumerate().filter(|(leaf, _)| !state.leaves[*leaf].is_frozen());
+        let movable = parameters.iter().enumerate().filter(|(index, _)| !state.leaves[*index].is_frozen());
         let copies =
-            moving.map(|(leaf, x)| Ok((leaf, copy_of("parameter", &**x)?))).collect::<Result<_>>()?;
+            movable.map(|(index, x)| Ok((index, copy_of("parameter", &**x)?))).collect::<Result<_>>()?;
         Ok(Ascent { scratch, parameters, copies })
     }
 
@@ -166,7 +166,8 @@ impl Sam {
     }
 
     /// The optimiser for the ascent of a leaf, and the optimiser's state. If the parameter has a master of
-    /// another dtype on its device, the optimiser is `MixedPrecision` with a copy of that master.
+    /// another dtype on its device, the optimiser is `MixedPrecision` with a copy of that master. Otherwise
+    /// the optimiser is `bare`.
     fn stand_in(&self, leaf: &Leaf, x: &dyn Lend, bare: &Arc<Optimiser>) -> Result<(Arc<Optimiser>, State)> {
         let part = leaf.own_part(x)?;
         let precise = leaf.optimiser.precise(&leaf.state, &*part)?;
@@ -185,7 +186,7 @@ impl Sam {
 struct Ascent<'m> {
     /// The state for the ascent.
     scratch: StateTree,
-    /// In the order of the leaves.
+    /// All parameters, in the order of the leaves.
     parameters: Vec<Lent<'m>>,
     /// Copies of the parameters that may move, with the index of their leaf.
     copies: Vec<(usize, Tensor)>,
@@ -212,7 +213,7 @@ fn with_ascent_remedy(error: Error) -> Error {
               and then call `restore`"]
 #[derive(Debug)]
 pub struct Climbed<'s> {
-    exchanged: ParameterExchange<'s, 's>,
+    exchange: ParameterExchange<'s, 's>,
     norm: Option<f64>,
 }
 
@@ -226,7 +227,7 @@ impl Climbed<'_> {
     /// If a device fails. The state then keeps the copies of the parameters and refuses calls that need the
     /// parameters. The next [`Sam::ascend`] restores the parameters first.
     pub fn restore(mut self) -> Result<()> {
-        self.exchanged.put_back()
+        self.exchange.put_back()
     }
 
     /// The norm of the gradients, by which the ascent was divided.

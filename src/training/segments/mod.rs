@@ -84,7 +84,7 @@ pub use activations::Activations;
 /// # Bits
 /// Gradients, and with them parameters and state, have the bits of `loss.backward()` and
 /// [`update`](crate::update). This includes the embedding of a usual transformer that is tied to its last
-/// layer. In three cases a sum of three and more gradients may have another order, so that last digits
+/// layer. In three cases a sum of three or more gradients may have another order, so that last digits
 /// differ:
 /// - Several segments read one parameter. `Segments` adds up its gradients from the last segment to the
 ///   first. candle has the same order, except for an operation on the parameter alone (`w.exp()`,
@@ -93,12 +93,13 @@ pub use activations::Activations;
 /// - A tensor between two segments is not contiguous.
 ///
 /// # What a segment has to be
-/// - A segment reads the same variables and returns the same numbers when it runs again. Dropout does not,
-///   because the generator of candle cannot be wound back. So variables and output are compared with those of
-///   the first run, and a segment is refused if they differ. While the state has no step, each segment that
-///   has to run again does so in the forward pass, before anything is written.
+/// - A segment reads the same variables and returns the same numbers when it runs again. A segment with
+///   dropout does not, because the generator of candle cannot be wound back. So variables and output are
+///   compared with those of the first run, and a segment is refused if they differ. While the state has no
+///   step, each segment that has to run again does so in the forward pass, before anything is written.
 /// - A segment takes contiguous tensors, because a copy of its input is contiguous. For contiguous tensors
-///   `LayerNorm` and `RmsNorm` of candle [cut](crate::guide::cuts) the graph, and for others they do not.
+///   `LayerNorm` and `RmsNorm` of candle [cut](crate::guide::cuts) the graph, and for other tensors they do
+///   not.
 /// - A segment detaches no parameter that a later segment trains. `train` may move that parameter before the
 ///   segment runs again, which is noticed only if the output differs. For such a segment use
 ///   [`gradients`](Segments::gradients).
@@ -159,13 +160,13 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
 
     /// Trains the model by one step, and returns the loss.
     ///
-    /// Each parameter moves as soon as its gradient is complete, and the gradient is freed. This is the
+    /// Each parameter moves as soon as its gradient is complete, and the gradient is freed. `train` runs the
     /// [streamed step](crate::StreamedStep) of [`Update::begin`], with the options of that step. With a
-    /// [scaler](Update::scaler) the loss is scaled here, but the returned loss is not.
+    /// [scaler](Update::scaler), `train` scales the loss, but returns the loss without the scale.
     ///
-    /// If the scaler is dynamic and a gradient is not finite, its parameter stays, others move, and the scale
-    /// falls. To skip such a step as a whole, or to clip by the norm of all gradients, give the result of
-    /// [`gradients`](Segments::gradients) to an update with the scaler, or with
+    /// If the scaler is dynamic and a gradient is not finite, the parameter of this gradient stays, others
+    /// move, and the scale falls. To skip such a step as a whole, or to clip by the norm of all gradients,
+    /// give the result of [`gradients`](Segments::gradients) to an update with the scaler, or with
     /// [`finite_only`](Update::finite_only).
     ///
     /// # Errors
@@ -180,7 +181,7 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
     /// - A segment reads other variables or returns other numbers when it runs again, and the state has no
     ///   step yet.
     ///
-    /// After parameters that only later segments read may have moved, as in a step that is
+    /// After some parameters may have moved (those that only later segments read), as in a step that is
     /// [dropped](crate::StreamedStep#what-it-promises-less-than-update):
     /// - A segment reads other variables or returns other numbers when it runs again.
     /// - A gradient is not finite, and there is no dynamic scaler.
@@ -204,7 +205,7 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
         result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// Trains by the scaled loss.
+    /// [`Segments::train`] without the `forget_loss` after an error or a panic.
     fn step<'s, M: Model + ?Sized>(
         self,
         update: Update<'s>,
@@ -227,8 +228,8 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
 
     /// The loss, and the gradients of all variables, as `loss.backward()` returns them.
     ///
-    /// Use this if an update needs all gradients at once: to clip by their norm, to skip steps as a whole, or
-    /// over ranks. [`Update::apply_owned`] then frees each gradient when its parameter moves.
+    /// Use `gradients` if an update needs all gradients at once: to clip by their norm, to skip steps as a
+    /// whole, or over ranks. [`Update::apply_owned`] then frees each gradient when its parameter moves.
     ///
     /// ```
     /// use candle_core::{Device, Var};
@@ -266,11 +267,12 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
         Ok((loss, gradients))
     }
 
-    /// Runs all segments and the loss. With `repeats`, segments that have to run again do so at once.
+    /// Runs all segments and the loss. If `repeats_at_once`, each segment that has to run again does
+    /// so right after its first run.
     fn forward(
         self,
         loss: impl FnOnce(&X) -> candle_core::Result<Tensor>,
-        repeats: bool,
+        repeats_at_once: bool,
     ) -> Result<(ForwardPass<'a>, Tensor)> {
         let Segments { input, mut runs, .. } = self;
         if input.iter().any(|x| !variables(x).is_empty()) {
@@ -284,7 +286,7 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
         let mut pass =
             ForwardPass { runs, inputs: vec![input], reads: Vec::new(), first_reader: HashMap::new() };
         for segment in 0..pass.runs.len() {
-            pass.advance(segment, repeats)?;
+            pass.advance(segment, repeats_at_once)?;
         }
         let x = &pass.inputs[pass.runs.len()];
         let y = last.map_or_else(|| Ok(x.clone()), |last| last(x))?;
@@ -309,7 +311,7 @@ struct ForwardPass<'a> {
 
 impl ForwardPass<'_> {
     /// Runs a segment, and stores its output as the input of the next.
-    fn advance(&mut self, segment: usize, repeats: bool) -> Result<()> {
+    fn advance(&mut self, segment: usize, repeats_at_once: bool) -> Result<()> {
         let y = (self.runs[segment])(&self.inputs[segment])?;
         let depend_on_variables = self.record_reads(segment, &y)?;
         let runs_again = depend_on_variables.contains(&true);
@@ -321,7 +323,7 @@ impl ForwardPass<'_> {
         self.inputs.push(y.into_iter().zip(depend_on_variables).map(next_input).collect::<Result<_>>()?);
         if !runs_again {
             self.inputs[segment].clear();
-        } else if repeats {
+        } else if repeats_at_once {
             self.run_again(segment, &self.inputs[segment + 1])?;
         }
         Ok(())
@@ -354,14 +356,16 @@ impl ForwardPass<'_> {
         // The incomplete gradients: variables that earlier segments read as well, with the gradients that
         // later segments have found.
         let mut incomplete: HashMap<TensorId, (Tensor, Tensor)> = HashMap::new();
-        while let Some(x) = self.inputs.pop() {
+        while let Some(input) = self.inputs.pop() {
             let segment = self.inputs.len();
             let mut gradients = root.backward()?;
-            // Detached, because a gradient from candle has a graph of its own, with intermediate gradients.
-            let mut gradient = |x: &Tensor| gradients.remove(x).map(|gradient| gradient.detach());
-            let cotangents: Vec<_> = x.iter().map(|x| gradient(x).filter(|_| x.is_variable())).collect();
+            // The gradient is detached, because candle gives it a graph of its own, with intermediate
+            // gradients.
+            let mut remove_gradient = |x: &Tensor| gradients.remove(x).map(|gradient| gradient.detach());
+            let cotangents: Vec<_> =
+                input.iter().map(|x| remove_gradient(x).filter(|_| x.is_variable())).collect();
             let parameters: Vec<_> =
-                variables(&root).into_iter().filter_map(|x| Some((gradient(&x)?, x))).collect();
+                variables(&root).into_iter().filter_map(|x| Some((remove_gradient(&x)?, x))).collect();
             drop((gradients, root));
             for (gradient, x) in parameters {
                 if self.first_reader.get(&x.id()).is_some_and(|&reader| reader < segment) {
@@ -373,13 +377,14 @@ impl ForwardPass<'_> {
             if cotangents.iter().all(Option::is_none) {
                 break;
             }
-            let y = self.run_again(segment - 1, &x)?;
+            let y = self.run_again(segment - 1, &input)?;
             let shared = y.iter().flat_map(variables).filter_map(|x| incomplete.remove(&x.id()));
             let shared_terms: Vec<_> = shared.map(|(x, gradient)| (x, Some(gradient))).collect();
-            // Shared variables last, because candle takes the terms of a sum from the last to the first. So
-            // the segment adds its own gradients to those of later segments, in the order of one graph.
+            // Shared variables come last, because candle takes the terms of a sum from the last to the first.
+            // So the segment adds its own gradients to those of later segments, in the order of one graph.
             let terms = y.into_iter().zip(cotangents).chain(shared_terms).filter_map(|(y, cotangent)| {
-                // Only gradients matter here: the gradient of the sum is 1, so that of `y` is the cotangent.
+                // The value of the sum is not used. Its gradient is 1, so the gradient of `y` is the
+                // cotangent.
                 Some((y * cotangent?).and_then(|product| product.sum_all()?.to_dtype(F32)))
             });
             let sum = terms.reduce(|sum, term| {
@@ -389,7 +394,7 @@ impl ForwardPass<'_> {
             let Some(sum) = sum.transpose()? else { break };
             root = sum;
         }
-        // Complete after all: after a `break` no gradient reaches the earlier segments that read these.
+        // The other gradients are complete, too: after a `break` no gradient reaches an earlier segment.
         incomplete.into_values().try_for_each(|(x, gradient)| take(&x, gradient))
     }
 

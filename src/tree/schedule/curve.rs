@@ -67,21 +67,21 @@ impl Curve {
 
     /// This curve for the first `steps`, then another.
     pub(super) fn then(self, steps: u64, next: Curve) -> Self {
-        let parts = |curve| if let Curve::Joined(parts) = curve { parts } else { vec![(0, curve)] };
-        let mut joined = parts(self);
+        let phases = |curve| if let Curve::Joined(phases) = curve { phases } else { vec![(0, curve)] };
+        let mut joined = phases(self);
         joined.truncate(joined.partition_point(|(begin, _)| *begin < steps));
-        // A part that would begin after step `u64::MAX` is dropped.
-        let next_parts = parts(next).into_iter();
-        joined.extend(next_parts.filter_map(|(begin, curve)| Some((steps.checked_add(begin)?, curve))));
+        // A phase that would begin after step `u64::MAX` is dropped.
+        let next_phases = phases(next).into_iter();
+        joined.extend(next_phases.filter_map(|(begin, curve)| Some((steps.checked_add(begin)?, curve))));
         if joined.len() == 1 { joined.swap_remove(0).1 } else { Curve::Joined(joined) }
     }
 
-    /// Whether joined parts begin one after another, as those of `then` do.
+    /// Whether joined phases begin one after another, as the phases from `then` do.
     pub(crate) fn is_ordered(&self) -> bool {
-        let Curve::Joined(parts) = self else { return true };
-        parts.first().is_some_and(|(begin, _)| *begin == 0)
-            && parts.is_sorted_by(|(begin, _), (next, _)| begin < next)
-            && parts.iter().all(|(_, part)| part.is_ordered())
+        let Curve::Joined(phases) = self else { return true };
+        phases.first().is_some_and(|(begin, _)| *begin == 0)
+            && phases.is_sorted_by(|(begin, _), (next, _)| begin < next)
+            && phases.iter().all(|(_, phase)| phase.is_ordered())
     }
 
     /// The first number of the curve's definition that is not finite.
@@ -90,7 +90,9 @@ impl Curve {
             Curve::Constant(eta) => [eta, 0.0, 0.0],
             Curve::Between { start, end, easing: Easing::Power(power), .. } => [start, end, power],
             Curve::Between { start, end, .. } => [start, end, 0.0],
-            Curve::Joined(ref parts) => return parts.iter().find_map(|(_, part)| part.first_non_finite()),
+            Curve::Joined(ref phases) => {
+                return phases.iter().find_map(|(_, phase)| phase.first_non_finite());
+            }
             Curve::OneCycle { peak, .. } | Curve::InverseSquareRoot { peak, .. } => [peak, 0.0, 0.0],
             Curve::Restarts { high, low, factor, .. } => [high, low, factor],
             Curve::Exponential { start, rate, .. } => [start, rate, 0.0],
@@ -98,7 +100,7 @@ impl Curve {
         numbers.into_iter().find(|number| !number.is_finite())
     }
 
-    /// The steps with the least and with the greatest value. A step whose value is NaN counts as either.
+    /// The steps with the least and with the greatest value. NaN counts as the least or the greatest value.
     pub(crate) fn extremes(&self) -> [u64; 2] {
         let turns = self.turns();
         let by_value = |(_, a): &&(u64, f64), (_, b): &&(u64, f64)| a.total_cmp(b);
@@ -118,17 +120,17 @@ impl Curve {
             }
             // The value is monotone, except that the first step may have NaN and the last a large number.
             Curve::Between { steps, .. } => vec![0, 1, steps.saturating_sub(1), steps],
-            Curve::Joined(ref parts) => {
-                let ends = parts.iter().skip(1).map(|(begin, _)| *begin).chain([u64::MAX]);
-                let turns_of_part = |((begin, part), end): (&(u64, Curve), u64)| {
+            Curve::Joined(ref phases) => {
+                let ends = phases.iter().skip(1).map(|(begin, _)| *begin).chain([u64::MAX]);
+                let turns_of_phase = |((begin, phase), end): (&(u64, Curve), u64)| {
                     let (begin, last) = (*begin, end - 1);
-                    let turns = part
+                    let turns = phase
                         .turns()
                         .into_iter()
                         .map(move |(step, value)| (begin.saturating_add(step), value));
-                    turns.filter(move |(step, _)| *step < end).chain([(last, part.at(last - begin))])
+                    turns.filter(move |(step, _)| *step < end).chain([(last, phase.at(last - begin))])
                 };
-                return parts.iter().zip(ends).flat_map(turns_of_part).collect();
+                return phases.iter().zip(ends).flat_map(turns_of_phase).collect();
             }
             Curve::OneCycle { steps, .. } => {
                 let top = (0.3 * steps as f64 - 1.0).max(0.0) as u64;
@@ -153,19 +155,19 @@ impl Curve {
                 if step >= steps {
                     return end;
                 }
-                let part = step as f64 / steps as f64;
+                let fraction = step as f64 / steps as f64;
                 match easing {
-                    Easing::Cosine => along_cosine(start, end, part),
-                    Easing::Power(power) => end + saturating(start - end, (1.0 - part).powf(power)),
-                    Easing::OneMinusSquareRoot => end + saturating(start - end, 1.0 - part.sqrt()),
+                    Easing::Cosine => along_cosine(start, end, fraction),
+                    Easing::Power(power) => end + saturating(start - end, (1.0 - fraction).powf(power)),
+                    Easing::OneMinusSquareRoot => end + saturating(start - end, 1.0 - fraction.sqrt()),
                 }
             }
-            Curve::Joined(ref parts) => {
-                let current = parts[..parts.partition_point(|(begin, _)| *begin <= step)].last();
-                current.map_or(f64::NAN, |(begin, part)| part.at(step - begin))
+            Curve::Joined(ref phases) => {
+                let current = phases[..phases.partition_point(|(begin, _)| *begin <= step)].last();
+                current.map_or(f64::NAN, |(begin, phase)| phase.at(step - begin))
             }
             Curve::Restarts { high, low, steps, factor } => {
-                along_cosine(high, low, part_of_period(step, steps.max(1), factor))
+                along_cosine(high, low, fraction_of_period(step, steps.max(1), factor))
             }
             Curve::OneCycle { peak, steps } => {
                 let (first, lowest) = (peak / 25.0, peak / 250_000.0);
@@ -192,9 +194,9 @@ impl Curve {
     }
 }
 
-/// From `start` to `end` as `part` goes from 0 to 1, along half a period of a cosine.
-fn along_cosine(start: f64, end: f64, part: f64) -> f64 {
-    end + (start - end) * 0.5 * (1.0 + (PI * part).cos())
+/// From `start` to `end` as `fraction` goes from 0 to 1, along half a period of a cosine.
+fn along_cosine(start: f64, end: f64, fraction: f64) -> f64 {
+    end + (start - end) * 0.5 * (1.0 + (PI * fraction).cos())
 }
 
 /// The product, or the largest number if it would be infinite.
@@ -205,7 +207,7 @@ pub(crate) fn saturating(value: f64, factor: f64) -> f64 {
 
 /// The position of a step in its period, from 0 to 1. The first period has `steps` steps, and each later
 /// period is `factor` times as long as the one before.
-fn part_of_period(step: u64, steps: u64, factor: f64) -> f64 {
+fn fraction_of_period(step: u64, steps: u64, factor: f64) -> f64 {
     /// The tolerance for the start of a period. Rounding of a factor such as 1.1 delays this start: after
     /// 100, 110 and 121 steps the next period must start at step 331.
     const DELAY: f64 = 1e-6;

@@ -15,9 +15,9 @@ pub(crate) use curve::{Curve, Easing, saturating};
 /// assert_eq!([0, 3, 4, 12].map(|step| schedule.at(step)), [0.25, 1.0, 1.0, 0.5]);
 /// ```
 ///
-/// [`StateTree::schedule`](crate::StateTree::schedule) gives a schedule to a state, or to a part of a state,
-/// which then has the schedule's value in each step. A checkpoint has the schedule and the count of steps, so
-/// a restored run goes on by itself.
+/// [`StateTree::schedule`](crate::StateTree::schedule) gives a schedule to all leaves of a state or to some,
+/// which then have the schedule's value in each step. A checkpoint has the schedule and the count of steps,
+/// so a restored run goes on by itself.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -61,7 +61,7 @@ impl Schedule {
         Self::along(Curve::Constant(eta))
     }
 
-    /// From `start` to `end` in `steps` equal steps, then `end`. It is a warm-up if `end` is higher.
+    /// From `start` to `end` in `steps` equal steps, then `end`: a warm-up if `end` is higher than `start`.
     pub fn linear(start: f64, end: f64, steps: u64) -> Self {
         Self::polynomial(start, end, steps, 1.0)
     }
@@ -74,7 +74,7 @@ impl Schedule {
     /// `end + (start - end)·(1 + cos(π·step/steps)) / 2`, then `end`: cosine annealing.
     ///
     /// Loshchilov and Hutter 2016, [arXiv 1608.03983](https://arxiv.org/abs/1608.03983). torch's
-    /// `CosineAnnealingLR` goes up again after its end; for that use `then` with a cosine back.
+    /// `CosineAnnealingLR` goes up again after its end; for such a rise use `then` with a cosine back.
     pub fn cosine(start: f64, end: f64, steps: u64) -> Self {
         Self::along(Curve::Between { start, end, steps, easing: Easing::Cosine })
     }
@@ -105,8 +105,8 @@ impl Schedule {
 
     /// Up to `peak` and down again, by cosines: the rate of torch's `OneCycleLR`.
     ///
-    /// It goes from `peak / 25` to `peak` in the first three tenths of `steps`, and to `peak / 250 000` in
-    /// the others (Smith and Topin 2017, [arXiv 1708.07120](https://arxiv.org/abs/1708.07120)).
+    /// The rate goes from `peak / 25` to `peak` in the first three tenths of `steps`, and to `peak / 250 000`
+    /// in the remaining steps (Smith and Topin 2017, [arXiv 1708.07120](https://arxiv.org/abs/1708.07120)).
     ///
     /// These are the defaults of torch, except that torch moves the momentum or β₁ as well, unless it has
     /// `cycle_momentum=False`. If 0.3·`steps` is a whole number, a second schedule moves β₁ in the same way:
@@ -130,14 +130,14 @@ impl Schedule {
         Self::along(Curve::Exponential { start, rate, steps, staircase: false })
     }
 
-    /// `start·rate^⌊step / steps⌋`: times `rate` every `steps`. torch's `StepLR`.
+    /// `start·rate^⌊step / steps⌋`: multiplied by `rate` after every `steps` steps, as by torch's `StepLR`.
     pub fn step(start: f64, rate: f64, steps: u64) -> Self {
         Self::along(Curve::Exponential { start, rate, steps, staircase: true })
     }
 
     /// `peak·t / warmup` in the first `warmup` steps, then `peak·√(warmup / t)`, with t = step + 1.
     ///
-    /// It is the schedule of the Transformer paper (Vaswani et al. 2017, [arXiv
+    /// This is the schedule of the Transformer paper (Vaswani et al. 2017, [arXiv
     /// 1706.03762](https://arxiv.org/abs/1706.03762)), `peak·√warmup·min(1/√t, t·warmup^-1.5)`. There, too, t
     /// counts from 1, and the peak is `1/√(width·warmup)`.
     pub fn inverse_square_root(peak: f64, warmup: u64) -> Self {

@@ -5,7 +5,7 @@ use crate::rule::{Flow, Gradient, NonFinite, Norm, Parameter, Rule, State, range
 use crate::rules::matrix::{as_matrix, row_norms};
 
 crate::hyper_parameters! {
-    /// Adaptive gradient clipping: limits each output's gradient to a part of the norm of its weights.
+    /// Adaptive gradient clipping: limits each output's gradient to a fraction of the norm of its weights.
     ///
     /// Source: Brock et al. 2021, [arXiv 2102.06171](https://arxiv.org/abs/2102.06171).
     ///
@@ -22,7 +22,7 @@ crate::hyper_parameters! {
     /// use candle_core::{Device, Tensor, Var};
     /// use optimisers::{AdaptiveClip, Descent, OptimiserChain, setup, update};
     ///
-    /// // Norms of rows are 5 and 0.5, those of their gradients 10 and 0.1. The first is limited to 2.5.
+    /// // Norms of rows are 5 and 0.5, those of their gradients 10 and 0.1. The first gradient is limited to 2.5.
     /// let x = Var::new(&[[3f32, 4.0], [0.3, 0.4]], &Device::Cpu)?;
     /// let mut state = setup(OptimiserChain::new((AdaptiveClip::new(0.5), Descent::new(1.0))), &x)?;
     /// update(&mut state, &x, &[("", Tensor::new(&[[6f32, 8.0], [0.0, 0.1]], &Device::Cpu)?)])?;
@@ -38,7 +38,7 @@ crate::hyper_parameters! {
     /// optax's `adaptive_grad_clip` has units along other dimensions, because its weights have another
     /// layout. torch and Optimisers.jl have no counterpart.
     pub struct AdaptiveClip: Clip {
-        /// ω: the largest norm of a gradient, as a part of the weights' norm (λ in the paper).
+        /// ω: the largest norm of a gradient, as a fraction of the weights' norm (λ in the paper).
         omega: f64 = 0.01 => range::positive,
         /// ε: the least norm of weights in the formula.
         epsilon: f64 = 1e-3 => range::non_negative,

@@ -30,9 +30,9 @@ crate::hyper_parameters! {
     /// [`Isa`](crate::Isa) is chosen. The rule needs the feature `candle`.
     ///
     /// # Departures
-    /// optax's `centralize` is the same with strength 1. torch and Optimisers.jl have no counterpart.
+    /// With strength 1 the rule is optax's `centralize`. torch and Optimisers.jl have no counterpart.
     pub struct Centralise {
-        /// The part of the mean that is subtracted.
+        /// The fraction of the mean that is subtracted.
         strength: f64 = 1.0 => range::non_negative,
     }
 }

@@ -14,23 +14,23 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// The random numbers are a hash of the seed, the indices of step and element, and the parameter's path,
-    /// hence the same with any number of threads and after a restart. The rule comes before the rule that
-    /// turns the gradient into a step. The host computes the noise, one tensor at a time.
+    /// and therefore the same with any number of threads and after a restart. The rule comes before the rule
+    /// that turns the gradient into a step. The host computes the noise, one tensor at a time.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
     /// use optimisers::{Descent, GradNoise, OptimiserChain, setup, update};
     ///
-    /// let moved = |seed: u64| -> Result<Vec<f32>, Box<dyn std::error::Error>> {
+    /// let weights_after_step = |seed: u64| -> Result<Vec<f32>, Box<dyn std::error::Error>> {
     ///     let x = Var::new(&[0f32, 0.0], &Device::Cpu)?;
     ///     let noise = GradNoise { seed, ..GradNoise::new(0.1) };
     ///     let mut state = setup(OptimiserChain::new((noise, Descent::new(1.0))), &x)?;
     ///     update(&mut state, &x, &[("", Tensor::new(&[1f32, 1.0], &Device::Cpu)?)])?;
     ///     Ok(x.to_vec1()?)
     /// };
-    /// assert_eq!(moved(7)?, moved(7)?);
-    /// assert_ne!(moved(7)?, moved(8)?);
-    /// assert!(moved(7)?.iter().all(|x| (x + 1.0).abs() < 0.6), "six standard deviations");
+    /// assert_eq!(weights_after_step(7)?, weights_after_step(7)?);
+    /// assert_ne!(weights_after_step(7)?, weights_after_step(8)?);
+    /// assert!(weights_after_step(7)?.iter().all(|x| (x + 1.0).abs() < 0.6), "six standard deviations");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///

@@ -122,7 +122,7 @@ impl SimpleBackend for Player {
     }
 
     fn get_unchecked(&self, path: &str, dtype: DType, _: &Device) -> candle_core::Result<Tensor> {
-        let unforeseen = || {
+        let unforeseen_request = || {
             let recorded = one_of(&first_names(self.record.tensors.keys()));
             let problem = "requests this tensor in a forward pass, but did not when the layer was made";
             Error::new(ErrorKind::Contract, format!("the constructor of {} {problem}", self.type_name))
@@ -130,7 +130,7 @@ impl SimpleBackend for Player {
                 .with_remedy("let the constructor request the same tensors each time")
                 .at(path)
         };
-        self.record.tensors.get(path).ok_or_else(unforeseen)?.to_dtype(dtype)
+        self.record.tensors.get(path).ok_or_else(unforeseen_request)?.to_dtype(dtype)
     }
 
     fn contains_tensor(&self, path: &str) -> bool {

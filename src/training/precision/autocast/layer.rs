@@ -125,7 +125,8 @@ impl AutocastLayer {
         }
     }
 
-    /// The dtype in which to compute. The first input with which either dtype works decides once for all.
+    /// The dtype in which to compute. The first input with which either dtype works decides for all later
+    /// inputs.
     fn choose_dtype(&self, input: &Tensor) -> DType {
         let LayerDtype { intended, decision, .. } = &*self.dtype;
         if let Some(dtype) = decision.get() {
@@ -192,8 +193,8 @@ impl Module for AutocastLayer {
 impl Model for AutocastLayer {
     fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         for (path, tensor) in self.record.tensors.iter().filter(|(path, _)| !is_running_statistic(path)) {
-            let below = path.strip_prefix(&self.prefix).and_then(|name| name.strip_prefix('.'));
-            visitor.child(below.unwrap_or(path), tensor);
+            let relative_path = path.strip_prefix(&self.prefix).and_then(|name| name.strip_prefix('.'));
+            visitor.child(relative_path.unwrap_or(path), tensor);
         }
     }
 }

@@ -51,7 +51,7 @@ use crate::error::Result;
 ///
 /// # Costs
 /// Each forward pass copies all parameters of listed layers to 16 bits, and each backward pass converts their
-/// gradients. Until then the graph holds the copies. If parameters should take 2 bytes, use
+/// gradients. The graph holds the copies until the backward pass. If parameters should take 2 bytes, use
 /// [`MixedPrecision`](crate::MixedPrecision) with a [`PrecisionPolicy`](crate::PrecisionPolicy). On the CPU
 /// candle widens BF16 matrices to F32 to multiply them, so the CPU computes the numbers of another device,
 /// but not faster.
@@ -104,9 +104,9 @@ impl Autocast {
     /// # Ok::<(), optimisers::Error>(())
     /// ```
     pub fn with<L: Module + 'static>(self) -> Self {
-        let mut without = self.without::<L>();
-        without.listed_types.push((TypeId::of::<L>(), type_name::<L>()));
-        without
+        let mut autocast = self.without::<L>();
+        autocast.listed_types.push((TypeId::of::<L>(), type_name::<L>()));
+        autocast
     }
 
     /// Removes a type of layer from those that compute in low precision.
