@@ -7,11 +7,12 @@ use crate::error::Result;
 /// Writes all jobs (a job is the plan for one leaf): parameter and state of the leaf, then its counters.
 ///
 /// # Errors
-/// Only if a device, or a function that was left to this stage, fails.
+/// Only if a device fails, or a function from `Gradient::with_tensors_late`, which runs in this stage.
 pub(crate) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
-    let (mut offloaded, local): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.offloaded.is_some());
+    let (mut offloaded, not_offloaded): (Vec<_>, Vec<_>) =
+        jobs.into_iter().partition(|job| job.offloaded.is_some());
     // Downloads that can fail for lack of memory come first, while nothing is written.
     offload::download_strided(&mut offloaded)?;
-    functions::commit(engine, local)?;
+    functions::commit(engine, not_offloaded)?;
     offload::commit(engine, offloaded)
 }

@@ -36,7 +36,7 @@ macro_rules! on_backend {
 
 /// Runs a function of the reference engine. Without candle the reference engine does not exist, and no job
 /// needs that engine, because all memory is on the CPU.
-macro_rules! by_tensors {
+macro_rules! on_reference {
     ($run:ident, $data:expr, $job:expr) => {{
         #[cfg(feature = "candle")]
         let result = reference::$run($data);
@@ -58,24 +58,25 @@ fn route_of<'j>(engine: Engine, job: &'j Job<'_>) -> Route<&'j Device> {
 /// Groups items by their route.
 fn by_route<I>(
     items: impl IntoIterator<Item = I>,
-    route: impl Fn(&I) -> Route<&Device>,
+    find_route: impl Fn(&I) -> Route<&Device>,
 ) -> Vec<(Route<Device>, Vec<I>)> {
     let items = items.into_iter();
     let (count, mut routed) = (items.size_hint().0, Vec::<(Route<Device>, Vec<I>)>::new());
     for item in items {
-        let item_route = route(&item);
-        match routed.iter_mut().find(|(route, _)| item_route.is_same(route)) {
+        let item_route = find_route(&item);
+        match routed.iter_mut().find(|(group_route, _)| item_route.is_same(group_route)) {
             Some((_, group)) => group.push(item),
             None => {
-                let route = item_route.owned();
+                let new_route = item_route.owned();
                 // Most often all items have one route, so the first group gets room for all.
                 let mut group = Vec::with_capacity(if routed.is_empty() { count } else { 1 });
                 group.push(item);
-                routed.push((route, group));
+                routed.push((new_route, group));
             }
         }
     }
-    // Devices come first, because a launch returns while the device works. Tensor operations may wait.
+    // Devices come first, because a launch returns while the device works. Tensor operations come second: a
+    // device may run them, but they may block until the device has finished.
     routed.sort_by_key(|(route, _)| match route {
         Route::Device(_) => 0,
         Route::Tensors => 1,
@@ -84,27 +85,28 @@ fn by_route<I>(
     routed
 }
 
-/// Computes an answer to each question about a leaf: totals for a norm, or elements.
+/// Computes an answer to each question. A question asks a leaf for the totals of a norm, or for elements.
 ///
 /// The fused engine of the leaf's device computes the answer. If that engine is missing or has no kernel for
-/// the question, tensor operations compute the answer. All questions to a device are one call.
-fn answers<Q: Copy, A>(
+/// the question, tensor operations compute the answer. `by_device` gets all questions to a device at once.
+fn answer_all<Q: Copy, A>(
     questions: &[Q],
-    route: impl Fn(&Q) -> Route<&Device>,
-    on_device: impl Fn(&Device, &[Q]) -> Result<Vec<Option<A>>>,
+    find_route: impl Fn(&Q) -> Route<&Device>,
+    by_device: impl Fn(&Device, &[Q]) -> Result<Vec<Option<A>>>,
     by_tensors: impl Fn(Q) -> Result<A>,
-    on_cpu: impl Fn(Isa, &[Q]) -> Result<Vec<A>>,
+    by_cpu: impl Fn(Isa, &[Q]) -> Result<Vec<A>>,
 ) -> Result<Vec<A>> {
     let mut answers: Vec<Option<A>> = questions.iter().map(|_| None).collect();
-    for (route, group) in by_route(questions.iter().copied().enumerate(), |(_, question)| route(question)) {
-        let (indices, questions): (Vec<usize>, Vec<Q>) = group.into_iter().unzip();
+    let indexed_questions = questions.iter().copied().enumerate();
+    for (route, group) in by_route(indexed_questions, |(_, question)| find_route(question)) {
+        let (indices, group_questions): (Vec<usize>, Vec<Q>) = group.into_iter().unzip();
         let engine_answers = match route {
-            Route::Cpu(isa) => on_cpu(isa, &questions)?.into_iter().map(Some).collect(),
+            Route::Cpu(isa) => by_cpu(isa, &group_questions)?.into_iter().map(Some).collect(),
             // Without a kernel for a question, or a back-end for the device, the answer is `None`.
-            Route::Device(device) => on_device(&device, &questions)?,
-            Route::Tensors => questions.iter().map(|_| None).collect(),
+            Route::Device(device) => by_device(&device, &group_questions)?,
+            Route::Tensors => group_questions.iter().map(|_| None).collect(),
         };
-        for ((index, question), answer) in indices.into_iter().zip(questions).zip(engine_answers) {
+        for ((index, question), answer) in indices.into_iter().zip(group_questions).zip(engine_answers) {
             answers[index] = Some(answer.map_or_else(|| by_tensors(question), Ok)?);
         }
     }
@@ -113,27 +115,29 @@ fn answers<Q: Copy, A>(
 
 /// For each request, the totals of its chunks. All requests to a device share one transfer.
 pub(super) fn reduce(engine: Engine, requests: &[ReductionRequest<'_, '_>]) -> Result<Vec<ChunkTotals>> {
-    let on_device = |device: &Device, group: &[_]| {
+    let by_device = |device: &Device, group: &[_]| {
         on_backend!(device, device::reduce_with, group, vec![None; group.len()])
     };
-    let by_tensors = |request: ReductionRequest<'_, '_>| by_tensors!(reduce, request, request.view.job);
-    answers(requests, |request| route_of(engine, request.view.job), on_device, by_tensors, cpu::reduce)
+    let by_tensors = |request: ReductionRequest<'_, '_>| on_reference!(reduce, request, request.view.job);
+    answer_all(requests, |request| route_of(engine, request.view.job), by_device, by_tensors, cpu::reduce)
 }
 
 /// The elements of views as tensors of the compute dtype.
 pub(super) fn materialise(engine: Engine, views: &[LeafView<'_, '_>]) -> Result<Vec<Tensor>> {
     let lazy_views: Vec<_> = views.iter().filter(|view| view.tensor().is_none()).copied().collect();
-    let on_device =
+    let by_device =
         |device: &Device, group: &[_]| on_backend!(device, device::copy_with, group, vec![None; group.len()]);
-    let on_cpu = |isa, group: &[_]| group.iter().map(|view| cpu::materialise(isa, *view)).collect();
-    let by_tensors = |view: LeafView<'_, '_>| by_tensors!(materialise, view, view.job);
-    let mut computed =
-        answers(&lazy_views, |view| route_of(engine, view.job), on_device, by_tensors, on_cpu)?.into_iter();
-    let tensor = |view: &LeafView<'_, '_>| match view.tensor() {
+    let by_cpu = |isa, group: &[_]| group.iter().map(|view| cpu::materialise(isa, *view)).collect();
+    let by_tensors = |view: LeafView<'_, '_>| on_reference!(materialise, view, view.job);
+    let computed = answer_all(&lazy_views, |view| route_of(engine, view.job), by_device, by_tensors, by_cpu)?;
+    let mut computed_tensors = computed.into_iter();
+    let take_tensor = |view: &LeafView<'_, '_>| match view.tensor() {
         Some(tensor) => Ok(in_dtype(tensor, view.job.compute)?),
-        None => computed.next().ok_or_else(|| view.job.defect("no engine has computed these elements")),
+        None => {
+            computed_tensors.next().ok_or_else(|| view.job.defect("no engine has computed these elements"))
+        }
     };
-    views.iter().map(tensor).collect()
+    views.iter().map(take_tensor).collect()
 }
 
 /// Writes the elements of a view to `target`: a contiguous tensor of the compute dtype, with as many elements
@@ -145,15 +149,14 @@ pub(super) fn copy_to(engine: Engine, view: LeafView<'_, '_>, target: &Tensor) -
     }
 }
 
-/// Writes parameters and state of jobs whose functions of whole tensors have all run, and sets their
-/// counters.
+/// Writes the parameters, state and counters of jobs whose functions of whole tensors have all run.
 ///
 /// # Errors
 /// Only if a device fails.
 pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
     let (empty, jobs): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.length == 0);
     empty.into_iter().try_for_each(Job::finish)?;
-    let by_tensors = |job: &mut Job<'_>| by_tensors!(commit, job, job).map_err(|error| error.at(job.path));
+    let by_tensors = |job: &mut Job<'_>| on_reference!(commit, job, job).map_err(|error| error.at(job.path));
     for (route, mut jobs) in by_route(jobs, |job| route_of(engine, job)) {
         match route {
             Route::Cpu(isa) => cpu::commit(isa, jobs)?,
@@ -173,7 +176,8 @@ pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
     Ok(())
 }
 
-/// Copies a gradient to the CPU. If the gradient is contiguous, the copy takes no memory on its device.
+/// Copies a gradient to the CPU. If the gradient is contiguous, the copy allocates nothing on the
+/// gradient's device.
 pub(crate) fn download(gradient: &Tensor) -> Result<Tensor> {
     match gradient.device() {
         #[cfg(feature = "cuda")]
@@ -182,20 +186,19 @@ pub(crate) fn download(gradient: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// Rounds elements of a tensor on the CPU, and writes them to a parameter on another device.
+/// Writes the elements `range` of `values`, a tensor on the CPU, to the same elements of a parameter on any
+/// device, rounded to the dtype of the parameter.
 pub(super) fn upload(values: &Tensor, parameter: &dyn Lend, range: Range<usize>) -> Result<()> {
     let slice = values.detach().flatten_all()?.narrow(0, range.start, range.len())?;
-    let Some(parameter) = parameter.tensor() else { return set_lent_part(parameter, range.start, &slice) };
-    match parameter.device() {
+    let Some(target) = parameter.tensor() else { return set_lent_part(parameter, range.start, &slice) };
+    match target.device() {
         #[cfg(feature = "cuda")]
-        Device::Cuda(_) => Ok(super::cuda::upload(
-            &rounded(&slice, parameter.dtype())?.contiguous()?,
-            parameter,
-            range.start,
-        )?),
-        device if device.is_cpu() => Ok(set_part(parameter, range.start, &slice)?),
+        Device::Cuda(_) => {
+            Ok(super::cuda::upload(&rounded(&slice, target.dtype())?.contiguous()?, target, range.start)?)
+        }
+        device if device.is_cpu() => Ok(set_part(target, range.start, &slice)?),
         // The slice is copied, because candle transfers the whole storage of a view. The other arms transfer
         // nothing, or only the slice.
-        _ => Ok(set_part(parameter, range.start, &slice.force_contiguous()?)?),
+        _ => Ok(set_part(target, range.start, &slice.force_contiguous()?)?),
     }
 }

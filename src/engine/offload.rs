@@ -10,11 +10,12 @@
 //! a third thread   uploads the parameters of batch n - 1
 //! ```
 //!
-//! Gradients that the reduce stage reads are downloaded before that stage. Then only uploads overlap.
+//! Gradients that the reduce stage reads are downloaded before that stage. For their leaves only the uploads
+//! overlap with the arithmetic.
 //!
 //! candle has one stream of a CUDA device for each thread of the host, and nothing orders these streams. So
 //! the caller synchronises its stream before another thread reads results of that stream, and the uploading
-//! thread synchronises its own stream before the caller goes on.
+//! thread synchronises its own stream before the caller continues.
 
 use std::ops::Range;
 use std::sync::mpsc::sync_channel;
@@ -27,20 +28,21 @@ use crate::error::{Error, Result};
 use crate::model::lent::{Lend, Lent};
 use crate::tensors::{Device, Tensor};
 
-/// The most elements of a batch, unless a leaf cannot be divided: enough to be worth waking threads for.
-const BATCH: usize = 1 << 20;
+/// The most elements of a batch, enough to be worth waking threads for. A larger leaf that cannot be divided
+/// is one batch.
+const BATCH_LENGTH: usize = 1 << 20;
 
 /// Downloads the gradients of an offloaded job, unless they are downloaded already.
-pub(super) fn download(job: &mut Job<'_>) -> Result<()> {
-    if job.offloaded.is_none_or(|offloaded| offloaded.is_downloaded) {
+pub(super) fn download_gradients(job: &mut Job<'_>) -> Result<()> {
+    if job.offloaded.is_none_or(|target| target.is_downloaded) {
         return Ok(());
     }
     if job.length > 0 {
-        job.copy_lent()?;
+        job.copy_lent_gradients()?;
         download_all(&mut job.sources)?;
     }
-    if let Some(offloaded) = &mut job.offloaded {
-        offloaded.is_downloaded = true;
+    if let Some(target) = &mut job.offloaded {
+        target.is_downloaded = true;
     }
     Ok(())
 }
@@ -52,14 +54,15 @@ fn download_all(gradients: &mut Sources<'_>) -> Result<()> {
     })
 }
 
-/// Downloads the gradients that are not contiguous. Such a gradient is first copied on the device, which can
-/// fail for lack of memory. So this function runs before anything is written.
+/// Downloads all gradients of each job in which one gradient is not a contiguous tensor. Such a gradient is
+/// first copied (a tensor on its device), which can fail for lack of memory. So this function runs before
+/// anything is written.
 pub(super) fn download_strided(jobs: &mut [&mut Job<'_>]) -> Result<()> {
-    let mut strided_jobs = jobs.iter_mut().filter(|job| !job.sources.iter().all(is_contiguous));
-    strided_jobs.try_for_each(|job| download(job))
+    let mut jobs_to_download = jobs.iter_mut().filter(|job| !job.sources.iter().all(is_contiguous_tensor));
+    jobs_to_download.try_for_each(|job| download_gradients(job))
 }
 
-fn is_contiguous(gradient: &Lent<'_>) -> bool {
+fn is_contiguous_tensor(gradient: &Lent<'_>) -> bool {
     gradient.tensor().is_some_and(Tensor::is_contiguous)
 }
 
@@ -80,8 +83,8 @@ struct Upload<'a> {
 /// Runs offloaded jobs and uploads the parameters that they write.
 ///
 /// # Errors
-/// Only if a device fails. A parameter whose upload has failed does not fit its state. If the sample of
-/// elements that the next update compares shows a difference, the update refuses the parameter.
+/// Only if a device fails. A parameter whose upload has failed does not fit its state. The next update
+/// compares a sample of its elements, and refuses the parameter if one of them differs.
 pub(super) fn commit<'a>(engine: Engine, mut jobs: Vec<&mut Job<'a>>) -> Result<()> {
     let mut devices: Vec<Device> = Vec::new();
     for parameter in jobs.iter().filter_map(|job| Some(job.offloaded?.parameter)) {
@@ -89,18 +92,18 @@ pub(super) fn commit<'a>(engine: Engine, mut jobs: Vec<&mut Job<'a>>) -> Result<
             devices.push(parameter.device().clone());
         }
     }
-    let pieces = jobs
+    let transfers = jobs
         .iter_mut()
         .enumerate()
         .map(|(index, job)| cut_into_pieces(engine, index, job))
         .collect::<Result<Vec<_>>>()?;
-    let length = |PieceTransfer { piece, .. }: &PieceTransfer<'_>| {
+    let length_of = |PieceTransfer { piece, .. }: &PieceTransfer<'_>| {
         piece.window.as_ref().map_or(jobs[piece.job].length, Range::len)
     };
-    let mut batches = functions::batches(pieces.into_iter().flatten(), length, BATCH);
-    let mut jobs: Vec<Option<&mut Job<'a>>> = jobs.into_iter().map(Some).collect();
+    let mut batches = functions::batches(transfers.into_iter().flatten(), length_of, BATCH_LENGTH);
+    let mut job_slots: Vec<Option<&mut Job<'a>>> = jobs.into_iter().map(Some).collect();
     let mut compute = |batch: Vec<PieceTransfer<'a>>| {
-        commit_pieces(engine, &mut jobs, batch.into_iter().map(|transfer| transfer.piece))
+        commit_pieces(engine, &mut job_slots, batch.into_iter().map(|transfer| transfer.piece))
     };
     match &mut batches[..] {
         [] => Ok(()),
@@ -128,31 +131,32 @@ fn commit_overlapped<'a>(
 ) -> Result<()> {
     synchronise(devices)?;
     std::thread::scope(|scope| {
-        let (download_sender, downloads) = sync_channel(1);
-        let (upload_sender, uploads) = sync_channel(1);
+        let (download_sender, download_receiver) = sync_channel(1);
+        let (upload_sender, upload_receiver) = sync_channel(1);
         scope.spawn(move || {
             for mut batch in batches {
-                let download = download_batch(&mut batch).map(|uploads| (batch, uploads));
-                let has_failed = download.is_err();
-                if download_sender.send(download).is_err() || has_failed {
+                let download_result = download_batch(&mut batch).map(|uploads| (batch, uploads));
+                let has_failed = download_result.is_err();
+                if download_sender.send(download_result).is_err() || has_failed {
                     return;
                 }
             }
         });
-        let uploader =
-            scope.spawn(move || uploads.into_iter().try_for_each(upload_all).and(synchronise(devices)));
+        let uploader = scope
+            .spawn(move || upload_receiver.into_iter().try_for_each(upload_all).and(synchronise(devices)));
         // A thread that fails drops its ends of the channels, and the other threads then stop.
-        let compute_result = downloads.into_iter().try_for_each(|download| {
-            let (batch, uploads) = download.map_err(Stop::Failed)?;
+        let compute_result = download_receiver.into_iter().try_for_each(|download_result| {
+            let (batch, uploads) = download_result.map_err(Stop::Failed)?;
             compute(batch).map_err(Stop::Failed)?;
-            upload_sender.send(uploads).map_err(|_| Stop::NoUploads)
+            upload_sender.send(uploads).map_err(|_| Stop::UploaderStopped)
         });
-        // Without this drop the uploading thread would wait for more batches, and `join` for that thread.
+        // Without this drop the uploading thread would wait for more batches, and `join` would wait for
+        // that thread.
         drop(upload_sender);
         let upload_result = uploader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         match compute_result {
             Err(Stop::Failed(error)) => Err(error),
-            Ok(()) | Err(Stop::NoUploads) => upload_result,
+            Ok(()) | Err(Stop::UploaderStopped) => upload_result,
         }
     })
 }
@@ -160,8 +164,8 @@ fn commit_overlapped<'a>(
 /// Why no further batch is computed.
 enum Stop {
     Failed(Error),
-    /// The uploading thread has stopped, and has the error.
-    NoUploads,
+    /// The uploading thread has stopped, and returns the error.
+    UploaderStopped,
 }
 
 /// Downloads the gradients of a batch. Returns the uploads, for which the batch has to be computed first.
@@ -178,19 +182,20 @@ fn upload_all(uploads: Vec<Upload<'_>>) -> Result<()> {
         .try_for_each(|Upload { staging, parameter, range }| dispatch::upload(staging, parameter, range))
 }
 
-/// Cuts a job into pieces of at most `BATCH` elements. A job that cannot be divided becomes one piece. The
-/// job's gradients move into the pieces.
+/// Cuts a job into pieces of at most `BATCH_LENGTH` elements. A job that cannot be divided becomes one piece.
+/// The job's gradients move into the pieces.
 fn cut_into_pieces<'a>(engine: Engine, index: usize, job: &mut Job<'a>) -> Result<Vec<PieceTransfer<'a>>> {
-    job.copy_lent()?;
-    let (offloaded, length) = (job.offloaded, job.length);
-    let is_downloaded = offloaded.is_none_or(|offloaded| offloaded.is_downloaded) || length == 0;
+    job.copy_lent_gradients()?;
+    let (offload_target, length) = (job.offloaded, job.length);
+    let is_downloaded = offload_target.is_none_or(|target| target.is_downloaded) || length == 0;
     let writes_x = job.epilogue.writes_x() && length > 0;
     let make_upload = |range: Range<usize>| {
-        let offloaded = offloaded.filter(|_| writes_x);
-        offloaded.map(|OffloadTarget { staging, parameter, .. }| Upload { staging, parameter, range })
+        let written_target = offload_target.filter(|_| writes_x);
+        written_target.map(|OffloadTarget { staging, parameter, .. }| Upload { staging, parameter, range })
     };
     // Only a contiguous gradient can be cut into ranges of elements.
-    let is_divided = length > BATCH && is_splittable(engine, job) && job.sources.iter().all(is_contiguous);
+    let is_divided =
+        length > BATCH_LENGTH && is_splittable(engine, job) && job.sources.iter().all(is_contiguous_tensor);
     if !is_divided {
         let piece =
             Piece { job: index, window: None, is_last: true, gradients: std::mem::take(&mut job.sources) };
@@ -200,20 +205,20 @@ fn cut_into_pieces<'a>(engine: Engine, index: usize, job: &mut Job<'a>) -> Resul
         .iter()
         .map(|gradient| Ok(gradient.tensor_or_copy()?.detach().flatten_all()?))
         .collect::<Result<Vec<_>>>()?;
-    let piece = |range: Range<usize>| {
+    let make_transfer = |range: Range<usize>| {
         let upload = make_upload(range.clone());
-        let slice = |gradient: &Tensor| Ok(Lent::Tensor(gradient.narrow(0, range.start, range.len())?));
-        let gradients = flat_gradients.iter().map(slice).collect::<Result<_>>()?;
+        let slice_of = |gradient: &Tensor| Ok(Lent::Tensor(gradient.narrow(0, range.start, range.len())?));
+        let gradients = flat_gradients.iter().map(slice_of).collect::<Result<_>>()?;
         let piece = Piece { job: index, is_last: range.end == length, window: Some(range), gradients };
         Ok(PieceTransfer { piece, is_downloaded, upload })
     };
-    piece_ranges(length).map(piece).collect()
+    piece_ranges(length).map(make_transfer).collect()
 }
 
-/// Ranges of about equal length, each of at most `BATCH` elements.
+/// Ranges of about equal length, each of at most `BATCH_LENGTH` elements.
 fn piece_ranges(length: usize) -> impl Iterator<Item = Range<usize>> {
-    // The length is a multiple of 1024, and so of 128, because records of state (codes, low bits) have 128
-    // elements.
-    let range_length = length.div_ceil(length.div_ceil(BATCH)).next_multiple_of(1 << 10);
+    // `range_length` is a multiple of 1024, and so of 128, because records of state (codes, low bits) have
+    // 128 elements.
+    let range_length = length.div_ceil(length.div_ceil(BATCH_LENGTH)).next_multiple_of(1 << 10);
     (0..length).step_by(range_length).map(move |start| start..length.min(start + range_length))
 }

@@ -18,7 +18,7 @@ pub(crate) mod slices;
 mod variables;
 
 pub(crate) use variables::{
-    Identity, Variable, duplicate_path, empty_model, identity, in_path_order, select_variables,
+    Identity, Variable, duplicate_path_error, empty_model_error, identity, in_path_order, select_variables,
 };
 
 use lent::Lend;

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::gradients::{Gradients, duplicate_gradient};
 use super::lent::{Lend, MemoryMut, MemoryRef, View, read_only_error};
-use super::{Model, Visitor, duplicate_path};
+use super::{Model, Visitor, duplicate_path_error};
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::{DType, Shape, UNCOUNTED};
 
@@ -89,7 +89,7 @@ impl<'a> ParameterSlices<'a> {
         let (shape, values) = (shape.into(), values.into());
         check_length(&shape, values.len()).map_err(|error| error.at(path))?;
         if self.by_path.insert(path, self.slices.len()).is_some() {
-            return Err(duplicate_path(path));
+            return Err(duplicate_path_error(path));
         }
         self.slices.push(ParameterSlice { path, shape, dtype: values.dtype(), memory: Mutex::new(values) });
         Ok(self)

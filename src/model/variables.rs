@@ -2,8 +2,8 @@
 //!
 //! A model may show one parameter under several paths (tied weights), so [`in_path_order`] has to find out
 //! whether two tensors are one. A tensor of candle's has an id, which decides. For lent memory an equal
-//! [`Identity`] is no proof if the owner reports too little. Such a model is refused, because a wrong guess
-//! would update one parameter twice in a step, or leave the second of two parameters out.
+//! [`Identity`] is no proof if the owner reports too little. A model with such memory is refused, because a
+//! wrong guess would update one parameter twice in a step, or leave the second of two parameters out.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -59,24 +59,24 @@ fn are_surely_one(a: &Lent<'_>, b: &Lent<'_>) -> bool {
 }
 
 /// Collects the parameters of a visit by path.
-struct ByPath<'m, W> {
-    is_selected: W,
+struct ByPath<'m, Select> {
+    is_selected: Select,
     parameters: BTreeMap<String, Lent<'m>>,
     /// A path that the model has shown with two different parameters.
-    duplicate: Option<String>,
+    duplicate_path: Option<String>,
 }
 
-impl<'m, W: Fn(&str, Option<&Tensor>) -> bool> ByPath<'m, W> {
+impl<'m, Select: Fn(&str, Option<&Tensor>) -> bool> ByPath<'m, Select> {
     fn add(&mut self, path: &str, x: Lent<'m>) {
         if let Some(other) = self.parameters.insert(path.to_string(), x.clone())
             && (identity(&other) != identity(&x) || !are_surely_one(&other, &x))
         {
-            self.duplicate = Some(path.to_string());
+            self.duplicate_path = Some(path.to_string());
         }
     }
 }
 
-impl<'m, W: Fn(&str, Option<&Tensor>) -> bool> TensorReceiver<'m> for ByPath<'m, W> {
+impl<'m, Select: Fn(&str, Option<&Tensor>) -> bool> TensorReceiver<'m> for ByPath<'m, Select> {
     fn tensor(&mut self, path: &str, tensor: &Tensor) {
         if (self.is_selected)(path, Some(tensor)) {
             self.add(path, Lent::Tensor(tensor.clone()));
@@ -90,8 +90,8 @@ impl<'m, W: Fn(&str, Option<&Tensor>) -> bool> TensorReceiver<'m> for ByPath<'m,
     }
 }
 
-/// The tensors of a model that `is_selected` accepts and all memory that the model lends, each once, sorted
-/// by the first path.
+/// The parameters of a model, each once, sorted by the first path: all memory that the model lends, and those
+/// tensors that `is_selected` accepts.
 ///
 /// # Errors
 /// As [`select_variables`].
@@ -105,7 +105,7 @@ where
     select_variables(model, |_, tensor| tensor.is_none_or(&is_selected))
 }
 
-/// The parameters of a model that `is_selected` accepts, each once, sorted by the first path.
+/// Those parameters of a model that `is_selected` accepts, each once, sorted by the first path.
 ///
 /// `is_selected` gets each path and its tensor, or `None` for memory that the model lends.
 ///
@@ -118,14 +118,14 @@ pub(crate) fn select_variables<'m, M>(
 where
     M: Model + ?Sized,
 {
-    let mut by_path = ByPath { is_selected, parameters: BTreeMap::new(), duplicate: None };
+    let mut by_path = ByPath { is_selected, parameters: BTreeMap::new(), duplicate_path: None };
     model.visit(&mut Visitor::with_receiver(&mut by_path));
-    if let Some(path) = by_path.duplicate {
-        return Err(duplicate_path(&path));
+    if let Some(path) = by_path.duplicate_path {
+        return Err(duplicate_path_error(&path));
     }
     let mut indices: HashMap<Identity, usize> = HashMap::new();
     let mut variables: Vec<Variable<'m>> = Vec::new();
-    // In the order of paths, so that the paths of each variable are sorted as well.
+    // The map returns its entries in the order of paths, so the paths of each variable are sorted as well.
     for (path, x) in by_path.parameters {
         let key = identity(&x);
         match indices.get(&key) {
@@ -151,14 +151,14 @@ where
 }
 
 /// The error for two variables with one path.
-pub(crate) fn duplicate_path(path: &str) -> Error {
+pub(crate) fn duplicate_path_error(path: &str) -> Error {
     Error::new(ErrorKind::Model, "two variables of the model have this path")
         .with_remedy("rename one")
         .at(path)
 }
 
 /// The error for a model in which nothing can be trained.
-pub(crate) fn empty_model() -> Error {
+pub(crate) fn empty_model_error() -> Error {
     Error::new(ErrorKind::Model, "the model has no trainable floating-point variable")
         .with_remedy("make its tensors `Var`s (a `VarMap` does)")
 }

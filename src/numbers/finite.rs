@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use super::DType;
 
 /// Cuts elements into ranges of at most 1 MiB of f64, so that a reader needs memory for one range at a time.
-pub(crate) fn ranges(elements: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+pub(crate) fn ranges_to_read(elements: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     /// The number of elements: 1 MiB of f64 stays in the cache.
     const LENGTH: usize = 1 << 17;
     let end = elements.end;
@@ -24,20 +24,20 @@ pub(crate) fn first_non_finite(numbers: impl IntoIterator<Item = f64>, dtype: DT
 }
 
 /// [`first_non_finite`] of little-endian numbers of the dtype `from`, which are to be rounded to the dtype
-/// `to`. Integers are always finite.
+/// `to`. `None` if `from` is a dtype of integers.
 pub(crate) fn first_non_finite_in(bytes: &[u8], from: DType, to: DType) -> Option<(usize, f64)> {
     fn first<const N: usize>(
         bytes: &[u8],
         [from, to]: [DType; 2],
         is_finite: impl Fn([u8; N]) -> bool,
-        number: impl Fn([u8; N]) -> f64,
+        decode: impl Fn([u8; N]) -> f64,
     ) -> Option<(usize, f64)> {
-        let numbers = bytes.as_chunks().0;
+        let encoded_numbers = bytes.as_chunks().0;
         // The fold has no early exit, so that the compiler vectorises it.
-        if from == to && numbers.iter().fold(true, |all, bytes| all & is_finite(*bytes)) {
+        if from == to && encoded_numbers.iter().fold(true, |all, encoded| all & is_finite(*encoded)) {
             return None;
         }
-        first_non_finite(numbers.iter().map(|bytes| number(*bytes)), to)
+        first_non_finite(encoded_numbers.iter().map(|encoded| decode(*encoded)), to)
     }
     let dtypes = [from, to];
     match from {
@@ -55,15 +55,15 @@ pub(crate) fn first_non_finite_in(bytes: &[u8], from: DType, to: DType) -> Optio
     }
 }
 
-/// The first of these little-endian numbers of this dtype that is below 0, with its index.
+/// The first number below 0 among little-endian numbers of a dtype, with its index.
 pub(crate) fn first_negative_in(bytes: &[u8], dtype: DType) -> Option<(usize, f64)> {
-    fn first<const N: usize>(bytes: &[u8], number: impl Fn([u8; N]) -> f64) -> Option<(usize, f64)> {
-        let numbers = bytes.as_chunks().0;
+    fn first<const N: usize>(bytes: &[u8], decode: impl Fn([u8; N]) -> f64) -> Option<(usize, f64)> {
+        let encoded_numbers = bytes.as_chunks().0;
         // The fold has no early exit, so that the compiler vectorises it.
-        if !numbers.iter().fold(false, |any, bytes| any | (number(*bytes) < 0.0)) {
+        if !encoded_numbers.iter().fold(false, |any, encoded| any | (decode(*encoded) < 0.0)) {
             return None;
         }
-        numbers.iter().map(|bytes| number(*bytes)).enumerate().find(|(_, number)| *number < 0.0)
+        encoded_numbers.iter().map(|encoded| decode(*encoded)).enumerate().find(|(_, number)| *number < 0.0)
     }
     match dtype {
         DType::F16 => first(bytes, |n| f16::from_le_bytes(n).into()),
@@ -74,7 +74,8 @@ pub(crate) fn first_negative_in(bytes: &[u8], dtype: DType) -> Option<(usize, f6
     }
 }
 
-/// The smallest number that the dtype rounds to infinity: half a unit above the largest finite number.
+/// The smallest number that the dtype rounds to infinity: half a unit in the last place
+/// above the largest finite number.
 fn overflow_limit(dtype: DType) -> f64 {
     let limit = |exponent: i32, digits: i32| (2.0 - 2f64.powi(-digits)) * 2f64.powi(exponent);
     match dtype {

@@ -27,7 +27,7 @@ pub(crate) use codes::Code;
 pub use dtypes::DType;
 pub(crate) use dtypes::{compute_dtype, is_supported, is_wider, largest_number, smallest_normal};
 pub(crate) use fingerprint::Fingerprint;
-pub(crate) use finite::{first_negative_in, first_non_finite, first_non_finite_in, ranges};
+pub(crate) use finite::{first_negative_in, first_non_finite, first_non_finite_in, ranges_to_read};
 #[cfg(feature = "candle")]
 pub use other::OtherDType;
 pub(crate) use random::{key_at, random_bits, random_key};

@@ -24,21 +24,21 @@ pub(super) fn mix(value: u64) -> u64 {
 /// 32 random bits for an element: the integer hash `lowbias32` (Wellons 2018). One word of the key enters
 /// before the hash, the other after it.
 #[inline(always)]
-pub(crate) fn random_bits([before, after]: [u32; 2], element: u32) -> u32 {
-    let mut x = element ^ before;
+pub(crate) fn random_bits([word_before, word_after]: [u32; 2], element: u32) -> u32 {
+    let mut x = element ^ word_before;
     x ^= x >> 16;
     x = x.wrapping_mul(0x7feb_352d);
     x ^= x >> 15;
     x = x.wrapping_mul(0x846c_a68b);
     x ^= x >> 16;
-    x.wrapping_add(after)
+    x.wrapping_add(word_after)
 }
 
-/// The key for elements from `start` on. The upper half of `start` goes into the key, because [`random_bits`]
-/// takes an element's index modulo 2³².
+/// The key for the elements of a range that begins at `start`. The upper half of `start` goes into the key,
+/// because [`random_bits`] takes an element's index modulo 2³². So no range may cross a multiple of 2³².
 #[inline(always)]
-pub(crate) fn key_at([before, after]: [u32; 2], start: usize) -> [u32; 2] {
-    [before, after ^ ((start as u64) >> 32) as u32]
+pub(crate) fn key_at([word_before, word_after]: [u32; 2], start: usize) -> [u32; 2] {
+    [word_before, word_after ^ ((start as u64) >> 32) as u32]
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use crate::engine::{CUDA_FLAGS, filled, rounded};
 use crate::error::{Error, Result};
-use crate::model::lent::{MemoryRef, storage_of, vector_of};
+use crate::model::lent::{MemoryRef, flat_copy, storage_of};
 use crate::numbers::{DType, codes, low_bits};
 use crate::rule::SlotFormat;
 use crate::tensors::{Device, bytes_of};
@@ -195,7 +195,7 @@ impl StateBuffer {
             (BufferStart::Number(number), SlotFormat::Dtype(dtype)) if number != 0.0 => {
                 filled(number, parameter.len(), dtype, &Device::Cpu)?
             }
-            (BufferStart::Parameter, SlotFormat::Dtype(dtype)) => rounded(&vector_of(parameter), dtype)?,
+            (BufferStart::Parameter, SlotFormat::Dtype(dtype)) => rounded(&flat_copy(parameter), dtype)?,
             // In every format a 0 has all bytes 0, and buffers in 8 bits start with 0.
             _ => return Ok(vec![0; self.bytes(parameter.len())]),
         };

@@ -13,8 +13,10 @@
 //! - A `describe(&self) -> Self` that makes the rule from the new values also clones the rule.
 //! - `Cell`s as fields are not `Sync`.
 //!
-//! Besides, [`Purpose::Choose`] changes the rule itself. Clones are rare: an optimiser caches the
-//! description of its rule, and a step describes only rules whose fields a schedule sets.
+//! Besides, [`Purpose::Choose`] changes the rule itself. An optimiser caches the description of its rule, and
+//! a step describes anew only optimisers whose fields a schedule sets. But wrappers that read the learning
+//! rate of their inner rule (`DecoupledDecay`, `Hyperball`) clone and describe the inner rule in each step of
+//! each leaf, and [`Holder::visit_held`] clones the rule in each call.
 
 use std::borrow::Cow;
 use std::cell::RefCell;

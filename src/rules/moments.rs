@@ -16,7 +16,7 @@ pub(super) fn correction(beta: f64, t: u64) -> f64 {
 
 /// The `t` for [`correction`]. Without bias correction this `t` is the largest `u64`, for which βᵗ is 0 and
 /// each correction 1.
-pub(super) fn step_of_correction(t: u64, is_corrected: bool) -> u64 {
+pub(super) fn t_for_correction(t: u64, is_corrected: bool) -> u64 {
     if is_corrected { t } else { u64::MAX }
 }
 

@@ -100,7 +100,7 @@ impl UpdateCall {
     }
 
     /// The call with the requirements, counts and norms of `state`.
-    pub(crate) fn take_over(self, state: &StateTree) -> Self {
+    pub(crate) fn with_state_settings(self, state: &StateTree) -> Self {
         let norms = if state.is_divided() { state.norms.fingerprint() } else { 0 };
         // A window that ends early may lack gradients of the calls that it did not wait for.
         let requires_all = state.requires_all && !self.options.releases_windows;

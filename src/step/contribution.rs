@@ -9,7 +9,7 @@ use super::call::UpdateCall;
 use crate::engine::{Sources, WrittenStorages, unshared};
 use crate::error::{Error, Result};
 use crate::model::lent::{Lend, Lent, check_parameter};
-use crate::numbers::{DType, Fingerprint, first_non_finite, is_wider, ranges};
+use crate::numbers::{DType, Fingerprint, first_non_finite, is_wider, ranges_to_read};
 use crate::ranks::{Agreement, Aspect, unreadable_error};
 use crate::tensors::{Tensor, dtype_of, in_dtype, sum};
 use crate::{ranks::LeafParts, tree::Leaf};
@@ -84,7 +84,7 @@ fn find_number(
     find: impl Fn(Vec<f64>) -> Option<(usize, f64)>,
 ) -> Result<Option<(usize, f64)>> {
     let flat = tensor.flatten_all()?;
-    for range in ranges(0..flat.elem_count()) {
+    for range in ranges_to_read(0..flat.elem_count()) {
         let numbers = in_dtype(&flat.narrow(0, range.start, range.len())?, DType::F64)?.to_vec1::<f64>()?;
         if let Some((index, number)) = find(numbers) {
             return Ok(Some((range.start + index, number)));

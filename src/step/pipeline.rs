@@ -42,7 +42,7 @@ pub(super) fn step<'g>(
     grads: &'g dyn GradientLookUp,
     by_leaf: Vec<GradientSource<'g>>,
 ) -> Result<Outcome> {
-    let mut call = call.take_over(state);
+    let mut call = call.with_state_settings(state);
     if let Err(error) = state.go_to_step(state.steps) {
         return state.settle(Call::Update, Err(error));
     }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use super::wire::wire_of_layers;
 use crate::error::{Error, ErrorKind, FLOATS, Result, comma_separated, first_names};
 use crate::model::lent::Lent;
-use crate::model::{Model, Variable, empty_model, in_path_order};
+use crate::model::{Model, Variable, empty_model_error, in_path_order};
 use crate::numbers::{DType, is_supported};
 use crate::ranks::{Agreement, Aspect, Call, Communicator, Divisible, LeafParts, StateWorld, divide, share};
 use crate::rule::{Adjust, IntoOptimiser, Optimiser, Parameter};
@@ -290,7 +290,7 @@ impl Setup {
 fn no_leaf_error(state: &StateTree) -> Error {
     let left_out = state.left_out.len();
     if left_out == 0 {
-        return empty_model();
+        return empty_model_error();
     }
     let problem = format!("the choice leaves out all {left_out} trainable variables of the model:");
     let paths = state.left_out.iter().map(|variable| variable.paths[0].as_str());

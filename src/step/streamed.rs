@@ -38,7 +38,7 @@ use crate::tree::{Leaf, NormHistories, StateTree};
 ///
 /// [`Update::begin`] makes the step. [`push`](StreamedStep::push) takes a gradient from any thread, moves its
 /// parameter and frees the gradient. [`finish`](StreamedStep::finish) ends the step. So parameters move while
-/// the backward pass goes on, and only the gradients that the pass has at the time are in memory.
+/// the backward pass runs, and a gradient is in memory only until its push ends.
 ///
 /// Parameters, state and counters have the bits of [`update`](crate::update) with the same gradients, in
 /// whatever order and from whatever threads the gradients come. Every optimiser is accepted except those that
@@ -67,9 +67,9 @@ use crate::tree::{Leaf, NormHistories, StateTree};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// # What it promises less than `update`
-/// An update checks everything before it writes anything. In a streamed step a parameter moves before the
-/// next gradient exists, so each promise is about one parameter:
+/// # What a streamed step does not promise
+/// [`update`](crate::update) checks everything before it writes anything. In a streamed step a parameter
+/// moves before the next gradient exists, so each promise is about one parameter:
 ///
 /// - If a gradient does not fit, or is [not finite](Update::finite_only), its `push` is an error. The
 ///   parameter, its state and its counters stay as they were, and the parameter can be pushed again. Other
@@ -80,13 +80,14 @@ use crate::tree::{Leaf, NormHistories, StateTree};
 ///   does. If the state [requires all](StateTree::require_all), `finish` is an error, and what was pushed has
 ///   moved.
 /// - If the step is dropped before `finish`, each parameter is whole: as it was, or moved with its state and
-///   counters. The count of calls in windows stays as it was. The state records a
-///   [warning](Warning::StepDropped).
+///   counters. The number of calls that windows of [`AccumGrad`](crate::AccumGrad) have counted stays as it
+///   was. The state records a [warning](Warning::StepDropped).
 /// - If a gradient is not finite, a [`LossScaler`] lowers its scale at the end, and other parameters have
-///   moved. If no parameter has moved, the outcome is that of a skipped call. A step in which anything was
-///   pushed uses up the scaled loss, whether the step is finished or dropped.
-/// - An evaluation during the step sees parameters from before and after the step, for longer than with
-///   `update`. A backward pass may push a parameter only after its last read of that parameter.
+///   moved. If no parameter has moved, the outcome is that of a skipped call. If the step
+///   is dropped after a push, its scaled loss is used up, as after `finish`.
+/// - An evaluation during the step reads some parameters from before and others from after the step. The time
+///   in which this can happen is longer than with `update`. A backward pass may push a parameter only after
+///   the pass has read that parameter for the last time.
 ///
 /// Windows, averages and frozen parameters are treated as in `update`. If the step is leaked
 /// (`std::mem::forget`), the state has lost its leaves, and everything that needs leaves is an error.
@@ -100,17 +101,19 @@ pub struct StreamedStep<'s> {
     call: UpdateCall,
     scaler: Option<&'s mut LossScaler>,
     /// The first parameter whose gradient was not finite.
-    overflow: OnceLock<String>,
-    /// The number of pushed leaves that have moved, once the leaves are back in the state.
+    overflow_path: OnceLock<String>,
+    /// 0 until the leaves are back in the state, then the number of pushed leaves that have moved.
     moved_count: usize,
+    /// The warning that the model is not that of the restored file, for the outcome.
+    not_restored: Option<Warning>,
 }
 
 /// A leaf while its step is open.
 struct OpenLeaf {
     leaf: Box<Leaf>,
-    /// The leaf's source in `finish`. `None` until a push may have moved the leaf, or has passed over a
-    /// gradient.
-    push_result: Option<GradientSource<'static>>,
+    /// The source of the leaf's gradient for `finish`. `None` if the leaf can be pushed: no push may have
+    /// moved the leaf, and no push has passed over a gradient.
+    gradient_source: Option<GradientSource<'static>>,
 }
 
 impl<'s> Update<'s> {
@@ -120,16 +123,17 @@ impl<'s> Update<'s> {
     /// each gradient by itself, and costs one more read of the gradient.
     ///
     /// # Errors
-    /// - The model is not the state's, or holds other weights instead of its parameters.
+    /// - The model is not the model of the state, or has other weights for the time being, such as averages.
     /// - A rule needs numbers of all gradients together, such as [`ClipGlobalNorm`](crate::ClipGlobalNorm):
     ///   see [`apply_owned`](Update::apply_owned).
-    /// - The state is [divided](crate::Setup::over) among ranks, which exchange all gradients in one order.
+    /// - The state is [divided](crate::Setup::over) among ranks, because all ranks have to exchange all
+    ///   gradients in the same order.
     /// - With a [scaler](Update::scaler) also the errors of [`apply`](Update::apply).
     pub fn begin<M: Model + ?Sized>(self, model: &'s M) -> Result<StreamedStep<'s>> {
         let Update { state, options, scaler } = self;
         state.check_whole("a step whose gradients come one at a time")?;
         let options = UpdateOptions { finite_only: true, ..options };
-        let call = UpdateCall::new(options, scaler.as_deref(), None)?.take_over(state);
+        let call = UpdateCall::new(options, scaler.as_deref(), None)?.with_state_settings(state);
         let call = UpdateCall { is_streamed: true, ..call };
         state.go_to_step(state.steps)?;
         let parameters = state.parameters(model)?;
@@ -138,11 +142,11 @@ impl<'s> Update<'s> {
         if let Some(leaf) = state.leaves().find(needs_all) {
             return Err(needs_all_gradients_error(leaf.path()));
         }
-        state.check_restored(&parameters, options.keep_masters)?;
+        let not_restored = state.check_restored(&parameters, options.keep_masters)?;
         // Memory is registered before the first push, because the plan of a push reads which memory updates
         // write.
         register_memory(state, &parameters);
-        let open_leaf = |leaf| Mutex::new(OpenLeaf { leaf, push_result: None });
+        let open_leaf = |leaf| Mutex::new(OpenLeaf { leaf, gradient_source: None });
         let leaves = std::mem::take(&mut state.leaves).into_iter().map(open_leaf).collect();
         Ok(StreamedStep {
             state,
@@ -150,8 +154,9 @@ impl<'s> Update<'s> {
             parameters,
             call,
             scaler,
-            overflow: OnceLock::new(),
+            overflow_path: OnceLock::new(),
             moved_count: 0,
+            not_restored,
         })
     }
 }
@@ -160,7 +165,7 @@ impl std::fmt::Debug for StreamedStep<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("StreamedStep")
             .field("leaves", &self.leaves.len())
-            .field("overflow", &self.overflow.get())
+            .field("overflow", &self.overflow_path.get())
             .finish_non_exhaustive()
     }
 }
@@ -206,9 +211,9 @@ impl StreamedStep<'_> {
         self.push_lent(path, &gradient, false)
     }
 
-    /// Pushes a gradient. With `passes_over_not_finite`, a gradient that is not finite is no error: the step
-    /// goes on without this gradient, and the scaler lowers its scale in `finish`.
-    fn push_lent(&self, path: &str, gradient: &dyn Lend, passes_over_not_finite: bool) -> Result<()> {
+    /// Pushes a gradient. With `ignores_overflow`, a gradient that is not finite is no error: the step
+    /// continues without this gradient, and the scaler lowers its scale in `finish`.
+    fn push_lent(&self, path: &str, gradient: &dyn Lend, ignores_overflow: bool) -> Result<()> {
         let index = match self.state.leaf_index(path) {
             Some(Some(index)) => index,
             // The state leaves the parameter out.
@@ -217,26 +222,27 @@ impl StreamedStep<'_> {
         };
         let mut open_leaf = match self.leaves[index].try_lock() {
             Ok(open_leaf) => open_leaf,
-            // The leaf is usable after a panic in an earlier push: `push_result` shows whether it has moved.
+            // The leaf is usable after a panic in an earlier push, because `gradient_source` shows whether the
+            // leaf has moved.
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return Err(second_push_error(path)),
         };
-        if open_leaf.push_result.is_some() {
+        if open_leaf.gradient_source.is_some() {
             return Err(second_push_error(path));
         }
         let x = &self.parameters[index];
         check_gradient(path, &**x, gradient)?;
         let last_checksum = open_leaf.leaf.last_checksum;
         let result = self.advance(&mut open_leaf, x, Lent::new(gradient));
-        if open_leaf.push_result.is_none() {
+        if open_leaf.gradient_source.is_none() {
             // Nothing of the leaf is written, so the checksum of the last step still holds.
             open_leaf.leaf.last_checksum = last_checksum;
         }
         match result? {
             Some(SkipReason::NotFinite { path: first }) => {
-                let _ = self.overflow.set(first);
-                if passes_over_not_finite {
-                    open_leaf.push_result = Some(GradientSource::NotFinite);
+                let _ = self.overflow_path.set(first);
+                if ignores_overflow {
+                    open_leaf.gradient_source = Some(GradientSource::NotFinite);
                     return Ok(());
                 }
                 let remedy = "the parameter has not changed: push another gradient, or go on without one; \
@@ -261,7 +267,7 @@ impl StreamedStep<'_> {
         x: &Lent<'_>,
         gradient: Lent<'_>,
     ) -> Result<Option<SkipReason>> {
-        let OpenLeaf { leaf, push_result } = open_leaf;
+        let OpenLeaf { leaf, gradient_source } = open_leaf;
         let mut job = None;
         let planned_step = plan_leaf(&self.call, leaf, x, [gradient], &mut job)?;
         let plan = planned_step.plans[0].clone();
@@ -273,10 +279,10 @@ impl StreamedStep<'_> {
             return Ok(Some(reason.clone()));
         }
         // The owner of the parameter may panic after all is written. A second push would then apply the
-        // gradient twice, so `push_result` is set before the panic goes on.
+        // gradient twice, so `gradient_source` is set before the panic is resumed.
         let result = catch_unwind(AssertUnwindSafe(|| reduced_step.write()));
         if reduced_step.may_have_moved() || matches!(result, Ok(Ok(()))) {
-            *push_result = Some(GradientSource::Pushed(plan));
+            *gradient_source = Some(GradientSource::Pushed(plan));
         }
         result.unwrap_or_else(|panic| resume_unwind(panic))?;
         Ok(None)
@@ -285,40 +291,43 @@ impl StreamedStep<'_> {
     /// Ends the step. A parameter that was not pushed counts as a parameter without a gradient in
     /// [`update`](crate::update).
     ///
-    /// The outcome is about all gradients together.
+    /// The outcome is that of all gradients of the step together.
     ///
     /// # Errors
     /// In each case, the pushed parameters have moved.
-    /// - No parameter has a gradient, or a [required](StateTree::require_all) gradient is missing. The count
-    ///   of calls in windows then stays as it was.
+    /// - No parameter has a gradient, or a [required](StateTree::require_all) gradient is missing. The number
+    ///   of calls that windows of [`AccumGrad`](crate::AccumGrad) have counted then stays as it was.
     /// - The [scaler](Update::scaler) would fall below its floor.
     /// - A device or an owner of lent memory fails, with the
     ///   [consequences](crate::update#what-is-left-in-the-middle) of `update` for parameters that were not
     ///   pushed.
     pub fn finish(mut self) -> Result<Outcome> {
-        let push_results = self.put_back();
-        let call = UpdateCall { overflow: self.overflow.get().cloned(), ..self.call.clone() };
-        let by_leaf = push_results.into_iter().map(Option::unwrap_or_default).collect();
-        let mut outcome = step(call, self.state, &self.parameters, &(), by_leaf)?;
-        if let Some(scaler) = self.scaler.take()
-            && scaler.account_overflow(&mut outcome, self.call.loss_scale, self.overflow.take())?
-        {
-            self.state.end_windows()?;
+        let gradient_sources = self.put_back();
+        let call = UpdateCall { overflow: self.overflow_path.get().cloned(), ..self.call.clone() };
+        let sources_by_leaf = gradient_sources.into_iter().map(Option::unwrap_or_default).collect();
+        let mut outcome = step(call, self.state, &self.parameters, &(), sources_by_leaf)?;
+        outcome.warnings.extend(self.not_restored.take());
+        if let Some(scaler) = self.scaler.take() {
+            let overflow_path = self.overflow_path.take();
+            let ends_windows = scaler.account_overflow(&mut outcome, self.call.loss_scale, overflow_path)?;
+            if ends_windows {
+                self.state.end_windows()?;
+            }
         }
         Ok(outcome)
     }
 
-    /// Puts the leaves back into the tree, and returns the results of pushes, in the order of the leaves.
+    /// Puts the leaves back into the tree. Returns their gradient sources, in the order of the leaves.
     fn put_back(&mut self) -> Vec<Option<GradientSource<'static>>> {
         let open_leaves = std::mem::take(&mut self.leaves)
             .into_iter()
             .map(|open_leaf| open_leaf.into_inner().unwrap_or_else(PoisonError::into_inner));
-        let (leaves, push_results): (_, Vec<_>) =
-            open_leaves.map(|OpenLeaf { leaf, push_result }| (leaf, push_result)).unzip();
+        let (leaves, gradient_sources): (_, Vec<_>) =
+            open_leaves.map(|OpenLeaf { leaf, gradient_source }| (leaf, gradient_source)).unzip();
         self.state.leaves = leaves;
         let has_moved = |source: &&_| matches!(source, GradientSource::Pushed(plan) if plan.moves);
-        self.moved_count = push_results.iter().flatten().filter(has_moved).count();
-        push_results
+        self.moved_count = gradient_sources.iter().flatten().filter(has_moved).count();
+        gradient_sources
     }
 }
 
@@ -343,11 +352,11 @@ impl Drop for StreamedStep<'_> {
         if is_open {
             self.put_back();
         }
-        let (moved, overflow) = (self.moved_count, self.overflow.take());
-        // `finish` takes the scaler.
-        if let Some(scaler) = self.scaler.take().filter(|_| moved > 0 || overflow.is_some()) {
+        let (moved, overflow_path) = (self.moved_count, self.overflow_path.take());
+        // `finish` takes the scaler before it accounts for the overflow, so nothing is accounted for twice.
+        if let Some(scaler) = self.scaler.take().filter(|_| moved > 0 || overflow_path.is_some()) {
             // No caller can get this error. If the scale is at its floor, the next overflow reports that.
-            let _ = scaler.account_overflow(&mut Outcome::default(), self.call.loss_scale, overflow);
+            let _ = scaler.account_overflow(&mut Outcome::default(), self.call.loss_scale, overflow_path);
         }
         if is_open && moved > 0 {
             self.state.warnings.record(Warning::StepDropped { moved, parameters: self.state.len() });

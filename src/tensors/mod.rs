@@ -25,8 +25,8 @@ use safetensors::Dtype;
 
 use crate::numbers::DType::{self, BF16, F16, F32, F64, I16, I32, I64, U8, U32};
 
-/// The dtypes that files have. The table is written by hand, because candle converts to the names of the
-/// `safetensors` that candle is built with, which may be another version.
+/// The dtypes that files have, as those of this crate and of `safetensors`. No function of candle's is used,
+/// because candle may be built with another version of `safetensors` than this crate.
 const FILE_DTYPES: [(DType, Dtype); 9] = [
     (U8, Dtype::U8),
     (U32, Dtype::U32),
@@ -39,15 +39,15 @@ const FILE_DTYPES: [(DType, Dtype); 9] = [
     (F64, Dtype::F64),
 ];
 
-/// The dtype of a tensor in a file.
+/// The dtype of this crate for the dtype of a tensor in a file.
 pub(crate) fn dtype_from_file(dtype: Dtype) -> Result<DType> {
-    let row = FILE_DTYPES.iter().find(|(_, file)| *file == dtype);
-    row.map(|(own, _)| *own).ok_or_else(|| failure(format!("tensors of dtype {dtype:?} are not read")))
+    let row = FILE_DTYPES.iter().find(|row| row.1 == dtype);
+    row.map(|row| row.0).ok_or_else(|| failure(format!("tensors of dtype {dtype:?} are not read")))
 }
 
-/// The name of a dtype in files; `None` if no file can have the dtype.
+/// The dtype of a file's tensor for a dtype of this crate; `None` if no file can have the dtype.
 pub(crate) fn file_dtype(dtype: DType) -> Option<Dtype> {
-    FILE_DTYPES.iter().find(|(own, _)| *own == dtype).map(|(_, file)| *file)
+    FILE_DTYPES.iter().find(|row| row.0 == dtype).map(|row| row.1)
 }
 
 /// A tensor of zeros with memory for a single number, which is repeated by strides of 0.

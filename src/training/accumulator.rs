@@ -6,7 +6,7 @@ use crate::engine::{filled, rounded};
 use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::model::gradients::{GradientLookUp, Gradients, with_look_up};
 use crate::model::lent::Lent;
-use crate::model::{Model, Variable, empty_model, in_path_order};
+use crate::model::{Model, Variable, empty_model_error, in_path_order};
 use crate::numbers::{DType, compute_dtype, counts, is_supported};
 use crate::step::call::sources;
 use crate::step::exchange::weighted;
@@ -92,7 +92,7 @@ impl Accumulator {
         let dtype = dtype.into();
         let parameters = in_path_order(model, is_trainable)?;
         if parameters.is_empty() {
-            return Err(empty_model());
+            return Err(empty_model_error());
         }
         if !is_supported(dtype) {
             return Err(Error::new(ErrorKind::Argument, "the dtype for `Accumulator::new` is")

@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind, Result, comma_separated, first_names};
 use crate::model::candle::{CandleVariable, candle_variables};
 use crate::model::cuts::{NORMS, QUERIES, STATISTICS, USUAL, cut_hint, is_running_statistic};
 use crate::model::lent::Lend;
-use crate::model::{Model, empty_model};
+use crate::model::{Model, empty_model_error};
 use crate::numbers::DType;
 use crate::tree::{StateTree, is_trainable};
 
@@ -72,7 +72,7 @@ use crate::tree::{StateTree, is_trainable};
 pub fn audit<M: Model + ?Sized>(model: &M, loss: &Tensor) -> Result<Audit> {
     let variables = candle_variables(model, is_trainable)?;
     if variables.is_empty() {
-        return Err(empty_model());
+        return Err(empty_model_error());
     }
     let ids: HashSet<TensorId> = variables.iter().map(|variable| variable.tensor.id()).collect();
     let nodes = loss.sorted_nodes();

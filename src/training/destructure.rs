@@ -6,7 +6,7 @@ use candle_core::{Device, Shape, Tensor, Var};
 
 use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::model::candle::{CandleVariable, candle_variables};
-use crate::model::{Model, empty_model};
+use crate::model::{Model, empty_model_error};
 use crate::numbers::{DType, is_supported};
 use crate::tree::is_trainable;
 
@@ -84,7 +84,7 @@ pub fn trainables<M: Model + ?Sized>(model: &M) -> Result<BTreeMap<String, Tenso
 /// parameters on several devices are undefined behaviour, and a model without parameters has an empty vector.
 pub fn destructure<M: Model + ?Sized>(model: &M) -> Result<(Tensor, Structure)> {
     let variables = candle_variables(model, is_trainable)?;
-    let first = variables.first().ok_or_else(empty_model)?;
+    let first = variables.first().ok_or_else(empty_model_error)?;
     let device = first.tensor.device().clone();
     let mut dtype = DType::from(first.tensor.dtype());
     for variable in &variables {

@@ -16,7 +16,7 @@ use crate::engine::Buffer;
 use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::model::lent::{Lend, View, read};
 use crate::numbers::codes::{BLOCK, RECORD, scales};
-use crate::numbers::{Code, counts, first_non_finite, is_supported, ranges};
+use crate::numbers::{Code, counts, first_non_finite, is_supported, ranges_to_read};
 use crate::ranks::{Agreement, Aspect, Call, Held};
 use crate::rule::{FieldValue, StateParts};
 use crate::tensors::{Device, Tensor};
@@ -585,7 +585,7 @@ fn first_match(values: &dyn Lend, find: impl Fn(&[f64]) -> Option<usize>) -> Res
     let mut search = |view: View<'_>| {
         // In ranges, because `View::numbers` allocates an f64 for each number.
         first = match view.in_order() {
-            Some(memory) => ranges(0..memory.len())
+            Some(memory) => ranges_to_read(0..memory.len())
                 .find_map(|range| find_from(range.start, View::new(memory.part(range)?).numbers())),
             None => find_from(0, view.numbers()),
         };

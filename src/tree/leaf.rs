@@ -73,9 +73,9 @@ pub struct Leaf {
     /// write parameters until then. Later steps compare a sample.
     pub(crate) unsettled_at: u64,
     /// Whether after the first step only `last_checksum` reveals a changed parameter: see
-    /// [`State::depends_on_weights`].
-    pub(super) depends_on_weights: bool,
-    /// A checksum of a sample of the parameter after the last step, if `depends_on_weights`.
+    /// [`State::needs_checksum`].
+    pub(super) needs_checksum: bool,
+    /// A checksum of a sample of the parameter after the last step, if `needs_checksum`.
     pub(crate) last_checksum: Option<u32>,
     /// A copy of the parameter, while the model has other values instead: the average, or the values to which
     /// `Sam` has moved the parameter. No failure loses the copy, and steps are refused meanwhile.
@@ -126,7 +126,7 @@ impl Leaf {
             check_a_number_per_element(&path, &optimiser, &state, part.len())?;
         }
         Ok(Leaf {
-            depends_on_weights: state.depends_on_weights(),
+            needs_checksum: state.needs_checksum(),
             last_checksum: None,
             state,
             path,
@@ -216,7 +216,7 @@ impl Leaf {
             initial_optimiser: None,
             run_start: None,
             optimiser,
-            depends_on_weights: state.depends_on_weights(),
+            needs_checksum: state.needs_checksum(),
             last_checksum: None,
             state,
             path: self.path.clone(),
@@ -395,12 +395,12 @@ impl Leaf {
     /// Makes the next step compare all of the parameter.
     pub(crate) fn unsettle(&mut self) {
         (self.unsettled_at, self.last_checksum) = (self.steps, None);
-        self.depends_on_weights = self.state.depends_on_weights();
+        self.needs_checksum = self.state.needs_checksum();
     }
 
     /// Sets the leaf's own optimiser and whether the leaf is frozen. `has_begun` tells whether the run has
     /// made a step, or is restored.
-    pub(crate) fn set(&mut self, optimiser: Arc<Optimiser>, frozen: bool, has_begun: bool) {
+    pub(crate) fn set_optimiser(&mut self, optimiser: Arc<Optimiser>, frozen: bool, has_begun: bool) {
         let before = std::mem::replace(&mut self.optimiser, optimiser);
         if has_begun {
             self.run_start.get_or_insert_with(|| (before.clone(), self.frozen));

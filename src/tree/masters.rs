@@ -12,7 +12,7 @@ use crate::engine::{owned_on, set_lent};
 use crate::error::{Error, Result};
 use crate::model::lent::{Lend, Lent, check_parameter, write_tensor};
 use crate::model::{Identity, Model, Variable, identity, in_path_order};
-use crate::numbers::{DType, first_non_finite, ranges};
+use crate::numbers::{DType, first_non_finite, ranges_to_read};
 use crate::ranks::{Agreement, Aspect, Call, Held};
 use crate::rule::Extent;
 use crate::tensors::{Device, Tensor, in_dtype};
@@ -361,7 +361,8 @@ impl Leaf {
             Held::Part(own_part) => {
                 let (x, values) = (x.tensor_or_copy()?.detach().flatten_all()?, values.flatten_all()?);
                 // In ranges, so that the state for each range is small.
-                let mut others = ranges(0..own_part.start).chain(ranges(own_part.end..x.elem_count()));
+                let mut others =
+                    ranges_to_read(0..own_part.start).chain(ranges_to_read(own_part.end..x.elem_count()));
                 others.try_for_each(|range| {
                     set(&x.narrow(0, range.start, range.len())?, &values.narrow(0, range.start, range.len())?)
                 })

@@ -189,7 +189,7 @@ impl Replacement {
     fn apply(self, leaf: &mut Leaf, acting: Option<Arc<Optimiser>>, has_begun: bool) -> StateChange {
         let Replacement { optimiser, drives, state, change } = self;
         let has_same_rule = leaf.optimiser.name() == optimiser.name();
-        leaf.set(optimiser, leaf.frozen, has_begun);
+        leaf.set_optimiser(optimiser, leaf.frozen, has_begun);
         if !has_same_rule {
             // The values of another rule cannot be compared.
             (leaf.initial_optimiser, leaf.run_start) = (None, None);
@@ -198,7 +198,7 @@ impl Replacement {
         let last_checksum = leaf.last_checksum;
         leaf.unsettle();
         // A state that was taken over follows from the same values of the parameter as before.
-        leaf.last_checksum = last_checksum.filter(|_| leaf.depends_on_weights && !change.kept.is_empty());
+        leaf.last_checksum = last_checksum.filter(|_| leaf.needs_checksum && !change.kept.is_empty());
         change
     }
 }
@@ -223,7 +223,7 @@ impl Leaf {
         x: &dyn Lend,
         transfer: &mut Transfer,
     ) -> Result<()> {
-        let (old, new) = (self.state.names_of_store(), state.names_of_store());
+        let (old, new) = (self.state.store_tensor_names(), state.store_tensor_names());
         let is_kept = new.iter().all(|name| transfer.kept.contains(name));
         if is_kept
             || old.is_empty()

@@ -48,16 +48,16 @@ impl Selection<'_> {
         self.leaves.iter_mut().map(|leaf| &mut **leaf)
     }
 
-    /// From now on updates pass these leaves over: no state, no counter and no parameter changes.
+    /// From now on updates skip these leaves: no state, no counter and no parameter changes.
     ///
     /// Two things still change: numbers of the whole model, such as the estimate of
     /// [`Prodigy`](crate::Prodigy), and the count of the steps that an [average](crate::Ema) misses.
     pub fn freeze(self) {
         let has_begun = self.steps > 0;
-        self.leaves.into_iter().for_each(|leaf| leaf.set(leaf.optimiser.clone(), true, has_begun));
+        self.leaves.into_iter().for_each(|leaf| leaf.set_optimiser(leaf.optimiser.clone(), true, has_begun));
     }
 
-    /// From now on updates move these leaves again. A leaf goes on with the state that it had when it was
+    /// From now on updates move these leaves again. A leaf continues with the state that it had when it was
     /// frozen.
     ///
     /// ```
@@ -78,7 +78,7 @@ impl Selection<'_> {
     /// ```
     pub fn thaw(self) {
         for leaf in self.leaves.into_iter().filter(|leaf| leaf.frozen) {
-            leaf.set(leaf.optimiser.clone(), false, self.steps > 0);
+            leaf.set_optimiser(leaf.optimiser.clone(), false, self.steps > 0);
             leaf.missing_gradients.calls = 0;
         }
     }
@@ -140,9 +140,9 @@ impl Selection<'_> {
 
     /// Sets a hyper-parameter of every leaf that has it, through chains and wrappers.
     ///
-    /// If several members of a chain have the field, it is set in all of them, but `eta` sets [their
-    /// product](crate::Adjust::adjust). A place before the name (`1.lambda`) chooses a member. A whole number
-    /// is accepted as a real number.
+    /// If several members of a chain have the field, it is set in all of them. Only `eta` sets [the
+    /// product of their rates](crate::Adjust::adjust). A place before the name (`1.lambda`) chooses a member.
+    /// A whole number is accepted as a real number.
     ///
     /// A field that decides the layout of the state cannot be adjusted. A field may decide the layout for
     /// some parameters only: `rank` of [`GaLore`](crate::GaLore) does so for a matrix with more than `rank`
@@ -152,8 +152,8 @@ impl Selection<'_> {
     ///
     /// # Errors
     /// If no leaf has a field of that name (a [setting](crate::Describer::setting) is no field); if the value
-    /// is of the wrong type or out of range; if the field decides the layout of the state; if no value of the
-    /// last `eta` makes the [product](crate::Adjust::adjust) right; if a [schedule](StateTree::schedule) that
+    /// is of the wrong type or out of range; if the field decides the layout of the state; if no value of
+    /// the last `eta` gives the [product](crate::Adjust::adjust); if a [schedule](StateTree::schedule) that
     /// is not relative sets the field, or a relative schedule would leave the range. Nothing changes then.
     pub fn adjust_field(&mut self, field: &str, value: impl Into<FieldValue>) -> Result<()> {
         self.adjust_fields([(field, value.into())])
@@ -179,16 +179,17 @@ impl Selection<'_> {
         values: impl IntoIterator<Item = (&'f str, FieldValue)>,
     ) -> Result<()> {
         self.check_leaves()?;
-        let values = values.into_iter().map(|(name, value)| (SetField::Named(name), value)).collect();
-        let adjustment = Adjustment::new(self.leaves(), self.steps, vec![values], |_| Some(0))?;
+        let edit = values.into_iter().map(|(name, value)| (SetField::Named(name), value)).collect();
+        let adjustment = Adjustment::new(self.leaves(), self.steps, vec![edit], |_| Some(0))?;
         if let Some(name) = adjustment.missing_field() {
-            let error_of_setting =
+            let make_setting_error =
                 |leaf: &Leaf| Some(leaf.optimiser.description().setting_error(name)?.at(&leaf.path));
-            if let Some(error) = self.leaves().find_map(error_of_setting) {
+            if let Some(error) = self.leaves().find_map(make_setting_error) {
                 return Err(error);
             }
-            let rules: BTreeSet<String> = self.leaves().map(|leaf| leaf.optimiser.rule().name()).collect();
-            let rules = first_names(rules.iter()).join(" or ");
+            let rule_names: BTreeSet<String> =
+                self.leaves().map(|leaf| leaf.optimiser.rule().name()).collect();
+            let rules = first_names(rule_names.iter()).join(" or ");
             return Err(unknown_name_error(&rules, "field", name, &available_fields(self.leaves(), name)));
         }
         self.commit(adjustment);
@@ -208,7 +209,7 @@ impl<'t> From<&'t mut StateTree> for Selection<'t> {
     }
 }
 
-/// The names of the fields that these leaves have, for the error that no leaf has the field `name`.
+/// The names of these leaves' fields that an error suggests if no leaf has the field `name`.
 pub(crate) fn available_fields<'l>(leaves: impl Iterator<Item = &'l Leaf>, name: &str) -> Vec<String> {
     let names: Vec<String> = leaves.flat_map(|leaf| leaf.optimiser.description().available(name)).collect();
     distinct(names.iter().map(String::as_str))
@@ -229,8 +230,8 @@ impl<'f> SetField<'f> {
         match (self, value) {
             (SetField::Named(name), _) => optimiser.set_field(name, value),
             (SetField::Number(place), FieldValue::Real(number)) => {
-                let values = fields_with(optimiser, [(place, number)].into_iter());
-                optimiser.write(&values)?;
+                let fields = fields_with(optimiser, [(place, number)].into_iter());
+                optimiser.write(&fields)?;
                 Ok(true)
             }
             (SetField::Number(_), _) => Ok(false),
@@ -243,14 +244,14 @@ impl<'f> SetField<'f> {
 }
 
 /// New values of fields of one optimiser, which are set together.
-type FieldEdit<'f> = Vec<(SetField<'f>, FieldValue)>;
+type OptimiserEdit<'f> = Vec<(SetField<'f>, FieldValue)>;
 
 /// A leaf's own optimiser, and the leaf's schedules resolved in it.
 type AdjustedOptimiser = (Arc<Optimiser>, Option<Arc<Drives>>);
 
 /// New values of fields for some leaves, checked and not written yet.
 pub(crate) struct Adjustment<'f> {
-    edits: Vec<FieldEdit<'f>>,
+    edits: Vec<OptimiserEdit<'f>>,
     /// The count of applied steps of the state.
     steps: u64,
     /// By leaf; `None` for a leaf that stays as it is.
@@ -262,17 +263,17 @@ pub(crate) struct Adjustment<'f> {
 }
 
 impl<'f> Adjustment<'f> {
-    /// Sets fields in a copy of each leaf's optimiser. `edit_of` gets the index of a leaf and returns the
-    /// index of the leaf's edit; `None` for a leaf that stays as it is.
+    /// Sets fields in a copy of each leaf's optimiser. `edit_index_of` gets the index of a leaf and returns
+    /// the index of the leaf's edit; `None` for a leaf that stays as it is.
     ///
     /// # Errors
     /// If a value is of the wrong type or out of range, or its field decides the layout of the state; if a
-    /// schedule does not go with the values.
+    /// schedule does not fit the values.
     pub(crate) fn new<'l>(
         leaves: impl Iterator<Item = &'l Leaf> + Clone,
         steps: u64,
-        edits: Vec<FieldEdit<'f>>,
-        edit_of: impl Fn(usize) -> Option<usize>,
+        edits: Vec<OptimiserEdit<'f>>,
+        edit_index_of: impl Fn(usize) -> Option<usize>,
     ) -> Result<Self> {
         let mut reached: Vec<Vec<bool>> = edits.iter().map(|edit| vec![false; edit.len()]).collect();
         // Real numbers never decide the layout, so an edit that sets nothing else needs no check.
@@ -281,11 +282,11 @@ impl<'f> Adjustment<'f> {
         let (mut copies, mut layout_checks) = (KeyedCache::default(), KeyedCache::default());
         let mut resolver = ScheduleResolver::default();
         let mut change_of = |(leaf_index, leaf): (usize, &'l Leaf)| {
-            let Some(edit_index) = edit_of(leaf_index) else { return Ok(None) };
+            let Some(edit_index) = edit_index_of(leaf_index) else { return Ok(None) };
             let with_path = |error: Error| error.at(&leaf.path);
             let optimiser_address = address(&leaf.optimiser);
             let optimiser: Arc<Optimiser> = copies.get_or_make((optimiser_address, edit_index), || {
-                let copy = with_fields(leaf, &edits[edit_index], &mut reached[edit_index]);
+                let copy = edited_copy(leaf, &edits[edit_index], &mut reached[edit_index]);
                 copy.map(Arc::new).map_err(with_path)
             })?;
             if needs_layout_check[edit_index] {
@@ -314,21 +315,22 @@ impl<'f> Adjustment<'f> {
     pub(crate) fn per_leaf<'l>(
         leaves: impl Iterator<Item = &'l Leaf> + Clone,
         steps: u64,
-        edits: impl IntoIterator<Item = FieldEdit<'f>>,
+        edits: impl IntoIterator<Item = OptimiserEdit<'f>>,
     ) -> Result<Self> {
         // Equal edits become one edit, so that leaves with a common optimiser still have one afterwards.
         let (mut indices, mut distinct_edits) = (HashMap::new(), Vec::new());
-        let index_of = |edit: FieldEdit<'f>| {
+        let index_of = |edit: OptimiserEdit<'f>| {
             let index = *indices.entry(fingerprint(&edit)).or_insert(distinct_edits.len());
             if index == distinct_edits.len() {
                 distinct_edits.push(edit);
             }
             index
         };
-        let edit_by_leaf: Vec<usize> = edits.into_iter().map(index_of).collect();
+        let edit_indices: Vec<usize> = edits.into_iter().map(index_of).collect();
         let is_empty: Vec<bool> = distinct_edits.iter().map(Vec::is_empty).collect();
-        let edit_of = |leaf: usize| Some(edit_by_leaf[leaf]).filter(|edit| !is_empty[*edit]);
-        Adjustment::new(leaves, steps, distinct_edits, edit_of)
+        let edit_index_of =
+            |leaf_index: usize| Some(edit_indices[leaf_index]).filter(|edit_index| !is_empty[*edit_index]);
+        Adjustment::new(leaves, steps, distinct_edits, edit_index_of)
     }
 
     /// The first field that no leaf has.
@@ -343,14 +345,14 @@ impl<'f> Adjustment<'f> {
     pub(crate) fn commit<'l>(self, leaves: impl IntoIterator<Item = &'l mut Leaf>) {
         let changed = leaves.into_iter().zip(self.changes).filter_map(|(leaf, change)| Some((leaf, change?)));
         for ((leaf, (optimiser, drives)), acting) in changed.zip(self.acting) {
-            leaf.set(optimiser, leaf.frozen, self.steps > 0);
+            leaf.set_optimiser(optimiser, leaf.frozen, self.steps > 0);
             (leaf.drives, leaf.acting) = (drives, acting);
         }
     }
 }
 
 /// A hash of fields and values.
-fn fingerprint(edit: &FieldEdit<'_>) -> u64 {
+fn fingerprint(edit: &OptimiserEdit<'_>) -> u64 {
     let add_field = |hash: Fingerprint, (field, value): &(SetField<'_>, FieldValue)| {
         let with_name = match field {
             SetField::Named(name) => hash.bytes(name.as_bytes()),
@@ -368,7 +370,7 @@ fn address(optimiser: &Arc<Optimiser>) -> *const () {
 }
 
 /// A copy of the leaf's optimiser with these values. Marks in `reached` the fields that the optimiser has.
-fn with_fields(leaf: &Leaf, edit: &FieldEdit<'_>, reached: &mut [bool]) -> Result<Optimiser> {
+fn edited_copy(leaf: &Leaf, edit: &OptimiserEdit<'_>, reached: &mut [bool]) -> Result<Optimiser> {
     let mut optimiser = Optimiser::clone(&leaf.optimiser);
     for ((field, value), is_reached) in edit.iter().zip(reached) {
         *is_reached |= field.set(&mut optimiser, *value)?;
@@ -378,23 +380,23 @@ fn with_fields(leaf: &Leaf, edit: &FieldEdit<'_>, reached: &mut [bool]) -> Resul
 }
 
 /// Refuses fields if the `adjusted` optimiser would make state of another layout for this leaf.
-fn check_layout(leaf: &Leaf, adjusted: &Optimiser, edit: &FieldEdit<'_>) -> Result<()> {
+fn check_layout(leaf: &Leaf, adjusted: &Optimiser, edit: &OptimiserEdit<'_>) -> Result<()> {
     if leaf.has_layout_of(adjusted)? {
         return Ok(());
     }
     // The error names the first field that changes the layout by itself. If only several fields together
     // change the layout, the error names the first field of the edit.
     let decides = |(field, value): &&(SetField<'_>, FieldValue)| {
-        let mut alone = Optimiser::clone(&leaf.optimiser);
-        let is_set = field.set(&mut alone, *value);
-        is_set.is_ok_and(|is_set| is_set) && !leaf.has_layout_of(&alone).is_ok_and(|has_layout| has_layout)
+        let mut copy = Optimiser::clone(&leaf.optimiser);
+        field.set(&mut copy, *value).is_ok_and(|has_field| has_field)
+            && !leaf.has_layout_of(&copy).is_ok_and(|has_layout| has_layout)
     };
     let Some((field, _)) = edit.iter().find(decides).or(edit.first()) else { return Ok(()) };
     // Only a `SetField::Number` has no name, and numbers decide no layout.
     let (rule, field) = (adjusted.rule().name(), field.name().unwrap_or_default());
-    let available: Vec<String> =
+    let other_names: Vec<String> =
         adjusted.description().available(field).into_iter().filter(|name| *name != field).collect();
     let problem = format!("{rule}: {field} decides the layout of the state and cannot be adjusted");
-    let error = Error::new(ErrorKind::Argument, problem).with_expected(one_of(&available));
+    let error = Error::new(ErrorKind::Argument, problem).with_expected(one_of(&other_names));
     Err(error.with_remedy("set up a new state, or give the parameters another rule by `Selection::replace`"))
 }

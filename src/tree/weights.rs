@@ -102,7 +102,7 @@ impl Leaf {
 
     /// Keeps a checksum of the parameter `x` after a step, if only a checksum can reveal new weights.
     pub(crate) fn keep_checksum(&mut self, x: &dyn Lend) {
-        if self.depends_on_weights {
+        if self.needs_checksum {
             self.last_checksum = self.own_part(x).ok().and_then(|part| sample_checksum(&*part));
         }
     }

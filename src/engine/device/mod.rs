@@ -1,9 +1,11 @@
 //! The fused engine of devices: a chain is printed as CUDA C, compiled at run time, and launched over all
-//! leaves (parameters with their state) at once. `README.md` of this folder describes rows and order.
+//! leaves (parameters with their state) at once. `README.md` of this folder describes the rows of a launch
+//! and the order of launches.
 //!
-//! Each entry point has three steps: get a handle for each leaf (which compiles a new kernel),
-//! add the leaf's data (which takes addresses), run all launches. A leaf has no kernel if a dtype cannot be
-//! printed or the source does not compile. Such a leaf is left to tensor operations.
+//! Each entry point does three things: it makes a handle for each leaf (and compiles the kernel of the leaf,
+//! if the kernel is new), adds the leaf's data (and takes addresses), and runs all launches. A leaf has no
+//! kernel if a dtype cannot be printed or the source does not compile. Such a leaf is left to tensor
+//! operations.
 
 mod backend;
 mod table;
@@ -25,20 +27,21 @@ use crate::tensors::allocate;
 pub(super) use backend::{Backend, Launch};
 use table::{BlockRange, LeafArray, LeafData, RowHandle, Tables};
 
-/// Writes the parameters and state of all jobs, except what functions of whole tensors have returned. The
-/// result has `false` for each job that has no kernel; nothing of such a job is written.
+/// Writes the parameters and state of all jobs, except the state that functions of whole tensors have
+/// returned (see `Job::finish`). The result has `false` for each job that has no kernel; nothing of such a
+/// job is written.
 pub(super) fn commit_with<'a, 'j: 'a, B: Backend<'a>>(
     backend: B,
     jobs: &'a mut [&mut Job<'j>],
 ) -> Result<Vec<bool>> {
     let mut tables = Tables::new(backend);
-    let segments: Vec<_> = jobs.iter().map(|job| job.segments()).collect();
-    // Launches run in the order of handles. Segments before the last read the parameter that last segments
-    // write, so the handles of all segments before the last come first.
-    let mut handles: Vec<Option<SmallVec<[RowHandle; 1]>>> =
+    let segments_of_jobs: Vec<_> = jobs.iter().map(|job| job.segments()).collect();
+    // Launches run in the order of handles. The last segment of a job writes the parameter, which earlier
+    // segments of the job read. So the handles of all earlier segments come before those of last segments.
+    let mut handles_of_jobs: Vec<Option<SmallVec<[RowHandle; 1]>>> =
         jobs.iter().map(|_| Some(SmallVec::new())).collect();
     for is_last in [false, true] {
-        for ((job, segments), handles) in jobs.iter().zip(&segments).zip(&mut handles) {
+        for ((job, segments), job_handles) in jobs.iter().zip(&segments_of_jobs).zip(&mut handles_of_jobs) {
             let (last, earlier) = segments
                 .split_last()
                 .map_or((&[][..], &[][..]), |(last, earlier)| (std::slice::from_ref(last), earlier));
@@ -46,17 +49,17 @@ pub(super) fn commit_with<'a, 'j: 'a, B: Backend<'a>>(
                 let handle = tables.handle(|bound| trace_write(job, segment, bound))?;
                 // A job is written as a whole or not at all. So if one segment has no kernel, the job loses
                 // all its handles.
-                *handles = handles.take().zip(handle).map(|(mut handles, handle)| {
-                    handles.push(handle);
-                    handles
+                *job_handles = job_handles.take().zip(handle).map(|(mut known_handles, new_handle)| {
+                    known_handles.push(new_handle);
+                    known_handles
                 });
             }
         }
     }
-    let kernel_flags = handles.iter().map(Option::is_some).collect();
-    for ((job, segments), handles) in jobs.iter_mut().zip(&segments).zip(handles) {
+    let kernel_flags = handles_of_jobs.iter().map(Option::is_some).collect();
+    for ((job, segments), job_handles) in jobs.iter_mut().zip(&segments_of_jobs).zip(handles_of_jobs) {
         let path = job.path;
-        handles
+        job_handles
             .map_or(Ok(()), |handles| add_segments(&mut tables, job, segments, &handles))
             .map_err(|error| error.at(path))?;
     }
@@ -82,26 +85,28 @@ fn add_segments<'a, 'j: 'a, B: Backend<'a>>(
     let (mut sources, mut steps, mut position) = (&sources[..], &mut steps[..], 0);
     let mut epilogue = epilogue.reborrow();
     for (segment, handle) in segments.iter().zip(handles) {
-        let (before, after) = std::mem::take(&mut steps).split_at_mut(segment.start - position);
-        let (segment_steps, later_steps) = after.split_at_mut(segment.len());
+        let (skipped_steps, open_steps) = std::mem::take(&mut steps).split_at_mut(segment.start - position);
+        let (segment_steps, later_steps) = open_steps.split_at_mut(segment.len());
         (steps, position) = (later_steps, segment.end);
         // `sources_after` cannot be used, because it needs all steps at once, and here the steps are split
         // into slices that can be written.
-        if let Some(Step::Output(output)) = before.last() {
+        if let Some(Step::Output(output)) = skipped_steps.last() {
             sources = std::slice::from_ref(&output.gradient);
         }
         // Only the last segment stores the parameter.
-        let (is_last, no_write) = (position == end, Epilogue::StateOnly);
-        let segment_epilogue = if is_last { std::mem::replace(&mut epilogue, no_write) } else { no_write };
-        let (mut parameter, mut compensation, mut key) = (None, None, [0; 2]);
+        let (is_last, state_only) = (position == end, Epilogue::StateOnly);
+        let segment_epilogue =
+            if is_last { std::mem::replace(&mut epilogue, state_only) } else { state_only };
+        let (mut parameter, mut compensation, mut random_key) = (None, None, [0; 2]);
         match segment_epilogue {
             Epilogue::StateOnly | Epilogue::Subtract => {}
             Epilogue::Master(lender) => parameter = Some(tensor_of(lender)?),
-            Epilogue::Stochastic(bits) => key = bits,
+            Epilogue::Stochastic(key) => random_key = key,
             Epilogue::Kahan(buffer) => compensation = Some(buffer),
         }
         let data = LeafData {
             length,
+            // Only a reduction needs the length of the whole leaf.
             leaf_length: length,
             x: x.duplicate(),
             low_bits,
@@ -110,7 +115,7 @@ fn add_segments<'a, 'j: 'a, B: Backend<'a>>(
             parameter,
             compensation,
             copy: None,
-            key,
+            key: random_key,
             reducer: None,
         };
         tables.add(handle, data)?;
@@ -125,12 +130,12 @@ pub(super) fn reduce_with<'j, B: Backend<'j>>(
 ) -> Result<Vec<Option<ChunkTotals>>> {
     let mut tables = Tables::new(backend);
     let add = |&ReductionRequest { view, reducer }: &_| add_view(&mut tables, view, Some(reducer), None);
-    let ranges = requests.iter().map(add).collect::<Result<Vec<_>>>()?;
+    let block_ranges = requests.iter().map(add).collect::<Result<Vec<_>>>()?;
     let results = tables.run()?;
-    let totals = |range: &Option<BlockRange>| {
+    let totals_of = |range: &Option<BlockRange>| {
         range.as_ref().map(|range| ChunkTotals::from_slice(results.of_leaf(range)))
     };
-    Ok(ranges.iter().map(totals).collect())
+    Ok(block_ranges.iter().map(totals_of).collect())
 }
 
 /// The elements of each view as a tensor of the compute dtype; `None` for a view without a kernel. The

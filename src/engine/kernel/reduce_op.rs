@@ -1,7 +1,7 @@
 //! Reduces the elements of a leaf (a parameter with its state) to one number.
 //!
-//! The number has the same bits for any number of threads and any instruction set, because the order of the
-//! elements depends on the length of the leaf alone. All sums are in f64:
+//! The number has the same bits for any number of threads and any instruction set, because the order in
+//! which elements are joined depends on the length of the leaf alone. All sums are in f64:
 //!
 //! ```text
 //! reduce_block        element i of a chunk goes to accumulator i mod 16
@@ -20,14 +20,15 @@ use super::lanes::{BLOCK, per_isa};
 use crate::numbers::DType;
 use crate::numbers::value::Compute;
 
-/// How many partial sums a norm has. The number is fixed, so that results do not depend on the vector width.
+/// The number of accumulators to which the elements of a chunk are distributed. The number is fixed, so that
+/// results do not depend on the vector width.
 pub(in crate::engine) const ACCUMULATORS: usize = 16;
 
 /// The number of elements in a chunk of a leaf with `length` elements.
 ///
-/// A leaf has at most 1024 chunks, which bounds its list of totals. A chunk has at least 16 384 elements, so
-/// a smaller leaf is a single chunk. The length of a chunk depends on nothing else, so that a norm has the
-/// same bits with any number of threads.
+/// A leaf has at most 1024 chunks, so that the list of their totals is short. A chunk has room for at least
+/// 16 384 elements, so a smaller leaf is a single chunk. The result depends on `length` alone, so that a norm
+/// has the same bits with any number of threads.
 pub(crate) fn chunk_length(length: usize) -> usize {
     length.div_ceil(1024).next_multiple_of(BLOCK).max(1 << 14)
 }
@@ -58,7 +59,8 @@ pub(crate) struct Reducer {
     pub(crate) op: ReduceOp,
     /// The exponent of the norm.
     pub(crate) p: f64,
-    /// A power of two near the largest size, so that powers neither over- nor underflow.
+    /// A power of two near the largest absolute value. Elements are divided by this unit, so that their
+    /// powers neither overflow nor underflow.
     pub(crate) unit: f64,
 }
 
@@ -72,8 +74,8 @@ impl ReduceOp {
         }
     }
 
-    pub(in crate::engine) fn total(self, chunks: &[f64]) -> f64 {
-        chunks.iter().fold(0.0, |total, chunk| self.join(total, *chunk))
+    pub(in crate::engine) fn total(self, chunk_totals: &[f64]) -> f64 {
+        chunk_totals.iter().fold(0.0, |total, chunk_total| self.join(total, *chunk_total))
     }
 }
 
@@ -88,8 +90,8 @@ impl Reducer {
 
     /// The first reduction for a p-norm. If p is 0, 1, 2 or infinite, there is no second.
     ///
-    /// For any other p the first reduction finds the largest size. [`Reducer::with_unit`] makes the second
-    /// reduction from that size: the sum of powers.
+    /// For any other p the first reduction finds the largest absolute value. From that value
+    /// [`Reducer::second_reduction`] makes the second reduction, which is the sum of powers.
     pub(crate) fn norm(p: f64) -> Self {
         let op = match p {
             0.0 => ReduceOp::NonZeros,
@@ -103,14 +105,14 @@ impl Reducer {
     /// The second reduction for a norm. `None` if the first reduction is enough.
     ///
     /// `largest` is the result of the first reduction.
-    pub(in crate::engine) fn with_unit(self, largest: f64) -> Option<Self> {
-        let needs_second =
+    pub(in crate::engine) fn second_reduction(self, largest: f64) -> Option<Self> {
+        let needs_power_sum =
             self.op == ReduceOp::AbsMax && self.p.is_finite() && largest.is_finite() && largest > 0.0;
-        // The unit is a normal power of two, hence from 2^-1022 to 2^1023. An element above 2^1023 is less
-        // than twice the unit, so that its power stays below 2^p. Elements far below 2^-1022 may have powers
-        // of 0.
+        // The unit is limited to normal numbers, from 2^-1022 to 2^1023. If `largest` is above 2^1023, it is
+        // less than twice the unit, so the power of its quotient stays below 2^p. If `largest` is far below
+        // 2^-1022, the powers of all quotients may be 0.
         let unit = 2f64.powi((largest.log2().ceil() as i32).clamp(-1022, 1023));
-        needs_second.then_some(Reducer { op: ReduceOp::PowerSum, unit, ..self })
+        needs_power_sum.then_some(Reducer { op: ReduceOp::PowerSum, unit, ..self })
     }
 
     /// Whether a reduction of finite numbers of a compute dtype can be infinite.
@@ -129,13 +131,13 @@ impl Reducer {
 
     /// Whether [`Reducer::scaled`] can compute the total of scaled elements.
     ///
-    /// A sum of powers cannot be scaled: its unit was chosen for the scaled elements, while the unscaled
-    /// elements would be reduced.
+    /// A sum of powers cannot be scaled, because the unit was chosen for the scaled elements, but the
+    /// reduction would divide the unscaled elements by it.
     pub(in crate::engine) fn can_be_scaled(self) -> bool {
         self.op != ReduceOp::PowerSum
     }
 
-    /// Converts the total of some elements to the total of these elements times `scale`.
+    /// The total of elements that are multiplied by `scale`, from the `total` of the unscaled elements.
     pub(in crate::engine) fn scaled(self, total: f64, scale: f64) -> f64 {
         match self.op {
             ReduceOp::Sum => total * scale,
@@ -150,7 +152,8 @@ impl Reducer {
     pub(in crate::engine) fn finish(self, total: f64) -> f64 {
         match self.op {
             ReduceOp::Sum | ReduceOp::AbsSum | ReduceOp::AbsMax | ReduceOp::NonZeros => total,
-            // Subnormal squares have lost digits, and a quotient by their root could be far too large.
+            // A subnormal sum of squares has lost digits, so its root could be far too small, and a quotient
+            // by this root far too large.
             ReduceOp::SquareSum if total < f64::MIN_POSITIVE => 0.0,
             ReduceOp::SquareSum => total.sqrt(),
             ReduceOp::PowerSum => total.powf(self.p.recip()) * self.unit,
@@ -161,22 +164,22 @@ impl Reducer {
 /// The larger number, or NaN if a number is NaN. `f64::max` would drop the NaN.
 #[inline(always)]
 fn larger(a: f64, b: f64) -> f64 {
-    let larger = if a >= b { a } else { b };
-    if a.is_nan() { a } else { larger }
+    let larger_or_b = if a >= b { a } else { b };
+    if a.is_nan() { a } else { larger_or_b }
 }
 
 #[inline(always)]
-fn accumulate<T: Compute>(sums: &mut [f64; ACCUMULATORS], dx: &[T], fold: impl Fn(f64, f64) -> f64) {
-    let (rows, rest) = dx.as_chunks::<ACCUMULATORS>();
-    let mut local = *sums;
+fn accumulate<T: Compute>(sums: &mut [f64; ACCUMULATORS], gs: &[T], fold: impl Fn(f64, f64) -> f64) {
+    let (rows, rest) = gs.as_chunks::<ACCUMULATORS>();
+    let mut local_sums = *sums;
     for row in rows {
-        for (sum, g) in local.iter_mut().zip(row) {
+        for (sum, g) in local_sums.iter_mut().zip(row) {
             *sum = fold(*sum, g.as_());
         }
     }
-    // `local` is stored before the second loop. Otherwise that loop would make the compiler keep `local` in
-    // memory, not in registers.
-    *sums = local;
+    // `local_sums` is stored before the second loop. Otherwise that loop would make the compiler keep
+    // `local_sums` in memory, not in registers.
+    *sums = local_sums;
     for (sum, g) in sums.iter_mut().zip(rest) {
         *sum = fold(*sum, g.as_());
     }
@@ -184,14 +187,14 @@ fn accumulate<T: Compute>(sums: &mut [f64; ACCUMULATORS], dx: &[T], fold: impl F
 
 per_isa! {
     /// Reduces a block into the accumulators: element i of a chunk goes to accumulator i mod 16.
-    pub(in crate::engine) fn reduce_block<T: Compute>(isa, reducer: Reducer, dx: &[T], sums: &mut [f64; ACCUMULATORS]) {
+    pub(in crate::engine) fn reduce_block<T: Compute>(isa, reducer: Reducer, gs: &[T], sums: &mut [f64; ACCUMULATORS]) {
         match reducer.op {
-            ReduceOp::Sum => accumulate(sums, dx, |sum, g| sum + g),
-            ReduceOp::AbsSum => accumulate(sums, dx, |sum, g| sum + g.abs()),
-            ReduceOp::SquareSum => accumulate(sums, dx, |sum, g| sum + g * g),
-            ReduceOp::AbsMax => accumulate(sums, dx, |sum, g| larger(sum, g.abs())),
-            ReduceOp::NonZeros => accumulate(sums, dx, |sum, g| sum + f64::from(u8::from(g != 0.0))),
-            ReduceOp::PowerSum => accumulate(sums, dx, |sum, g| sum + (g.abs() / reducer.unit).powf(reducer.p)),
+            ReduceOp::Sum => accumulate(sums, gs, |sum, g| sum + g),
+            ReduceOp::AbsSum => accumulate(sums, gs, |sum, g| sum + g.abs()),
+            ReduceOp::SquareSum => accumulate(sums, gs, |sum, g| sum + g * g),
+            ReduceOp::AbsMax => accumulate(sums, gs, |sum, g| larger(sum, g.abs())),
+            ReduceOp::NonZeros => accumulate(sums, gs, |sum, g| sum + f64::from(u8::from(g != 0.0))),
+            ReduceOp::PowerSum => accumulate(sums, gs, |sum, g| sum + (g.abs() / reducer.unit).powf(reducer.p)),
         }
     }
 }
@@ -208,7 +211,7 @@ mod tests {
     fn norm(p: f64, values: &[f64]) -> f64 {
         let first = Reducer::norm(p);
         let largest = reduce_chunk(first, values);
-        let reducer = first.with_unit(largest).unwrap_or(first);
+        let reducer = first.second_reduction(largest).unwrap_or(first);
         reducer.finish(reduce_chunk(reducer, values))
     }
 

@@ -276,7 +276,7 @@ impl<'a> Job<'a> {
     }
 
     /// Copies the gradients that are no tensors, for code that works with tensors alone.
-    pub(in crate::engine) fn copy_lent(&mut self) -> Result<()> {
+    pub(in crate::engine) fn copy_lent_gradients(&mut self) -> Result<()> {
         for gradient in self.sources.iter_mut().filter(|gradient| gradient.tensor().is_none()) {
             *gradient = Lent::Tensor(with_shape(copy_of("gradient", &**gradient), self.x.shape())?);
         }

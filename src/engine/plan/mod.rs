@@ -1,10 +1,11 @@
-//! What one leaf (a parameter with its state) has to do in one step, as data for the engines. Nothing is
-//! written yet.
+//! What one leaf (a parameter with its state) has to do in one training step, as data for the engines.
+//! Nothing is written yet.
 //!
-//! A **link** is a step's arithmetic with its state. A **sink** is the destination of a chain's result. A
-//! **view** is what is read of a leaf: x, or the gradient after some steps. A **probe** is arithmetic whose
-//! result is only reduced to a number. A **turn** of the reduce stage evaluates all steps that depend on no
-//! other pending step.
+//! A [`Step`] is one part of a leaf's chain. A **link** is the elementwise arithmetic of a
+//! [`Step`], with its state. A **sink** is the destination of a chain's result. A **view** is what is read of
+//! a leaf: x, or the gradient after the first few [`Step`]s. A **probe** is arithmetic whose result is only
+//! reduced to a number. A **turn** of the reduce stage evaluates all [`Step`]s that depend on no other
+//! pending [`Step`].
 
 mod check;
 mod job;

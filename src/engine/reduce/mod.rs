@@ -153,7 +153,7 @@ impl ReduceOutcome {
         jobs: &mut [&mut Job<'_>],
         mut ready: Vec<PendingStep>,
     ) -> Result<()> {
-        ready.iter().try_for_each(|step| offload::download(jobs[step.job]))?;
+        ready.iter().try_for_each(|step| offload::download_gradients(jobs[step.job]))?;
         let functions = ready.extract_if(.., |step| step.pending == Pending::Function);
         let functions: Vec<_> = functions.map(|step| (step.job, step.step)).collect();
         if !functions.is_empty() && !ready.iter().any(|step| step.pending == Pending::Check) {

@@ -117,7 +117,8 @@ fn step_numbers(
     let total =
         |(index, term)| if reduction.shares(term) { shared_totals[index] } else { leaf_totals[index] };
     let totals: TermNumbers = reduction.terms.iter().enumerate().map(total).collect();
-    if let Some(power_sum) = reduction.terms.first().and_then(|norm| norm.reducer.with_unit(totals[0])) {
+    let first_term = reduction.terms.first();
+    if let Some(power_sum) = first_term.and_then(|term| term.reducer.second_reduction(totals[0])) {
         reduction.terms[0].reducer = power_sum;
         return Ok(None);
     }

@@ -16,7 +16,7 @@ use super::record::{KEY, Record, bytes_name, damage_error, json_error};
 use crate::engine::Buffer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::tensor_file::{LARGEST_HEADER, format_error};
-use crate::model::lent::{Lent, write_lent};
+use crate::model::lent::{Lent, serialise_lent};
 use crate::numbers::DType;
 use crate::tensors::{Tensor, dtype_of, file_dtype};
 use crate::tree::{Leaf, StateTree};
@@ -217,7 +217,7 @@ impl<'s> SavedTensor<'s> {
     pub(super) fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
         match &self.values {
             PartValues::State(tensor) => tensor.write_to(out),
-            PartValues::Lent(lent) => write_lent(&**lent, out),
+            PartValues::Lent(lent) => serialise_lent(&**lent, out),
             PartValues::Copied(bytes, _) => out.write_all(bytes),
         }
     }

@@ -1,10 +1,10 @@
 //! Replacing a file as a whole: whatever happens, the path has the old file or the new one.
 //!
 //! 1. [`NewFile::create`] makes a temporary file in the folder of the target, because a rename is atomic only
-//!    within one file system. It first removes the temporary files of killed processes, which have no lock.
+//!    within one file system. It first removes temporary files of killed processes: nobody locks these.
 //! 2. The content is written, also by other processes ([`open_shared`]).
 //! 3. [`NewFile::persist`] flushes the file before the rename: otherwise a power cut could leave the target
-//!    with an unfinished content. After the rename `persist` flushes the folder, which makes the rename
+//!    with unfinished content. After the rename `persist` flushes the folder, which makes the rename
 //!    durable.
 
 use std::fs::{self, File, Metadata, Permissions};
@@ -16,7 +16,7 @@ use tempfile::NamedTempFile;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// A new file for a path. If the value is dropped before `persist`, no file stays.
+/// A new file for a path. If the value is dropped before `persist`, the temporary file is removed.
 #[derive(Debug)]
 pub(super) struct NewFile {
     temporary: NamedTempFile,
@@ -29,8 +29,8 @@ impl NewFile {
     /// Makes a temporary file in the folder of `path`.
     pub(super) fn create(path: &Path) -> Result<Self> {
         let target = without_links(path);
-        let old_file = replaceable_file(&target).map_err(io_failure("replace what is there"))?;
-        let permissions = old_file.map(|metadata| metadata.permissions());
+        let old_metadata = replaced_metadata(&target).map_err(io_failure("replace what is there"))?;
+        let permissions = old_metadata.map(|metadata| metadata.permissions());
         let temporary = create_temporary(&target, permissions.as_ref())
             .map_err(io_failure("make a temporary file in the same folder"))?;
         Ok(NewFile { temporary, target, permissions })
@@ -40,8 +40,8 @@ impl NewFile {
         self.temporary.as_file()
     }
 
-    /// The name by which other processes can [open](open_shared) the file.
-    pub(super) fn shared_name(&self) -> String {
+    /// Lets other processes [open](open_shared) the file by the returned name.
+    pub(super) fn share(&self) -> String {
         if cfg!(windows) {
             // On Windows a lock keeps other processes from writing.
             let _ = self.file().unlock();
@@ -67,7 +67,7 @@ impl NewFile {
 pub(super) fn open_shared(path: &Path, name: &str) -> Result<File> {
     File::options()
         .write(true)
-        .open(folder(&without_links(path)).join(name))
+        .open(folder_of(&without_links(path)).join(name))
         .map_err(io_failure("open the temporary file of rank 0"))
         .map_err(|error| error.with_remedy("save into a folder that all ranks see and may write"))
 }
@@ -77,27 +77,28 @@ pub(super) fn io_failure(action: &str) -> impl Fn(io::Error) -> Error {
     move |source| Error::new(ErrorKind::Io, format!("cannot {action}")).caused_by(source)
 }
 
-/// The target of symbolic links, whether the target exists or not, so that a link stays a link.
+/// The target of symbolic links, whether the target exists or not. The new file replaces this target, because
+/// a link has to stay a link.
 fn without_links(path: &Path) -> PathBuf {
     /// The limit of links in a row, as in Linux.
     const MAX_LINKS: usize = 40;
     let mut target = path.to_path_buf();
     for _ in 0..MAX_LINKS {
         match fs::read_link(&target) {
-            Ok(next) => target = folder(&target).join(next),
+            Ok(next) => target = folder_of(&target).join(next),
             Err(_) => break,
         }
     }
     target
 }
 
-/// The file that a new file at this path replaces, if there is one.
-fn replaceable_file(target: &Path) -> io::Result<Option<Metadata>> {
+/// The metadata of the file that a new file at this path replaces, if there is one.
+fn replaced_metadata(target: &Path) -> io::Result<Option<Metadata>> {
     match fs::metadata(target) {
         Ok(metadata) if metadata.is_file() => Ok(Some(metadata)),
         Ok(_) => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file")),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        // No error here: making the temporary file fails with a better one.
+        // This is no error here, because `create_temporary` returns a better one.
         Err(error) if error.kind() == io::ErrorKind::NotADirectory => Ok(None),
         Err(error) => Err(error),
     }
@@ -109,9 +110,9 @@ fn replaceable_file(target: &Path) -> io::Result<Option<Metadata>> {
 /// those of any new file.
 #[cfg_attr(not(unix), expect(unused_variables, reason = "files have modes on Unix alone"))]
 fn create_temporary(target: &Path, permissions: Option<&Permissions>) -> io::Result<NamedTempFile> {
-    let prefix = prefix(target);
-    let folder = folder(target);
-    remove_abandoned(&folder, |name| name == prefix);
+    let prefix = prefix_for(target);
+    let folder = folder_of(target);
+    remove_abandoned(&folder, |found_prefix| found_prefix == prefix);
     let mut builder = tempfile::Builder::new();
     builder.prefix(&prefix).suffix(SUFFIX).rand_bytes(RANDOM_LENGTH);
     #[cfg(unix)]
@@ -134,7 +135,7 @@ const SUFFIX: &str = ".partial";
 const RANDOM_LENGTH: usize = 6;
 
 /// The prefix of the names of temporary files for a target, short enough for any file system.
-pub(super) fn prefix(target: &Path) -> String {
+pub(super) fn prefix_for(target: &Path) -> String {
     let name = target.file_name().unwrap_or_default().to_string_lossy();
     format!(".{}.", name.chars().take(50).collect::<String>())
 }
@@ -172,7 +173,8 @@ pub(super) fn abandoned_files(
 
 /// Removes temporary files of saves that were killed, except files written within the last minute.
 pub(super) fn remove_abandoned(folder: &Path, is_ours: impl Fn(&str) -> bool) {
-    // Files in use may have no lock, on some file systems and, over ranks, on Windows. So new files stay.
+    // A file in use may have no lock: on some file systems, and on Windows if several ranks write the file.
+    // So recently written files stay.
     const IDLE_TIME: Duration = Duration::from_secs(60);
     for (_, path) in abandoned_files(folder, is_ours, IDLE_TIME) {
         // An error is ignored, because a file that cannot be removed does not stop the save.
@@ -181,7 +183,7 @@ pub(super) fn remove_abandoned(folder: &Path, is_ours: impl Fn(&str) -> bool) {
 }
 
 /// The folder of a file.
-pub(super) fn folder(target: &Path) -> PathBuf {
+pub(super) fn folder_of(target: &Path) -> PathBuf {
     target
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty())
@@ -194,7 +196,7 @@ fn sync_folder(target: &Path) -> io::Result<()> {
     if !cfg!(unix) {
         return Ok(());
     }
-    match File::open(folder(target)).and_then(|folder| folder.sync_all()) {
+    match File::open(folder_of(target)).and_then(|folder| folder.sync_all()) {
         Err(error) if matches!(error.kind(), InvalidInput | PermissionDenied | Unsupported) => Ok(()),
         result => result,
     }

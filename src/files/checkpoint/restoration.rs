@@ -25,7 +25,7 @@ use crate::error::{Error, ErrorKind, Result, comma_separated, first_names};
 use crate::files::tensor_file::read_error;
 use crate::model::lent::{Lent, check_parameter};
 use crate::numbers::codes::RECORD;
-use crate::numbers::{Code, DType, counts, first_negative_in, first_non_finite_in, ranges};
+use crate::numbers::{Code, DType, counts, first_negative_in, first_non_finite_in, ranges_to_read};
 use crate::rule::field::Number;
 use crate::rule::{Adjust, Difference, Extent, FieldValue, Optimiser, OptimiserRecord, difference};
 use crate::tensors::Tensor;
@@ -509,7 +509,7 @@ impl CheckpointFile {
             .try_for_each(|entry| crate::tensors::dtype_from_file(entry.dtype).map(drop))?;
         // Only the common elements are compared, because other checks report a difference of lengths.
         let elements = master.elements().min(parameter.elements());
-        for range in ranges(part.start..part.end.min(elements)) {
+        for range in ranges_to_read(part.start..part.end.min(elements)) {
             let start = range.start;
             let master_part = master.part(range.clone()).map_err(read_error)?;
             let parameter_part = parameter.part(range).map_err(read_error)?;

@@ -10,7 +10,7 @@ use crate::engine::{Buffer, rounded, set_lent_part};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::Model;
 use crate::model::lent::Lent;
-use crate::numbers::ranges;
+use crate::numbers::ranges_to_read;
 use crate::ranks::{Agreement, Aspect, Call};
 use crate::rule::StateParts;
 use crate::rule::field::Number;
@@ -160,7 +160,7 @@ impl CheckpointFile {
             *number = *value;
         }
         if !self.keep_settings {
-            leaf.set(values.optimiser, record.frozen, true);
+            leaf.set_optimiser(values.optimiser, record.frozen, true);
         }
         leaf.steps = record.steps;
         (leaf.missing_gradients.calls, leaf.missing_gradients.received) =
@@ -178,7 +178,7 @@ impl CheckpointFile {
         mut set: impl FnMut(usize, &Tensor) -> Result<()>,
     ) -> Result<()> {
         let Some(entry) = self.entry(&source.entry) else { return Ok(()) };
-        for range in ranges(source.elements.clone()) {
+        for range in ranges_to_read(source.elements.clone()) {
             let start = range.start - source.elements.start;
             let part = entry.part(range).map_err(|source| self.partial_error(ErrorKind::Io, source))?;
             set(start, &part).map_err(|error| self.partial_error(error.kind(), error))?;

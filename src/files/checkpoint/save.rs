@@ -10,7 +10,7 @@ use super::write::{FileContent, NonFiniteEntry, write};
 use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lent;
-use crate::model::{Identity, Model, Variable, duplicate_path, identity, in_path_order};
+use crate::model::{Identity, Model, Variable, duplicate_path_error, identity, in_path_order};
 use crate::numbers::counts;
 use crate::ranks::Call;
 use crate::rule::field::{FieldValue, Number};
@@ -299,7 +299,7 @@ pub(super) fn variables_by_path<'m, M: Model + ?Sized>(
     {
         let path = paths.get(&identity(&variable)).map_or(model_path, |path| path.to_string());
         if variables.insert(path.clone(), variable).is_some() {
-            return Err(duplicate_path(&path));
+            return Err(duplicate_path_error(&path));
         }
     }
     Ok(variables)

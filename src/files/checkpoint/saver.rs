@@ -18,7 +18,7 @@ use std::{fs, io};
 
 use super::file::CheckpointFile;
 use super::layout::{CopiedTensor, FileLayout};
-use super::replace::{abandoned_files, folder, io_failure, prefix, remove_abandoned};
+use super::replace::{abandoned_files, folder_of, io_failure, prefix_for, remove_abandoned};
 use super::save::{Checkpoint, file_warnings};
 use super::write::{FileContent, NonFiniteEntry, write};
 use crate::error::warning::Warning;
@@ -423,7 +423,7 @@ impl Series {
             return Err(in_file(unnamed.with_remedy("give a path such as `folder/run.safetensors`")));
         }
         let read_steps = || {
-            fs::read_dir(folder(&self.path))?
+            fs::read_dir(folder_of(&self.path))?
                 .map(|entry| Ok(self.step(&entry?.file_name())))
                 .collect::<io::Result<Vec<_>>>()
         };
@@ -436,7 +436,7 @@ impl Series {
     /// The unfinished files of killed processes, each with its step.
     fn unfinished(&self) -> Vec<(u64, PathBuf)> {
         let is_ours = |prefix: &str| self.step_of_temporary(prefix).is_some();
-        let mut files: Vec<_> = abandoned_files(&folder(&self.path), is_ours, Duration::ZERO)
+        let mut files: Vec<_> = abandoned_files(&folder_of(&self.path), is_ours, Duration::ZERO)
             .into_iter()
             .filter_map(|(prefix, path)| Some((self.step_of_temporary(&prefix)?, path)))
             .collect();
@@ -446,13 +446,13 @@ impl Series {
 
     /// Removes unfinished files of all steps.
     fn remove_unfinished(&self) {
-        remove_abandoned(&folder(&self.path), |prefix| self.step_of_temporary(prefix).is_some());
+        remove_abandoned(&folder_of(&self.path), |prefix| self.step_of_temporary(prefix).is_some());
     }
 
     /// The step in the prefix of a temporary file; `None` if the prefix is cut before the end of the step.
     fn step_of_temporary(&self, file_prefix: &str) -> Option<u64> {
         let step = self.step(OsStr::new(file_prefix.strip_prefix('.')?.strip_suffix('.')?))?;
-        (prefix(&self.path(step)) == file_prefix).then_some(step)
+        (prefix_for(&self.path(step)) == file_prefix).then_some(step)
     }
 
     /// Removes the counted files of steps before `step`, except the last `kept_count` files.

@@ -121,8 +121,7 @@ impl<'s> NewCheckpoint<'s> {
         let tensors_aspect = Aspect::of_words("the tensors to save", words.collect());
         let head_aspect =
             Aspect::new("the head of the file", format!("checksum {:08x}", crc32fast::hash(&layout.head)));
-        let name =
-            file.iter().filter(|_| is_divided).flat_map(|file| file.shared_name().into_bytes()).collect();
+        let name = file.iter().filter(|_| is_divided).flat_map(|file| file.share().into_bytes()).collect();
         let agreement = Agreement::new(vec![path_aspect(path), tensors_aspect, head_aspect]);
         Ok((NewCheckpoint { content, file }, agreement, name))
     }

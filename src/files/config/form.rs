@@ -23,7 +23,7 @@ pub(super) const FALLBACK: &str = "fallback";
 /// The key of a list of rules.
 pub(super) const MEMBERS: &str = "members";
 
-/// The wrapper that has the optimiser inside in place of a table.
+/// The wrapper whose value is the optimiser inside, not a table.
 pub(super) const OFFLOAD: &str = "Offload";
 
 /// The name of a choice by path, and the keys of its entries.
@@ -75,20 +75,20 @@ impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Place::Whole => Ok(()),
-            Place::Index(last) => write!(f, "{}[{}]", last.0, last.1),
-            Place::Key(last) if matches!(last.0, Place::Whole) => f.write_str(&last.1),
-            Place::Key(last) => write!(f, "{}.{}", last.0, last.1),
+            Place::Index(pair) => write!(f, "{}[{}]", pair.0, pair.1),
+            Place::Key(pair) if matches!(pair.0, Place::Whole) => f.write_str(&pair.1),
+            Place::Key(pair) => write!(f, "{}.{}", pair.0, pair.1),
         }
     }
 }
 
 /// A table of these entries.
-pub(super) fn table<'k>(entries: impl IntoIterator<Item = (&'k str, Data)>) -> Data {
+pub(super) fn make_table<'k>(entries: impl IntoIterator<Item = (&'k str, Data)>) -> Data {
     Data::Table(entries.into_iter().map(|(key, value)| (key.into(), value)).collect())
 }
 
 /// The value of a key in a table.
-pub(super) fn value<'d>(entries: &'d [DataEntry], key: &str) -> Option<&'d Data> {
+fn value_of<'d>(entries: &'d [DataEntry], key: &str) -> Option<&'d Data> {
     entries.iter().find(|(name, _)| **name == *key).map(|(_, value)| value)
 }
 
@@ -114,8 +114,8 @@ pub(super) fn check_repeats(data: &Data, place: &Place) -> Result<()> {
             members.iter().enumerate().try_for_each(|(i, member)| check_repeats(member, &place.index(i)))
         }
         Data::Table(entries) => {
-            if let Some(second) = first_repeated(entries.iter().map(|(key, _)| key)) {
-                let (key, value) = &entries[second];
+            if let Some(index) = first_repeated(entries.iter().map(|(key, _)| key)) {
+                let (key, value) = &entries[index];
                 let error = Error::new(ErrorKind::Argument, "the key is repeated here, with");
                 return Err(place.key(key).error(error.with_got(value).with_expected("the key once")));
             }
@@ -125,7 +125,7 @@ pub(super) fn check_repeats(data: &Data, place: &Place) -> Result<()> {
     }
 }
 
-/// The index of the first repeated key.
+/// The index of the first key that equals an earlier one.
 fn first_repeated<K: Hash + Eq>(mut keys: impl Iterator<Item = K>) -> Option<usize> {
     let mut earlier_keys = HashSet::new();
     keys.position(|key| !earlier_keys.insert(key))
@@ -172,14 +172,14 @@ impl<'d> Form<'d> {
             }
         };
         let reason = match (&**name, table, place) {
-            (BY_PATH, Some(choices), Place::Whole) => {
-                return PatternEntry::read_all(choices, &place.key(BY_PATH)).map(Form::ByPath);
+            (BY_PATH, Some(list), Place::Whole) => {
+                return PatternEntry::read_all(list, &place.key(BY_PATH)).map(Form::ByPath);
             }
             (BY_PATH, ..) => "chooses among optimisers and goes around all of them",
             (LEAVE_OUT, ..) => "can only be a whole optimiser, in a choice of ByPath",
             (OFFLOAD, ..) => {
-                let error = || place.mismatch_error(r#"a table such as {"Offload": "Adam"}"#, data);
-                return table.ok_or_else(error).map(Form::Offload);
+                let make_error = || place.mismatch_error(r#"a table such as {"Offload": "Adam"}"#, data);
+                return table.ok_or_else(make_error).map(Form::Offload);
             }
             _ => return NamedTable::read(name, table, place.key(name)).map(Form::Named),
         };
@@ -188,22 +188,23 @@ impl<'d> Form<'d> {
 }
 
 impl<'d> PatternEntry<'d> {
-    fn read_all(choices: &'d Data, place: &Place) -> Result<Vec<Self>> {
-        let Data::List(choices) = choices else {
+    fn read_all(list: &'d Data, place: &Place) -> Result<Vec<Self>> {
+        let Data::List(entries) = list else {
             return Err(
-                place.mismatch_error(r#"a list such as [{"pattern": "*", "optimiser": "Adam"}]"#, choices)
+                place.mismatch_error(r#"a list such as [{"pattern": "*", "optimiser": "Adam"}]"#, list)
             );
         };
-        choices.iter().enumerate().map(|(i, choice)| PatternEntry::read(choice, &place.index(i))).collect()
+        entries.iter().enumerate().map(|(i, entry)| PatternEntry::read(entry, &place.index(i))).collect()
     }
 
     fn read(data: &'d Data, place: &Place) -> Result<Self> {
-        let error =
+        let make_error =
             || place.mismatch_error(r#"a table such as {"pattern": "*.bias", "optimiser": "Adam"}"#, data);
-        let Data::Table(entries) = data else { return Err(error()) };
+        let Data::Table(entries) = data else { return Err(make_error()) };
         check_keys_known(entries, &[PATTERN, OPTIMISER], place)?;
-        let (Some(pattern), Some(optimiser)) = (value(entries, PATTERN), value(entries, OPTIMISER)) else {
-            return Err(error());
+        let (Some(pattern), Some(optimiser)) = (value_of(entries, PATTERN), value_of(entries, OPTIMISER))
+        else {
+            return Err(make_error());
         };
         let Data::Text(pattern) = pattern else {
             return Err(place.key(PATTERN).mismatch_error("a text in which * stands for anything", pattern));
@@ -215,31 +216,31 @@ impl<'d> PatternEntry<'d> {
 }
 
 /// A choice by path as data, from patterns and optimisers. `None` leaves parameters out.
-pub(super) fn choices<'p>(entries: impl Iterator<Item = (&'p str, Option<Data>)>) -> Data {
+pub(super) fn by_path_data<'p>(entries: impl Iterator<Item = (&'p str, Option<Data>)>) -> Data {
     let entry_table = |(pattern, optimiser): (&str, Option<Data>)| {
         let optimiser = optimiser.unwrap_or_else(|| Data::text(LEAVE_OUT));
-        table([(PATTERN, Data::text(pattern)), (OPTIMISER, optimiser)])
+        make_table([(PATTERN, Data::text(pattern)), (OPTIMISER, optimiser)])
     };
-    table([(BY_PATH, Data::List(entries.map(entry_table).collect()))])
+    make_table([(BY_PATH, Data::List(entries.map(entry_table).collect()))])
 }
 
-/// Refuses a table with a key that is not `available`.
+/// Refuses a table with a key that is not one of `known_keys`.
 pub(super) fn check_keys_known(
     entries: &[DataEntry],
-    available: &[impl AsRef<str>],
+    known_keys: &[impl AsRef<str>],
     place: &Place,
 ) -> Result<()> {
-    match entries.iter().find(|(key, _)| !available.iter().any(|name| *name.as_ref() == **key)) {
+    match entries.iter().find(|(key, _)| !known_keys.iter().any(|name| *name.as_ref() == **key)) {
         None => Ok(()),
-        Some((key, _)) => Err(place.error(Error::unknown("key", key, available))),
+        Some((key, _)) => Err(place.error(Error::unknown("key", key, known_keys))),
     }
 }
 
 /// Refuses data that cannot be an optimiser, whatever rules a registry has.
 pub(super) fn check_form(data: &Data, place: &Place) -> Result<()> {
     match Form::read(data, place)? {
-        Form::ByPath(choices) => {
-            let mut optimisers = choices.iter().filter_map(|choice| Some((choice.optimiser?, &choice.place)));
+        Form::ByPath(entries) => {
+            let mut optimisers = entries.iter().filter_map(|entry| Some((entry.optimiser?, &entry.place)));
             optimisers.try_for_each(|(optimiser, place)| check_form(optimiser, place))
         }
         Form::Chain(members) => {
@@ -267,10 +268,10 @@ impl<'d> NamedTable<'d> {
 
     /// The value of a key, if the table has the key.
     pub(super) fn value(&self, key: &str) -> Option<&'d Data> {
-        value(self.table, key)
+        value_of(self.table, key)
     }
 
-    /// The rule inside, if there is one and it has a name, unlike a chain.
+    /// The rule inside; `None` if there is none, or if it has no name and table, such as a chain.
     pub(super) fn inner(&self) -> Option<NamedTable<'d>> {
         match Form::read(self.value(INNER)?, &self.place.key(INNER)) {
             Ok(Form::Named(inner)) => Some(inner),

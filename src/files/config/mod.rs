@@ -1,4 +1,4 @@
-//! Optimisers and schedules in JSON, TOML and other self-describing formats of serde, read and written.
+//! Reads and writes optimisers and schedules in JSON, TOML and other self-describing formats of serde.
 //!
 //! Needs the feature `config`.
 //!
@@ -42,17 +42,17 @@
 //! | `{"SplitMaster": {"bits": 32, "inner": "Adam"}}` | [`SplitMaster`](crate::SplitMaster); `"bits": 24` for [24 bits](crate::SplitMaster::of_24_bits) |
 //! | `{"Kahan": {"inner": "Adam"}}` | [`Kahan`](crate::Kahan) |
 //! | `{"StochasticRounding": {"seed": 0, "inner": "Adam"}}` | [`StochasticRounding`](crate::StochasticRounding) |
-//! | `{"DecoupledDecay": {"decay_lambda": 0.1, "inner": "Lion"}}` | [`DecoupledDecay`](crate::DecoupledDecay) around a rule or a list; with `"cautious": true`, or a `"decay_eta_max"` |
+//! | `{"DecoupledDecay": {"decay_lambda": 0.1, "inner": "Lion"}}` | [`DecoupledDecay`](crate::DecoupledDecay) around a rule or a list; `"cautious": true` and a `"decay_eta_max"` are optional |
 //! | `{"Hyperball": {"inner": "Muon"}}` | [`Hyperball`](crate::Hyperball) around a rule or a list |
-//! | `{"Cautious": {"inner": "AdamW"}}` | [`Cautious`](crate::Cautious) around `Adam`, `AdamW`, `NAdam`, `Lion` or a rule that [`Registry::with`] adds; with `"unscaled": true` |
-//! | `{"StoreAs": {"slots": {"m": "BF16", "v": "Q8"}, "inner": "Adam"}}` | [`StoreAs`](crate::StoreAs) around a rule or a list: by the names of its state tensors, or `"slots": "Q8"` for all of them |
+//! | `{"Cautious": {"inner": "AdamW"}}` | [`Cautious`](crate::Cautious) around `Adam`, `AdamW`, `NAdam`, `Lion` or a rule that [`Registry::with`] adds; `"unscaled": true` is optional |
+//! | `{"StoreAs": {"slots": {"m": "BF16", "v": "Q8"}, "inner": "Adam"}}` | [`StoreAs`](crate::StoreAs) around a rule or a list; `"slots"` has formats by the names of state tensors, or is one format for all of them: `"Q8"` |
 //! | `{"Fallback": {"inner": "Muon", "fallback": "AdamW", "except": ["embedding*"]}}` | [`Fallback`](crate::Fallback): the first rule for matrices, the second for other parameters and for those whose paths match |
 //! | `{"Offload": {"MixedPrecision": ...}}` | [`Offload`](crate::Offload) around any of these |
 //! | `{"ByPath": [{"pattern": "*.bias", "optimiser": "Adam"}, ...]}` | an optimiser by the parameter's path |
 //!
 //! The rules are those of [the table](crate::rules), with the fields of their structs. A real number may be
 //! written without a point. If the format has no word for infinity, write `"inf"`. A pair is a list of two
-//! numbers, and a [`NonFinite`](crate::NonFinite) the text of its name. `"None"` is the rule that does
+//! numbers, and a [`NonFinite`](crate::NonFinite) is the text of its name. `"None"` is the rule that does
 //! nothing. In YAML the name of a table may be a tag: `!AdamW {eta: 1e-3}` is `AdamW: {eta: 1e-3}`.
 //!
 //! To name rules and wrappers of your own, add each to a [`Registry`], by [one line](Registry::with_wrapper).
@@ -123,8 +123,8 @@
 //!
 //! Each parameter gets the optimiser of the first pattern that matches its path (any of its paths, if it has
 //! several). In a pattern `*` stands for any text, dots included, and `?` for one character. All other
-//! characters are literal, and the whole path must match. `"LeaveOut"` instead of an optimiser (or JSON's
-//! `null`) leaves parameters out, as a closure of [`setup_with`](crate::setup_with) does by `None`.
+//! characters are literal, and the whole path must match. `"LeaveOut"` or JSON's `null` in place of
+//! an optimiser leaves parameters out, as `None` from the closure of [`setup_with`](crate::setup_with) does.
 //!
 //! ```
 //! use candle_core::{DType, Device, Var};
@@ -190,8 +190,9 @@
 //! # Ok::<(), serde_json::Error>(())
 //! ```
 //!
-//! Data that cannot be an optimiser, whatever rules there are (a number, a repeated key), is refused when the
-//! text is read. Names, types, ranges and places are checked when the optimiser is built.
+//! Data that cannot be an optimiser, whatever rules there are, is refused when the text is read. Examples are
+//! a number, and a table with a repeated key. Names, types, ranges and places are checked when the optimiser
+//! is built.
 //!
 //! [`ClipGlobalNorm`]: crate::ClipGlobalNorm
 
@@ -210,7 +211,7 @@ use crate::model::Model;
 use crate::rule::field::Data;
 use crate::rule::{Adjust, Optimiser};
 use crate::tree::StateTree;
-use form::{Form, Place, check_depth, check_form, check_repeats, choices};
+use form::{Form, Place, by_path_data, check_depth, check_form, check_repeats};
 use written::{optimiser_data, state_data};
 
 /// An optimiser, or a choice by path, as a text describes it. The [module](self) has the format.
@@ -230,7 +231,7 @@ pub struct OptimiserConfig {
 
 impl<'de> Deserialize<'de> for OptimiserConfig {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        OptimiserConfig::new(Data::whole(deserializer)?).map_err(de::Error::custom)
+        OptimiserConfig::new(Data::read_whole(deserializer)?).map_err(de::Error::custom)
     }
 }
 
@@ -258,14 +259,14 @@ impl OptimiserConfig {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn of(optimiser: &(impl Adjust + ?Sized)) -> Result<Self> {
-        Self::from_written(optimiser_data(&optimiser.description().record())?)
+        Self::for_writing(optimiser_data(&optimiser.description().record())?)
     }
 
     /// Describes the optimisers of the leaves of a state, with their hyper-parameters.
     ///
     /// If all parameters have the same optimiser and none was left out, the configuration is that optimiser.
-    /// Otherwise the configuration is a choice by path: an optimiser that occurs more than once and most
-    /// often has the pattern `*`, and each other parameter has its path as a pattern.
+    /// Otherwise the configuration is a choice by path: the most frequent optimiser has the pattern `*` if
+    /// it occurs more than once, and each other parameter has its path as a pattern.
     /// [`setup`](OptimiserConfig::setup) with the same model makes the same choices. The configuration does
     /// not contain [schedules](crate::StateTree::schedule), nor the values that schedules give.
     ///
@@ -300,11 +301,11 @@ impl OptimiserConfig {
     /// ```
     pub fn of_state(state: &StateTree) -> Result<Self> {
         state.check_leaves()?;
-        Self::from_written(state_data(state)?)
+        Self::for_writing(state_data(state)?)
     }
 
     /// A configuration that this crate writes, and has to be able to read again.
-    fn from_written(data: Data) -> Result<Self> {
+    fn for_writing(data: Data) -> Result<Self> {
         check_depth(&data)?;
         Self::new(data)
     }
@@ -317,7 +318,7 @@ impl OptimiserConfig {
             // The data is made again, with `LeaveOut` in place of JSON's null, which TOML lacks.
             Form::ByPath(entries) => {
                 let entries = entries.iter().map(|entry| (entry.pattern, entry.optimiser.cloned()));
-                Ok(OptimiserConfig { data: choices(entries) })
+                Ok(OptimiserConfig { data: by_path_data(entries) })
             }
             _ => Ok(OptimiserConfig { data }),
         }

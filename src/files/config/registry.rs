@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::OptimiserConfig;
 use super::form::{BY_PATH, Form, MEMBERS, NamedTable, OFFLOAD, PATTERN, PatternEntry, Place};
-use super::kinds::{Make, OptimiserKind, inner_rule_error, kinds, settings_error};
+use super::kinds::{OptimiserKind, Recipe, inner_rule_error, kinds, settings_error};
 use super::written::parts;
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -158,15 +158,15 @@ impl Registry {
     }
 
     fn with_kind(mut self, kind: OptimiserKind) -> Self {
-        self.kinds.retain(|other| !other.has_same_key(&kind));
+        self.kinds.retain(|other| !other.is_equivalent_to(&kind));
         self.kinds.push(kind);
         self
     }
 
     /// The rules without rules inside, with their defaults.
     pub fn rules(&self) -> impl Iterator<Item = &dyn Rule> {
-        self.kinds.iter().filter_map(|kind| match &kind.make {
-            Make::Copy(rule) if kind.example.inner.is_none() => Some(&**rule),
+        self.kinds.iter().filter_map(|kind| match &kind.recipe {
+            Recipe::Copy(rule) if kind.example.inner.is_none() => Some(&**rule),
             _ => None,
         })
     }
@@ -232,10 +232,10 @@ impl Registry {
             }
             Form::Named(named) => {
                 let (kind, tables) = self.kind(&named, place)?;
-                let optimiser = match &kind.make {
+                let optimiser = match &kind.recipe {
                     _ if kind.lacks_field(&named) => None,
-                    Make::Copy(rule) => Some(Optimiser::from_boxed_rule(Store::Rounded, rule.clone())),
-                    Make::Build(make) => make(&named, self.rules_inside(&named, kind)?)?,
+                    Recipe::Copy(rule) => Some(Optimiser::from_boxed_rule(Store::Rounded, rule.clone())),
+                    Recipe::Build(build) => build(&named, self.rules_inside(&named, kind)?)?,
                 };
                 with_fields(optimiser.ok_or_else(|| kind.incomplete_error(&named))?, &tables)
             }
@@ -291,7 +291,7 @@ impl Registry {
         // not fit.
         first.check_keys(&first.example, named)?;
         let fitting_kinds: Vec<_> =
-            kinds.iter().copied().filter(|kind| kind.has_settings_of(named)).collect();
+            kinds.iter().copied().filter(|kind| kind.accepts_settings_of(named)).collect();
         if fitting_kinds.is_empty() {
             return Err(settings_error(&kinds, named));
         }

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 
-use super::form::{NamedTable, Place, check_depth, check_keys_known, check_repeats, table};
+use super::form::{NamedTable, Place, check_depth, check_keys_known, check_repeats, make_table};
 use crate::error::{Error, Result};
 use crate::rule::field::{Data, FieldValue, range};
 use crate::tree::schedule::{Curve, Easing, Schedule};
@@ -122,7 +122,7 @@ impl Argument for Schedule {
 
 impl<'de> Deserialize<'de> for Schedule {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let data = Data::whole(deserializer)?;
+        let data = Data::read_whole(deserializer)?;
         check_repeats(&data, &Place::Whole)
             .and_then(|()| Schedule::read(&data, &Place::Whole))
             .map_err(de::Error::custom)
@@ -172,7 +172,7 @@ fn schedule_data(schedule: &Schedule) -> Data {
     };
     arguments.extend(schedule.is_relative.then_some(("relative", Data::Flag(true))));
     arguments.extend(schedule.field.as_deref().map(|field| ("field", Data::text(field))));
-    table([(kind, table(arguments))])
+    make_table([(kind, make_table(arguments))])
 }
 
 /// The constructor of a curve of several parts.

@@ -10,7 +10,7 @@
 
 use std::collections::HashMap;
 
-use super::form::{FALLBACK, INNER, MEMBERS, OFFLOAD, choices, table};
+use super::form::{FALLBACK, INNER, MEMBERS, OFFLOAD, by_path_data, make_table};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::patterns::Patterns;
 use crate::rule::field::Data;
@@ -44,7 +44,7 @@ pub(super) fn state_data(state: &StateTree) -> Result<Data> {
     groups.parameters.sort_by_key(|(optimiser, _)| *optimiser);
     let patterns = groups.patterns(last)?;
     let entries = patterns.into_iter().chain(last.map(|last| ("*", last)));
-    Ok(choices(entries.map(|(pattern, optimiser)| (pattern, data[optimiser].clone()))))
+    Ok(by_path_data(entries.map(|(pattern, optimiser)| (pattern, data[optimiser].clone()))))
 }
 
 impl<'s> OptimiserGroups<'s> {
@@ -131,10 +131,10 @@ pub(super) fn optimiser_data(record: &OptimiserRecord) -> Result<Data> {
 fn inner_data(record: &OptimiserRecord) -> Data {
     match (&*record.kind, record.inner.as_deref()) {
         (CHAIN, _) => Data::List(record.members.iter().map(inner_data).collect()),
-        (OFFLOAD, Some(inner)) => table([(OFFLOAD, inner_data(inner))]),
+        (OFFLOAD, Some(inner)) => make_table([(OFFLOAD, inner_data(inner))]),
         (kind, _) => match optimiser_table(record, inner_data) {
             Data::Table(entries) if entries.is_empty() => Data::text(kind),
-            entries => table([(kind, entries)]),
+            entries => make_table([(kind, entries)]),
         },
     }
 }
@@ -158,7 +158,7 @@ fn optimiser_table(record: &OptimiserRecord, rule_data: impl Fn(&OptimiserRecord
         [one] if key != MEMBERS => (key, rule_data(one)),
         several => (key, Data::List(several.iter().map(&rule_data).collect())),
     });
-    table(settings.chain(fields).chain(parts))
+    make_table(settings.chain(fields).chain(parts))
 }
 
 /// The rules inside of a rule, by key. Several rules are under [`MEMBERS`], except those of
@@ -182,7 +182,7 @@ impl From<&Setting> for Data {
             Setting::Count(count) => Data::Count(*count),
             Setting::Text(text) => Data::text(text),
             Setting::Texts(texts) => Data::List(texts.iter().map(|text| Data::text(text)).collect()),
-            Setting::Table(rows) => table(rows.iter().map(|(name, row)| (&**name, Data::text(row)))),
+            Setting::Table(rows) => make_table(rows.iter().map(|(name, row)| (&**name, Data::text(row)))),
         }
     }
 }

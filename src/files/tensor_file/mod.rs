@@ -16,7 +16,7 @@ pub(crate) use header::{LARGEST_HEADER, Texts};
 pub(crate) use source::Source;
 
 use crate::error::{Error, ErrorKind};
-use crate::numbers::{DType, first_non_finite_in, is_supported, ranges};
+use crate::numbers::{DType, first_non_finite_in, is_supported, ranges_to_read};
 use crate::tensors::{Tensor, dtype_from_file, from_bytes};
 
 /// An open file and its header.
@@ -158,7 +158,7 @@ impl<'f> Entry<'f> {
     ) -> io::Result<Option<(usize, f64)>> {
         let Some(dtype) = self.known_dtype().filter(|dtype| is_supported(*dtype)) else { return Ok(None) };
         let mut buffer = Vec::new();
-        for range in ranges(elements) {
+        for range in ranges_to_read(elements) {
             let start = range.start;
             if let Some((index, number)) = find(self.read(range, &mut buffer)?, dtype) {
                 return Ok(Some((start + index, number)));

@@ -86,7 +86,7 @@ impl<'a> Lent<'a> {
         }
     }
 
-    /// Whether two handles have their elements at one address in one order. False if other code can access
+    /// Whether two handles have their elements at the same address, in the same order. False if other code can access
     /// the memory of either.
     pub(crate) fn has_same_address(&self, other: &Lent<'_>) -> Result<bool> {
         // Memory that other code can access may have a lock, which the nested reads would take twice.

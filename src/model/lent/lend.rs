@@ -1,9 +1,10 @@
 //! The trait [`Lend`], and the functions `read` and `write`, through which the crate uses lent memory.
 //!
-//! An owner may run the function twice, or never, or drop the function's error. So `OneRun` counts the runs
-//! and decides the result of a loan. If the function has failed, the result is the function's error.
-//! Otherwise the result is the owner's error. If both report success, but the function has not run, the
-//! result is an error as well. A second run does nothing and counts as an error of the function.
+//! Both pass a closure to the owner. The owner may run the closure twice, or never, or drop the closure's
+//! error. So `OneRun` counts the runs and decides the result of a loan. If the closure has failed, the result
+//! is the closure's error. Otherwise the result is the owner's error. If the owner reports success without
+//! having run the closure, the result is an error as well. A second run does nothing and is an error of the
+//! closure.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -19,20 +20,21 @@ use crate::tensors::{Device, Tensor, allocate, rows_of, tensor_of, write_values}
 /// [`GradientSlices`](crate::GradientSlices). A framework implements `Lend` for its own tensors.
 ///
 /// # What the crate promises
-/// - No pointer into the memory is kept after the function that `read` or `write` runs has returned.
+/// - No pointer into the memory is kept after the closure that `read` or `write` gets has returned.
 /// - Elementwise rules work on the memory itself.
 ///   [The page for authors of frameworks](crate::guide::frameworks#what-an-update-promises) lists the copies,
-///   the locks that are held together, and the threads that call.
+///   the locks that are held together, and the threads that call `read` and `write`.
 ///
 /// # What the owner promises
-/// - `lent_shape` and `lent_dtype` do not change while the lender is borrowed. A call reads them once.
-/// - `read` and `write` either call the function once, with all elements, and return the function's result;
-///   or they return an error of the owner.
+/// - `lent_shape` and `lent_dtype` do not change while the lender is borrowed. An update, like any
+///   other call of this crate, asks for each of them once.
+/// - `read` and `write` either run the closure once, with all elements, and return the closure's result; or
+///   they return an error of the owner.
 /// - `read` lends a parameter in row-major order.
 ///
 /// If the crate notices a broken promise, the call returns an error. Dtype and number of elements are
-/// compared at each loan. If the function fails, the call fails with the function's error, whatever the owner
-/// returns. If the function panics and the owner catches the panic, the call fails with an error of the kind
+/// compared at each loan. If the closure fails, the call fails with the closure's error, whatever the owner
+/// returns. If the closure panics and the owner catches the panic, the call fails with an error of the kind
 /// [`Memory`](crate::ErrorKind::Memory).
 pub trait Lend: Send + Sync {
     /// The sizes of all dimensions.
@@ -43,17 +45,18 @@ pub trait Lend: Send + Sync {
 
     /// A number that identifies the memory, such as its address.
     ///
-    /// Two lenders have the same number exactly if they share memory, and therefore a lock. `None` if no
-    /// other code can access the memory during the call, as with a `&mut` slice. Two gradients of one
-    /// parameter that both return `None` count once if they lie at one address in one order.
+    /// Two lenders have the same number if and only if they share memory, and therefore a lock. `None` if no
+    /// other code can access the memory during the call, as with a `&mut` slice. Of two gradients of one
+    /// parameter that both return `None`, one is left out if both lie at the same address in the same order.
     fn memory(&self) -> Option<usize>;
 
     /// The place of the first element in [`memory`](Lend::memory), in any unit: an offset, or an address.
     ///
     /// Lenders with the same memory, offset, shape and dtype are taken for the same elements in the same
-    /// order. So two such handles under two paths are one parameter, and two such gradients count once.
+    /// order. So two such handles under two paths are one parameter, and of two such gradients of a parameter
+    /// only one is added.
     ///
-    /// With the default, `None`, only objects are compared: two gradient objects both count, even if they
+    /// With the default, `None`, only objects are compared: two gradient objects are both added, even if they
     /// share memory, and two parameter objects that share memory are refused.
     fn offset(&self) -> Option<usize> {
         None
@@ -62,13 +65,13 @@ pub trait Lend: Send + Sync {
     /// Runs `run` on the elements, which do not change until `run` returns.
     ///
     /// # Errors
-    /// Those of `run`, and if the memory is not available.
+    /// The errors of `run`, and an error if the memory is not available.
     fn read(&self, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()>;
 
     /// Runs `run` on the elements in row-major order. No other code accesses them until `run` returns.
     ///
     /// # Errors
-    /// Those of `run`, and if the memory is not available.
+    /// The errors of `run`, and an error if the memory is not available.
     fn write(&self, run: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()>;
 
     /// The lender itself, if it is a tensor of candle's.
@@ -110,14 +113,14 @@ pub(crate) fn read(
     lender: &dyn Lend,
     run: &mut dyn FnMut(View<'_>) -> Result<()>,
 ) -> Result<()> {
-    let mut once = OneRun::new(lender);
+    let mut one_run = OneRun::new(lender);
     let owner_result = lender.read(&mut |view| {
-        once.run(|| {
-            check_fit(lender, view.check_fit(lender.shape(), lender.dtype()))?;
+        one_run.run_once(|| {
+            view.check_fit(lender.shape(), lender.dtype()).map_err(|got| misfit_error(lender, got))?;
             run(view)
         })
     });
-    once.end(owner_result).map_err(|error| error.in_role(role))
+    one_run.into_result(owner_result).map_err(|error| error.in_role(role))
 }
 
 /// [`read`], for memory that `run` may write.
@@ -126,36 +129,38 @@ pub(crate) fn write(
     lender: &dyn Lend,
     run: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>,
 ) -> Result<()> {
-    let mut once = OneRun::new(lender);
+    let mut one_run = OneRun::new(lender);
     let owner_result = lender.write(&mut |memory| {
-        once.run(|| {
+        one_run.run_once(|| {
             let got = (memory.dtype(), memory.len());
-            check_fit(lender, if got == (lender.dtype(), lender.elem_count()) { Ok(()) } else { Err(got) })?;
+            if got != (lender.dtype(), lender.elem_count()) {
+                return Err(misfit_error(lender, got));
+            }
             run(memory)
         })
     });
-    once.end(owner_result).map_err(|error| error.in_role(role))
+    one_run.into_result(owner_result).map_err(|error| error.in_role(role))
 }
 
-/// Counts the runs of a function that an owner has to run once, and stores the function's first error.
+/// Counts the runs of a closure that an owner has to run once, and stores the closure's first error.
 struct OneRun<'l> {
     lender: &'l dyn Lend,
     runs: usize,
     /// Whether the first run has returned. False if the run panicked and the owner caught the panic.
-    has_ended: bool,
+    has_returned: bool,
     error: Option<Error>,
 }
 
 impl<'l> OneRun<'l> {
     fn new(lender: &'l dyn Lend) -> Self {
-        OneRun { lender, runs: 0, has_ended: false, error: None }
+        OneRun { lender, runs: 0, has_returned: false, error: None }
     }
 
-    /// Runs `function` the first time only, because a second run would apply a second step.
-    fn run(&mut self, function: impl FnOnce() -> Result<()>) -> Result<()> {
+    /// Runs `closure` the first time only, because a second run would apply a second step.
+    fn run_once(&mut self, closure: impl FnOnce() -> Result<()>) -> Result<()> {
         self.runs += 1;
-        let result = if self.runs == 1 { function() } else { Err(wrong_run_count(self.lender, self.runs)) };
-        self.has_ended = true;
+        let result = if self.runs == 1 { closure() } else { Err(run_count_error(self.lender, self.runs)) };
+        self.has_returned = true;
         result.map_err(|error| {
             // The owner gets a substitute, so that the error itself survives even if the owner drops the
             // substitute.
@@ -164,8 +169,8 @@ impl<'l> OneRun<'l> {
         })
     }
 
-    /// The error of the function. If the function succeeded, the error of the owner.
-    fn end(self, owner_result: Result<()>) -> Result<()> {
+    /// The result of the loan: the error of the closure or, if the closure succeeded, the error of the owner.
+    fn into_result(self, owner_result: Result<()>) -> Result<()> {
         match (self.error, owner_result) {
             (Some(error), _) => Err(error),
             (None, Err(error)) => {
@@ -177,8 +182,8 @@ impl<'l> OneRun<'l> {
                 }
                 Err(Error::new(Memory, "the owner does not lend the memory").caused_by(error))
             }
-            (None, Ok(())) if self.runs == 0 => Err(wrong_run_count(self.lender, 0)),
-            (None, Ok(())) if !self.has_ended => {
+            (None, Ok(())) if self.runs == 0 => Err(run_count_error(self.lender, 0)),
+            (None, Ok(())) if !self.has_returned => {
                 let problem = "the function that was given to the owner of memory has panicked";
                 Err(Error::new(ErrorKind::Memory, problem)
                     .with_remedy("let `Lend::read` and `Lend::write` pass a panic of that function on"))
@@ -189,8 +194,8 @@ impl<'l> OneRun<'l> {
 }
 
 /// Refuses a parameter whose memory differs from its shape or dtype, or is not in row-major order. If
-/// `is_written`, also refuses a parameter that its owner does not lend for writing.
-pub(crate) fn check_parameter(role: &'static str, lender: &dyn Lend, is_written: bool) -> Result<()> {
+/// `needs_write`, also refuses a parameter that its owner does not lend for writing.
+pub(crate) fn check_parameter(role: &'static str, lender: &dyn Lend, needs_write: bool) -> Result<()> {
     if let Some(tensor) = lender.tensor() {
         return storage_of(tensor).map(drop).map_err(|error| error.in_role(role));
     }
@@ -200,7 +205,7 @@ pub(crate) fn check_parameter(role: &'static str, lender: &dyn Lend, is_written:
             .with_remedy("let `Lend::read` hand over parameters in row-major order, as `Lend::write` does")),
     })?;
     // This loan writes nothing. If the owner refuses to lend, the call fails before any parameter changes.
-    if is_written { write(role, lender, &mut |_| Ok(())) } else { Ok(()) }
+    if needs_write { write(role, lender, &mut |_| Ok(())) } else { Ok(()) }
 }
 
 /// A copy of the lent memory.
@@ -213,20 +218,20 @@ pub(crate) fn copy_of(role: &'static str, lender: &dyn Lend) -> Result<Tensor> {
     read(role, lender, &mut |view| {
         let shape = lender.shape();
         let make_copy = || {
-            let numbers = vector_of(view.memory());
+            let numbers = flat_copy(view.memory());
             match view.strides() {
                 None => numbers.reshape(shape),
-                Some((_, strides)) => in_order(&numbers, shape, strides),
+                Some((_, strides)) => copy_in_order(&numbers, shape, strides),
             }
         };
         copy = Some(allocate(elements, dtype, &Device::Cpu, make_copy)?);
         Ok(())
     })?;
-    copy.ok_or_else(|| wrong_run_count(lender, 0))
+    copy.ok_or_else(|| run_count_error(lender, 0))
 }
 
-/// [`write_tensor`] for any lender.
-pub(crate) fn write_lent(lender: &dyn Lend, out: &mut dyn Write) -> io::Result<()> {
+/// Writes the values of any lender to `out`, as [`write_tensor`] does for a tensor.
+pub(crate) fn serialise_lent(lender: &dyn Lend, out: &mut dyn Write) -> io::Result<()> {
     if let Some(tensor) = lender.tensor() {
         return write_tensor(tensor, out);
     }
@@ -246,21 +251,20 @@ pub(crate) fn write_lent(lender: &dyn Lend, out: &mut dyn Write) -> io::Result<(
     read_result.map_err(io::Error::other).and(write_result)
 }
 
-/// A vector with copies of the numbers.
-pub(crate) fn vector_of(memory: MemoryRef<'_>) -> Tensor {
+/// A tensor of one dimension with copies of the numbers.
+pub(crate) fn flat_copy(memory: MemoryRef<'_>) -> Tensor {
     tensor_of(memory.to_storage(), memory.len())
 }
 
 /// A copy of the elements of `numbers` that lie `strides` apart, in row-major order.
-fn in_order(numbers: &Tensor, shape: &[usize], strides: &[usize]) -> crate::tensors::Result<Tensor> {
+fn copy_in_order(numbers: &Tensor, shape: &[usize], strides: &[usize]) -> crate::tensors::Result<Tensor> {
     let offsets = (0..elem_count(shape)).map(|element| element_offset(element, shape, strides)).collect();
     rows_of(numbers, offsets)?.reshape(shape)
 }
 
-/// Refuses memory of another dtype or length than the lender reports. `fit` has the dtype and length of such
-/// memory as its error.
-fn check_fit(lender: &dyn Lend, fit: std::result::Result<(), (DType, usize)>) -> Result<()> {
-    fit.map_err(|got| wrong_memory(got, (lender.dtype(), lender.elem_count())))
+/// The error for lent memory whose dtype and length, `got`, are not those that the lender reports.
+fn misfit_error(lender: &dyn Lend, got: (DType, usize)) -> Error {
+    wrong_memory(got, (lender.dtype(), lender.elem_count()))
 }
 
 /// The error for an owner that lends another number of elements, or another dtype, than it reports.
@@ -275,8 +279,8 @@ pub(crate) fn wrong_memory(got: (DType, usize), expected: (DType, usize)) -> Err
 pub(super) const LEND_AS_REPORTED: &str =
     "let `Lend::read` and `Lend::write` hand over what `lent_shape` and `lent_dtype` return";
 
-/// The error for an owner that did not run the function exactly once.
-fn wrong_run_count(lender: &dyn Lend, runs: usize) -> Error {
+/// The error for an owner that did not run the closure exactly once.
+fn run_count_error(lender: &dyn Lend, runs: usize) -> Error {
     let memory = format!("{} elements of {:?}", lender.elem_count(), lender.dtype());
     Error::new(ErrorKind::Memory, format!("the owner of {memory} has run the function that it was given"))
         .with_got(format_args!("{runs} times"))

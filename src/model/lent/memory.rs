@@ -332,7 +332,7 @@ impl<'a> View<'a> {
         self.strides
     }
 
-    /// Address, dtype, number and order of the elements. Equal exactly if two views have the same elements.
+    /// Address, dtype, number and order of the elements. Equal if and only if two views have the same elements.
     pub(super) fn address_and_order(self) -> impl PartialEq {
         (self.memory.address(), self.memory.dtype(), self.elements(), self.strides)
     }

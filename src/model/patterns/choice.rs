@@ -10,7 +10,7 @@ use std::collections::HashSet;
 
 use super::Patterns;
 use crate::error::{Error, ErrorKind, Result};
-use crate::model::{Variable, empty_model};
+use crate::model::{Variable, empty_model_error};
 
 impl Patterns {
     /// The error for a path that no pattern matches.
@@ -35,7 +35,7 @@ impl Patterns {
         blame: impl Fn(Option<usize>, Error) -> Error,
     ) -> Result<Vec<usize>> {
         if variables.is_empty() {
-            return Err(empty_model());
+            return Err(empty_model_error());
         }
         let chosen: Vec<Option<usize>> =
             variables.iter().map(|variable| self.first_match(&variable.paths)).collect();

@@ -217,7 +217,7 @@ pub(crate) const DEEPEST: usize = 64;
 #[cfg(feature = "config")]
 impl Data {
     /// Reads a whole text, of any length and up to the depth [`DEEPEST`].
-    pub(crate) fn whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+    pub(crate) fn read_whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         DataVisitor { depth: 0, deepest: DEEPEST, longest: usize::MAX }.deserialize(deserializer)
     }
 }

@@ -26,7 +26,7 @@ use half::{bf16, f16};
 
 use crate::engine::{Buffer, prefetch, to_bf16, to_f16};
 use crate::error::{Error, ErrorKind, Result};
-use crate::model::lent::{Lend, MemoryRef, read, vector_of};
+use crate::model::lent::{Lend, MemoryRef, flat_copy, read};
 use crate::numbers::{is_wider, round_to_odd};
 use crate::tensors::{Device, Tensor};
 
@@ -54,8 +54,8 @@ const PROBES: usize = 8;
 
 /// The most elements from the start of one run to the start of the next.
 ///
-/// Half of `BATCH` in `engine/offload.rs`, so that each batch that `Offload` uploads has elements of a run:
-/// a batch that has not arrived must be noticed.
+/// Half of `BATCH_LENGTH` in `engine/offload.rs`, so that each batch that `Offload` uploads has elements of a
+/// run: a batch that has not arrived must be noticed.
 const LONGEST_STRIDE: usize = 1 << 19;
 
 /// Evenly spread runs of elements, and one run at the end.
@@ -91,7 +91,7 @@ impl Sample {
                 runs = self
                     .runs()
                     .filter_map(|run| view.in_order()?.part(run))
-                    .map(|run| vector_of(run))
+                    .map(|run| flat_copy(run))
                     .collect();
                 Ok(())
             })?;

@@ -49,7 +49,7 @@ pub struct State {
     pub(crate) traits: Vec<(&'static str, EntryTraits)>,
     /// Whether the tensors are parts of one sum. The tensors are then taken over from another state all
     /// together or not at all, because a part of the sum would give a wrong mean.
-    pub(crate) is_one_sum: bool,
+    pub(crate) is_taken_whole: bool,
     pub(crate) children: Vec<Child>,
 }
 
@@ -297,7 +297,7 @@ impl State {
             counters: self.counters.clone(),
             numbers: self.numbers.clone(),
             traits: self.traits.clone(),
-            is_one_sum: self.is_one_sum,
+            is_taken_whole: self.is_taken_whole,
             children: self.children.iter().map(map_child).collect::<Result<_>>()?,
             master,
         })

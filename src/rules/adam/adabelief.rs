@@ -54,8 +54,8 @@ impl Elementwise for AdaBelief {
 
     #[inline(always)]
     fn step<V: Value>((k, epsilon): Self::Scalars, _x: V, dx: V, [m, s]: &mut [V; 2]) -> V {
-        k.move_mean(m, dx);
-        k.move_square(s, dx - *m);
+        k.update_mean(m, dx);
+        k.update_square(s, dx - *m);
         *s = *s + epsilon;
         k.numerator(*m) / k.denominator(*s)
     }

@@ -1,6 +1,6 @@
 use crate::numbers::value::{Value, above_zero};
 use crate::rule::{Elementwise, Slot, range};
-use crate::rules::moments::{correction, decayed, step_of_correction};
+use crate::rules::moments::{correction, decayed, t_for_correction};
 
 crate::hyper_parameters! {
     /// Adam (Kingma and Ba 2014, [arXiv 1412.6980](https://arxiv.org/abs/1412.6980)).
@@ -17,7 +17,7 @@ crate::hyper_parameters! {
     /// use candle_core::{Device, Tensor, Var};
     /// use optimisers::{Adam, setup, update};
     ///
-    /// // The first step is η long, whatever the size of the gradient.
+    /// // The first step of each element is η long, whatever the size of the gradient.
     /// let x = Var::new(&[0f32, 0.0], &Device::Cpu)?;
     /// let mut state = setup(Adam::new(0.1), &x)?;
     /// update(&mut state, &x, &[("", Tensor::new(&[2f32, -300.0], &Device::Cpu)?)])?;
@@ -56,22 +56,22 @@ impl AdamScalars {
     pub(crate) fn new(eta: f64, beta: (f64, f64), epsilon: f64, t: u64) -> Self {
         AdamScalars {
             beta,
-            // With ε = 0, an element whose gradients are all 0 would be 0 / 0.
+            // With ε = 0, the step of an element whose gradients are all 0 would be 0 / 0.
             epsilon: above_zero(epsilon),
             rate: eta / correction(beta.0, t),
             scale: 1.0 / correction(beta.1, t),
         }
     }
 
-    /// Moves the first moment.
+    /// Updates the first moment.
     #[inline(always)]
-    pub(crate) fn move_mean<V: Value>(self, m: &mut V, dx: V) {
+    pub(crate) fn update_mean<V: Value>(self, m: &mut V, dx: V) {
         *m = decayed(*m, dx, self.beta.0);
     }
 
-    /// Moves the second moment of `dx`, which need not be the gradient.
+    /// Updates the second moment with `dx`, which need not be the gradient.
     #[inline(always)]
-    pub(crate) fn move_square<V: Value>(self, v: &mut V, dx: V) {
+    pub(crate) fn update_square<V: Value>(self, v: &mut V, dx: V) {
         *v = decayed(*v, dx * dx, self.beta.1);
     }
 
@@ -94,12 +94,12 @@ impl AdamScalars {
     }
 }
 
-/// Moves both moments and returns η·m̂ / (√v̂ + ε).
+/// Updates both moments, and returns η·m̂ / (√v̂ + ε).
 #[inline(always)]
-pub(crate) fn direction<V: Value>(k: AdamScalars, dx: V, [m, v]: &mut [V; 2]) -> V {
-    k.move_mean(m, dx);
-    k.move_square(v, dx);
-    k.numerator(*m) / k.denominator(*v)
+pub(crate) fn adam_step<V: Value>(scalars: AdamScalars, dx: V, [m, v]: &mut [V; 2]) -> V {
+    scalars.update_mean(m, dx);
+    scalars.update_square(v, dx);
+    scalars.numerator(*m) / scalars.denominator(*v)
 }
 
 impl Elementwise for Adam {
@@ -111,11 +111,11 @@ impl Elementwise for Adam {
     }
 
     fn scalars(&self, t: u64) -> AdamScalars {
-        AdamScalars::new(self.eta, self.beta, self.epsilon, step_of_correction(t, self.bias_correction))
+        AdamScalars::new(self.eta, self.beta, self.epsilon, t_for_correction(t, self.bias_correction))
     }
 
     #[inline(always)]
-    fn step<V: Value>(k: AdamScalars, _x: V, dx: V, moments: &mut [V; 2]) -> V {
-        direction(k, dx, moments)
+    fn step<V: Value>(scalars: AdamScalars, _x: V, dx: V, moments: &mut [V; 2]) -> V {
+        adam_step(scalars, dx, moments)
     }
 }

@@ -1,7 +1,7 @@
-use super::adam::{AdamScalars, direction};
+use super::adam::{AdamScalars, adam_step};
 use crate::numbers::value::Value;
 use crate::rule::{Elementwise, Slot, range};
-use crate::rules::moments::step_of_correction;
+use crate::rules::moments::t_for_correction;
 
 crate::hyper_parameters! {
     /// Adam with decoupled weight decay (Loshchilov and Hutter 2017,
@@ -59,12 +59,12 @@ impl Elementwise for AdamW {
 
     fn scalars(&self, t: u64) -> Self::Scalars {
         let decay = if self.couple { self.eta * self.lambda } else { self.lambda };
-        let t = step_of_correction(t, self.bias_correction);
+        let t = t_for_correction(t, self.bias_correction);
         (AdamScalars::new(self.eta, self.beta, self.epsilon, t), decay)
     }
 
     #[inline(always)]
     fn step<V: Value>((k, decay): Self::Scalars, x: V, dx: V, moments: &mut [V; 2]) -> V {
-        direction(k, dx, moments) + x * decay
+        adam_step(k, dx, moments) + x * decay
     }
 }

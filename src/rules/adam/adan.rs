@@ -85,9 +85,9 @@ impl Elementwise for Adan {
     fn step<V: Value>(k: AdanScalars, x: V, dx: V, [m, difference, square, last]: &mut [V; 4]) -> V {
         let change = if k.is_first { dx.constant(0.0) } else { dx - *last };
         *last = dx;
-        k.adam.move_mean(m, dx);
+        k.adam.update_mean(m, dx);
         *difference = decayed(*difference, change, k.beta);
-        k.adam.move_square(square, dx + change * k.beta);
+        k.adam.update_square(square, dx + change * k.beta);
         let direction =
             (k.adam.numerator(*m) + *difference * k.difference_rate) / k.adam.denominator(*square);
         (direction + x * k.decay) / (1.0 + k.decay)

@@ -102,8 +102,8 @@ impl Elementwise for AdEMAMix {
 
     #[inline(always)]
     fn step<V: Value>(k: AdEMAMixScalars, x: V, dx: V, [m, v, slow]: &mut [V; 3]) -> V {
-        k.adam.move_mean(m, dx);
-        k.adam.move_square(v, dx);
+        k.adam.update_mean(m, dx);
+        k.adam.update_square(v, dx);
         *slow = decayed(*slow, dx, k.beta);
         (k.adam.numerator(*m) + *slow * k.slow_rate) / k.adam.denominator(*v) + x * k.decay
     }

@@ -63,8 +63,8 @@ impl Elementwise for AMSGradW {
 
     #[inline(always)]
     fn step<V: Value>((k, decay): Self::Scalars, x: V, dx: V, [m, v, largest]: &mut [V; 3]) -> V {
-        k.move_mean(m, dx);
-        k.move_square(v, dx);
+        k.update_mean(m, dx);
+        k.update_square(v, dx);
         *largest = largest.max(*v);
         k.numerator(*m) / k.denominator(*largest) + x * decay
     }

@@ -1,4 +1,4 @@
-use super::adam::{AdamScalars, direction};
+use super::adam::{AdamScalars, adam_step};
 use crate::numbers::value::Value;
 use crate::rule::{Elementwise, Slot, range};
 
@@ -59,6 +59,6 @@ impl Elementwise for Grams {
 
     #[inline(always)]
     fn step<V: Value>((k, decay): Self::Scalars, x: V, dx: V, moments: &mut [V; 2]) -> V {
-        direction(k, dx, moments).abs() * dx.sign() + x * decay
+        adam_step(k, dx, moments).abs() * dx.sign() + x * decay
     }
 }

@@ -62,8 +62,8 @@ impl Elementwise for LaProp {
 
     #[inline(always)]
     fn step<V: Value>((k, decay): Self::Scalars, x: V, dx: V, [normed_m, v]: &mut [V; 2]) -> V {
-        k.move_square(v, dx);
-        k.move_mean(normed_m, dx / k.denominator(*v));
+        k.update_square(v, dx);
+        k.update_mean(normed_m, dx / k.denominator(*v));
         k.numerator(*normed_m) + x * decay
     }
 }

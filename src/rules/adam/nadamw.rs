@@ -95,8 +95,8 @@ impl Arithmetic for NAdamWStep {
 
     #[inline(always)]
     fn step<V: Value>(self, x: V, dx: V, [m, v]: &mut [V; 2]) -> V {
-        self.adam.move_mean(m, dx);
-        self.adam.move_square(v, dx);
+        self.adam.update_mean(m, dx);
+        self.adam.update_square(v, dx);
         self.lookahead.momentum(*m, dx) * self.eta / self.adam.denominator(*v) + x * self.decay
     }
 }

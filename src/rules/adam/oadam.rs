@@ -1,4 +1,4 @@
-use super::adam::{AdamScalars, direction};
+use super::adam::{AdamScalars, adam_step};
 use crate::numbers::value::Value;
 use crate::rule::{Elementwise, Slot, range};
 
@@ -52,7 +52,7 @@ impl Elementwise for OAdam {
     #[inline(always)]
     fn step<V: Value>(k: AdamScalars, _x: V, dx: V, [m, v, last_step]: &mut [V; 3]) -> V {
         let mut moments = [*m, *v];
-        let adam = direction(k, dx, &mut moments);
+        let adam = adam_step(k, dx, &mut moments);
         [*m, *v] = moments;
         let optimistic = adam * 2.0 - *last_step;
         *last_step = adam;

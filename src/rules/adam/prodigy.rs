@@ -5,7 +5,7 @@ use crate::rule::{
     Arithmetic, Flow, Gradient, Kind, Numbers, Parameter, Resolved, Rule, Slot, Slots, State, Sums, range,
     state_of_another_rule,
 };
-use crate::rules::moments::{correction, decayed, step_of_correction};
+use crate::rules::moments::{correction, decayed, t_for_correction};
 
 crate::hyper_parameters! {
     /// Prodigy: Adam that finds its learning rate itself.
@@ -172,7 +172,7 @@ impl Rule for Prodigy {
         };
         let (d, r, next_t) = (*d, *r, counts::add(*t, 1));
         let Prodigy { beta, lambda, epsilon, coefficient, .. } = *self;
-        let corrected_t = step_of_correction(next_t, self.bias_correction);
+        let corrected_t = t_for_correction(next_t, self.bias_correction);
         let eta = d * self.eta * correction(beta.1, corrected_t).sqrt() / correction(beta.0, corrected_t);
         let factor = d / self.estimate * eta;
         let path = PathTerm { beta: beta.1.sqrt(), factor };

@@ -1,4 +1,4 @@
-use super::adam::{AdamScalars, direction};
+use super::adam::{AdamScalars, adam_step};
 use crate::numbers::value::Value;
 use crate::rule::{Elementwise, Slot, range};
 use crate::rules::moments::correction;
@@ -73,7 +73,7 @@ impl Elementwise for RAdam {
 
     #[inline(always)]
     fn step<V: Value>((k, is_rectified): Self::Scalars, _x: V, dx: V, moments: &mut [V; 2]) -> V {
-        let adam = direction(k, dx, moments);
+        let adam = adam_step(k, dx, moments);
         if is_rectified { adam } else { k.numerator(moments[0]) }
     }
 }

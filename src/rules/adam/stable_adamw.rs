@@ -69,7 +69,7 @@ impl Arithmetic for Surprise {
         let square = dx * dx;
         // A copy, because the sums only read the state. The step moves v later.
         let mut next_v = *v;
-        self.adam.move_square(&mut next_v, dx);
+        self.adam.update_square(&mut next_v, dx);
         let surprise = square / self.adam.corrected_square(next_v).max(square.constant(self.floor));
         // If ε² is 0 in the arithmetic's dtype, an element without gradients would be 0 / 0.
         V::select(square.equal(square.constant(0.0)), square, surprise)

@@ -64,7 +64,7 @@ impl Elementwise for Yogi {
     #[inline(always)]
     fn step<V: Value>((k, rate): Self::Scalars, _x: V, dx: V, [m, v]: &mut [V; 2]) -> V {
         let square = dx * dx;
-        k.move_mean(m, dx);
+        k.update_mean(m, dx);
         *v = *v - (*v - square).sign() * square * rate;
         k.numerator(*m) / k.denominator(*v)
     }

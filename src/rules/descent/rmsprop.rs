@@ -37,8 +37,8 @@ crate::hyper_parameters! {
     /// Defaults are those of Optimisers.jl; torch's are η = 0.01 and ρ = 0.99. Both libraries take the root
     /// of v - m² without the maximum, although rounding can make v - m² negative.
     ///
-    /// With torch's `momentum`, a velocity collects the steps of this rule for η = 1, and the learning rate
-    /// multiplies the velocity. The same steps come from a chain of this rule with η = 1,
+    /// torch's option `momentum` adds the steps that this rule makes with η = 1 to a velocity, and multiplies
+    /// the velocity by the learning rate. The same steps come from a chain of this rule with η = 1,
     /// [`Momentum`](crate::Momentum) with η = 1, and [`Descent`](crate::Descent). The learning rate of the
     /// chain is [the product](crate::Adjust::adjust) of the three η, and is set in the last member:
     ///
@@ -47,16 +47,17 @@ crate::hyper_parameters! {
     /// use optimisers::{Descent, Momentum, OptimiserChain, RMSProp, Schedule, setup, update};
     ///
     /// let x = Var::new(&[1f64], &Device::Cpu)?;
-    /// let (mean, velocity) = (RMSProp { rho: 0.99, ..RMSProp::new(1.0) }, Momentum { rho: 0.9, ..Momentum::new(1.0) });
-    /// let mut state = setup(OptimiserChain::new((mean, velocity, Descent::new(0.01))), &x)?;
+    /// let rms_prop = RMSProp { rho: 0.99, ..RMSProp::new(1.0) };
+    /// let momentum = Momentum { rho: 0.9, ..Momentum::new(1.0) };
+    /// let mut state = setup(OptimiserChain::new((rms_prop, momentum, Descent::new(0.01))), &x)?;
     /// state.adjust(0.02)?;
     ///
     /// state.schedule(Schedule::linear(0.02, 0.0, 100))?;
     /// for _ in 0..50 {
     ///     update(&mut state, &x, &x.sqr()?.sum_all()?.backward()?)?;
     /// }
-    /// let acting = state.leaf("").expect("the leaf").acting();
-    /// let rates = ["0.eta", "1.eta", "2.eta"].map(|place| acting.field(place));
+    /// let acting_rule = state.leaf("").expect("the leaf").acting();
+    /// let rates = ["0.eta", "1.eta", "2.eta"].map(|place| acting_rule.field(place));
     /// assert_eq!(rates, [1.0, 1.0, 0.01].map(|eta| Some(eta.into())));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -67,26 +68,26 @@ crate::hyper_parameters! {
         rho: f64 = 0.9 => range::decay,
         /// ε: keeps the denominator from zero.
         epsilon: f64 = 1e-8 => range::non_negative,
-        /// Whether the gradient is divided by its standard deviation, not by its root mean square.
+        /// Whether the gradient is divided by its standard deviation instead of its root mean square.
         centred: bool = false => range::any,
     }
 }
 
 #[derive(Clone, Copy)]
-struct PlainStep {
+struct RmsStep {
     eta: f64,
     rho: f64,
     epsilon: f64,
 }
 
 #[derive(Clone, Copy)]
-struct CentredStep(PlainStep);
+struct CentredStep(RmsStep);
 
-impl PlainStep {
-    /// Moves v, and returns the step. `squared_mean`, the m² of the centred form, is subtracted from v before
-    /// the root.
+impl RmsStep {
+    /// Updates v, and returns the step. `squared_mean`, the m² of the centred form, is subtracted from v
+    /// before the root.
     #[inline(always)]
-    fn direction<V: Value>(self, dx: V, v: &mut V, squared_mean: Option<V>) -> V {
+    fn update_and_divide<V: Value>(self, dx: V, v: &mut V, squared_mean: Option<V>) -> V {
         *v = decayed(*v, dx * dx, self.rho);
         // Rounding can make v - m² negative, and its root NaN.
         let variance = squared_mean.map_or(*v, |squared_mean| (*v - squared_mean).max(dx.constant(0.0)));
@@ -94,13 +95,13 @@ impl PlainStep {
     }
 }
 
-impl Arithmetic for PlainStep {
+impl Arithmetic for RmsStep {
     type Slots<T> = [T; 1];
     const TAKES_PROLOGUE: bool = true;
 
     #[inline(always)]
     fn step<V: Value>(self, _x: V, dx: V, [v]: &mut [V; 1]) -> V {
-        self.direction(dx, v, None)
+        self.update_and_divide(dx, v, None)
     }
 }
 
@@ -110,7 +111,7 @@ impl Arithmetic for CentredStep {
     #[inline(always)]
     fn step<V: Value>(self, _x: V, dx: V, [v, m]: &mut [V; 2]) -> V {
         *m = decayed(*m, dx, self.0.rho);
-        self.0.direction(dx, v, Some(*m * *m))
+        self.0.update_and_divide(dx, v, Some(*m * *m))
     }
 }
 
@@ -123,11 +124,11 @@ impl Rule for RMSProp {
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, counters, .. } = state.parts();
         let (dx, _) = dx.next_step(counters)?;
-        let plain = PlainStep { eta: self.eta, rho: self.rho, epsilon: above_zero(self.epsilon) };
-        // The state decides instead of `centred`, because it was made with m or without.
+        let step = RmsStep { eta: self.eta, rho: self.rho, epsilon: above_zero(self.epsilon) };
+        // The state decides, because the field `centred` may have changed since the state was made.
         Ok(Flow::Step(match slots.len() {
-            2 => dx.map(CentredStep(plain), slots),
-            _ => dx.map(plain, slots),
+            2 => dx.map(CentredStep(step), slots),
+            _ => dx.map(step, slots),
         }))
     }
 

@@ -167,7 +167,7 @@ impl Arithmetic for ReleaseCollected {
 impl Rule for AccumGrad {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
         let state = State::for_slots(x, &[Slot::zeros("acc")])?;
-        Ok(State { counters: Vec::new(), is_one_sum: true, ..state }
+        Ok(State { counters: Vec::new(), is_taken_whole: true, ..state }
             .with_counter("calls")
             .with_counter("received")
             .with_counter("weight"))

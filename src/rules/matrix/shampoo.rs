@@ -21,22 +21,22 @@ crate::hyper_parameters! {
     /// ```text
     /// m   = β₁·m + (1 - β₁)·dx,  v = β₂·v + (1 - β₂)·dx²
     /// L   = β₂·L + (1 - β₂)·dx·dxᵀ,  R = β₂·R + (1 - β₂)·dxᵀ·dx
-    /// in each step whose number `interval` divides:
+    /// in each step t that is a multiple of `interval`:
     /// A   = (L / (1 - β₂ᵗ) + ε₁)^-p,  B = (R / (1 - β₂ᵗ) + ε₁)^-p    p = exponent
     /// a   = m̂ / (√v̂ + ε₂)                                            m̂ = m / (1 - β₁ᵗ), v̂ = v / (1 - β₂ᵗ)
-    /// u   = A·m̂·B                                                    a before the first A and B
-    /// u   = u·‖a‖ / ‖u‖                                               not without graft
+    /// u   = A·m̂·B                                                    u = a before the first A and B
+    /// u   = u·‖a‖ / ‖u‖                                               only with `graft`
     /// dx' = η·(u + λ·x)
     /// ```
     ///
-    /// If β₂ = 1, then v, L and R are sums without correction, as in the paper: AdaGrad with matrices, whose
-    /// steps get shorter. If `graft` is on, a step has the norm of Adam's step, so that learning rates of
-    /// [`AdamW`](crate::AdamW) fit.
+    /// If β₂ = 1, then v, L and R are sums without correction, as in the paper. This is AdaGrad with
+    /// matrices, and its steps get shorter. If `graft` is on, a step has the norm of Adam's step, so that
+    /// learning rates of [`AdamW`](crate::AdamW) fit.
     ///
     /// Rows and columns are the last two dimensions. A tensor with more dimensions is a stack of matrices,
     /// unless `matrix` makes it one matrix. A side longer than `max_size` has no root, and the other side
-    /// then has twice the exponent. If both sides are longer, the matrix has the step a (the diagonal form),
-    /// as vectors and numbers have.
+    /// then has twice the exponent. If both sides are longer, the matrix gets the step a (the diagonal form).
+    /// Vectors and numbers get this step, too.
     ///
     /// # What it costs
     /// A matrix has a state of 2·rows·columns + 2·(rows² + columns²) numbers in the compute dtype. For a
@@ -63,8 +63,8 @@ crate::hyper_parameters! {
     /// [`Isa`](crate::Isa) is chosen. The rule needs the feature `candle`.
     ///
     /// # Departures
-    /// With β = (0, 1), `interval` 1 and no grafting the rule is the paper's, whose p is 1/4. Only ε₁
-    /// differs: the paper adds ε₁ once, at the start. With these settings the rule was checked against
+    /// With β = (0, 1), `interval` 1 and no grafting the rule is the paper's, whose p is 1/4, except that
+    /// the paper adds ε₁ once, at the start. With these settings the rule was checked against
     /// pytorch_optimizer's `Shampoo`. In that rule and in the distributed form a vector has a full matrix,
     /// and a tensor of more than two dimensions has one matrix for each dimension. The distributed form cuts
     /// matrices larger than 1024 into blocks.
@@ -130,7 +130,7 @@ impl Shampoo {
     fn step(
         &self,
         t: u64,
-        is_due: bool,
+        are_roots_due: bool,
         has_roots: bool,
         dx: &Tensor,
         tensors: &mut [Tensor; 2],
@@ -141,23 +141,25 @@ impl Shampoo {
         let (weights, first_correction) = (MomentWeights::new(self.beta.1, t), correction(self.beta.0, t));
         *m = lerp(m, dx, 1.0 - self.beta.0)?;
         *v = weights.add(v, &dx.sqr()?)?;
-        let adam = whole_direction((m, first_correction), (v, weights.correction), self.epsilon.1)?;
+        let adam_step = whole_direction((m, first_correction), (v, weights.correction), self.epsilon.1)?;
         // The exponents of all sides add up to 2·p, so a single side has 2·p.
         let power = if sides.len() == 1 { 2.0 * self.exponent } else { self.exponent };
-        for side in sides.iter_mut() {
-            side.collect(&stacked(dx)?, |mean, product| weights.add(mean, product))?;
-            if is_due {
-                *side.matrix = inverse_power(&(&*side.mean / weights.correction)?, self.epsilon.0, power)?;
+        for side_step in sides.iter_mut() {
+            side_step.update_mean(&stacked(dx)?, |mean, product| weights.add(mean, product))?;
+            if are_roots_due {
+                let mean = (&*side_step.mean / weights.correction)?;
+                *side_step.transform = inverse_power(&mean, self.epsilon.0, power)?;
             }
         }
         // Before the first roots the matrices are zeros, and the step would be zero, too.
         if sides.is_empty() || !has_roots {
-            return adam * self.eta;
+            return adam_step * self.eta;
         }
         let mean = (stacked(m)? / first_correction)?;
-        let preconditioned = sides.iter().try_fold(mean, |x, side| side.side.rotate(&x, side.matrix))?;
+        let preconditioned =
+            sides.iter().try_fold(mean, |x, side_step| side_step.side.rotate(&x, side_step.transform))?;
         let step = if self.graft {
-            preconditioned.broadcast_mul(&ratio(&norms(&stacked(&adam)?)?, &norms(&preconditioned)?)?)?
+            preconditioned.broadcast_mul(&ratio(&norms(&stacked(&adam_step)?)?, &norms(&preconditioned)?)?)?
         } else {
             preconditioned
         };
@@ -180,23 +182,23 @@ impl Rule for Shampoo {
         let t = counts::add(*calls, 1);
         // If `interval` was shortened before the first roots, t can be above `interval`: roots are then due
         // at once.
-        let is_due = t.is_multiple_of(self.interval) || *roots == 0 && t > self.interval;
-        let next_roots = counts::add(*roots, is_due.into());
+        let are_roots_due = t.is_multiple_of(self.interval) || *roots == 0 && t > self.interval;
+        let next_roots = counts::add(*roots, are_roots_due.into());
         // `set_counter` would also count a missing gradient, which is no step.
         let dx = if dx.is_missing() { dx } else { dx.set_counter(calls, t).set_counter(roots, next_roots) };
-        let step = dx.append_function(slots.0, false, move |_, dx, tensors| {
+        let adaptive_step = dx.append_function(slots.0, false, move |_, dx, tensors| {
             let Some((moments, side_tensors)) = tensors.split_first_chunk_mut() else {
                 return state_of_another_rule(self);
             };
             Ok(self.step(
                 t,
-                is_due,
+                are_roots_due,
                 next_roots > 0,
                 &dx,
                 moments,
                 &mut SideStep::all(&sides, side_tensors),
             )?)
         });
-        Ok(Flow::Step(step.step_of(&WeightDecay::new(self.eta * self.lambda), t, Slots::none())))
+        Ok(Flow::Step(adaptive_step.step_of(&WeightDecay::new(self.eta * self.lambda), t, Slots::none())))
     }
 }

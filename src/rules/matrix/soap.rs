@@ -20,27 +20,27 @@ crate::hyper_parameters! {
     /// ```text
     /// first:  L = (1 - β₃)·dx·dxᵀ,  R = (1 - β₃)·dxᵀ·dx,  Q, S their eigenvectors, dx' = 0; then
     /// m   = β₁·m + (1 - β₁)·dx
-    /// v   = β₂·v + (1 - β₂)·(Qᵀ·dx·S)²                     of numbers in the eigenvectors
+    /// v   = β₂·v + (1 - β₂)·(Qᵀ·dx·S)²                     v is in the coordinates of Q and S
     /// u   = Q·((Qᵀ·m̂·S) / (√v̂ + ε))·Sᵀ                     m̂ = m / (1 - β₁ᵗ⁻¹), v̂ = v / (1 - β₂ᵗ⁻¹)
     /// dx' = η·(u + λ·x)
     /// L   = β₃·L + (1 - β₃)·dx·dxᵀ,  R = β₃·R + (1 - β₃)·dxᵀ·dx
-    /// after each `interval` such steps: Q, S = the bases of L·Q and R·S (QR decomposition),
-    ///                                   from the largest eigenvalue on
+    /// after every `interval` of these steps: Q, S = the bases of L·Q and R·S (QR decomposition),
+    ///                                        sorted, the largest eigenvalue first
     /// ```
     ///
     /// The first gradient only makes the first eigenvectors: the parameter stays. Rows and columns are the
     /// last two dimensions. A tensor with more dimensions is a stack of matrices, unless `matrix` makes it
     /// one matrix. A side longer than `max_size` has no eigenvectors: its Q or S is the identity. If both
-    /// sides are longer, the matrix has [`AdamW`](crate::AdamW)'s step from the second gradient on, as
-    /// vectors and numbers have.
+    /// sides are longer, the matrix gets [`AdamW`](crate::AdamW)'s step from the second gradient on. Vectors
+    /// and numbers get this step, too.
     ///
     /// # What it costs
     /// A matrix has a state of 2·rows·columns + 2·(rows² + columns²) numbers in the compute dtype. For a
     /// square matrix that is 6 numbers for each parameter, 24 bytes in F32. A step takes, for each side, 3
     /// products with the basis and 1 product for the mean: 8·rows + 8·columns operations for each parameter.
     /// The first gradient costs the eigenvectors of each side, and every `interval` steps cost a QR
-    /// decomposition of each side. The host computes both in F64, one matrix in each thread. One matrix takes
-    /// on one core of a server:
+    /// decomposition of each side. The host computes both in F64, one matrix in each thread. On one core of a
+    /// server, one matrix needs:
     ///
     /// | side | eigenvectors | QR |
     /// | --- | --- | --- |
@@ -71,18 +71,18 @@ crate::hyper_parameters! {
     /// [`Isa`](crate::Isa) is chosen. The rule needs the feature `candle`.
     ///
     /// # Departures
-    /// The rule is that of the authors' code, and is checked against pytorch_optimizer's `SOAP` with its QR
-    /// decomposition in F64. In the authors' code ε is added before v is corrected for its start, the decay
-    /// is applied to the parameter after the step, λ is 0.01, `max_precond_dim` is 10000, and a tensor of
-    /// more than two dimensions has one basis for each dimension. The paper takes a step with the first
-    /// gradient. torch, optax and Optimisers.jl have no such rule.
+    /// The rule was checked against pytorch_optimizer's `SOAP` with its QR decomposition in F64. The rule is
+    /// that of the authors' code, except that the authors' code adds ε before it corrects v for its start,
+    /// applies the decay to the parameter after the step, has λ = 0.01 and `max_precond_dim` = 10000, and
+    /// gives a tensor of more than two dimensions one basis for each dimension. The paper takes a step with
+    /// the first gradient. torch, optax and Optimisers.jl have no such rule.
     ///
     /// If a side is longer than the rank of the first gradient, some of its eigenvectors are arbitrary, only
     /// orthogonal to the others. Other libraries then find different eigenvectors.
     pub struct SOAP: AdaptiveStep {
         /// η: the learning rate.
         eta: f64 = 3e-3 => range::non_negative,
-        /// β₁, β₂, β₃: the decays of both moments, and of the means whose eigenvectors are taken.
+        /// β₁, β₂, β₃: the decays of both moments, and of the means L and R.
         beta: (f64, f64, f64) = (0.95, 0.95, 0.95) => range::three_decays,
         /// λ: the weight decay, multiplied by the learning rate.
         lambda: f64 = 0.0 => range::non_negative,
@@ -102,7 +102,7 @@ crate::hyper_parameters! {
 impl SOAP {
     fn step(
         &self,
-        t: u64,
+        steps: u64,
         dx: &Tensor,
         moments: &mut [Tensor; 2],
         sides: &mut [SideStep<'_>],
@@ -110,34 +110,38 @@ impl SOAP {
         let (b1, b2, b3) = self.beta;
         let [m, v] = moments;
         let stacked = |x: &Tensor| self.matrix.stacked(x);
-        let gradient = stacked(dx)?;
-        if t == 0 {
-            for side in sides {
-                side.collect(&gradient, |mean, product| lerp(mean, product, 1.0 - b3))?;
-                *side.matrix = eigenvectors(side.mean)?;
+        let stacked_dx = stacked(dx)?;
+        if steps == 0 {
+            for side_step in sides {
+                side_step.update_mean(&stacked_dx, |mean, product| lerp(mean, product, 1.0 - b3))?;
+                *side_step.transform = eigenvectors(side_step.mean)?;
             }
             // The result is a product instead of zeros, so that NaN and infinity in the gradient reach the
             // parameter.
             return dx * 0.0;
         }
-        let turned = |x: Tensor| sides.iter().try_fold(x, |x, side| side.side.rotate(&x, side.matrix));
-        // m is stored in the parameter's coordinates, and turned in each step, so that new bases do not
+        let rotated = |x: Tensor| {
+            sides.iter().try_fold(x, |x, side_step| side_step.side.rotate(&x, side_step.transform))
+        };
+        // m is stored in the parameter's coordinates, and rotated in each step, so that new bases do not
         // change m.
         *m = lerp(m, dx, 1.0 - b1)?;
-        let mut next_v = lerp(&stacked(v)?, &turned(gradient.clone())?.sqr()?, 1.0 - b2)?;
-        let turned_step = whole_direction(
-            (&turned(stacked(m)?)?, correction(b1, t)),
-            (&next_v, correction(b2, t)),
+        let mut next_v = lerp(&stacked(v)?, &rotated(stacked_dx.clone())?.sqr()?, 1.0 - b2)?;
+        let rotated_step = whole_direction(
+            (&rotated(stacked(m)?)?, correction(b1, steps)),
+            (&next_v, correction(b2, steps)),
             self.epsilon,
         )?;
-        let step = sides.iter().try_fold(turned_step, |x, side| side.side.rotate_back(&x, side.matrix))?;
-        for side in sides {
-            side.collect(&gradient, |mean, product| lerp(mean, product, 1.0 - b3))?;
-            if t.is_multiple_of(self.interval) {
-                let (basis, order) = iterate_basis(side.mean, side.matrix)?;
-                *side.matrix = basis;
+        let step = sides
+            .iter()
+            .try_fold(rotated_step, |x, side_step| side_step.side.rotate_back(&x, side_step.transform))?;
+        for side_step in sides {
+            side_step.update_mean(&stacked_dx, |mean, product| lerp(mean, product, 1.0 - b3))?;
+            if steps.is_multiple_of(self.interval) {
+                let (basis, order) = iterate_basis(side_step.mean, side_step.transform)?;
+                *side_step.transform = basis;
                 // v has a number for each eigenvector, and `iterate_basis` has sorted the eigenvectors again.
-                next_v = reordered(&next_v, &order, side.side.dimension())?;
+                next_v = reordered(&next_v, &order, side_step.side.dimension())?;
             }
         }
         *v = next_v.reshape(v.shape())?;
@@ -159,8 +163,8 @@ impl SOAP {
 
 impl Rule for SOAP {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
-        // v in the eigenvectors has a name of its own, so that no rule takes this v over as Adam's second
-        // moment.
+        // A v in the coordinates of eigenvectors has another name, so that no rule takes it over as Adam's
+        // second moment.
         let [m, v, eigen_v] = ["m", "v", "eigen_v"].map(Slot::zeros);
         if self.matrix.dims(x.shape()).is_none() {
             return State::for_slots(x, &[m, v.second_moment()]);
@@ -176,17 +180,18 @@ impl Rule for SOAP {
         let Parts { slots, counters, .. } = state.parts();
         let (dx, calls) = dx.next_step(counters)?;
         // The first gradient makes no step, so that corrections count from the second.
-        let t = calls - 1;
+        let steps = calls - 1;
         if self.matrix.dims(x.shape()).is_none() {
-            return Ok(Flow::Step(if t == 0 { dx.scale(0.0) } else { dx.step_of(&self.adamw(), t, slots) }));
+            let adam_step = if steps == 0 { dx.scale(0.0) } else { dx.step_of(&self.adamw(), steps, slots) };
+            return Ok(Flow::Step(adam_step));
         }
-        let decay = if t == 0 { 0.0 } else { self.eta * self.lambda };
-        let step = dx.append_function(slots.0, false, move |_, dx, tensors| {
+        let decay = if steps == 0 { 0.0 } else { self.eta * self.lambda };
+        let adaptive_step = dx.append_function(slots.0, false, move |_, dx, tensors| {
             let Some((moments, side_tensors)) = tensors.split_first_chunk_mut() else {
                 return state_of_another_rule(self);
             };
-            Ok(self.step(t, &dx, moments, &mut SideStep::all(&sides, side_tensors))?)
+            Ok(self.step(steps, &dx, moments, &mut SideStep::all(&sides, side_tensors))?)
         });
-        Ok(Flow::Step(step.step_of(&WeightDecay::new(decay), t, Slots::none())))
+        Ok(Flow::Step(adaptive_step.step_of(&WeightDecay::new(decay), steps, Slots::none())))
     }
 }

@@ -123,7 +123,8 @@ pub(crate) fn with_sides(
 pub(crate) struct SideStep<'s> {
     pub(crate) side: Side,
     pub(crate) mean: &'s mut Tensor,
-    pub(crate) matrix: &'s mut Tensor,
+    /// The tensor computed from the mean: eigenvectors or a root.
+    pub(crate) transform: &'s mut Tensor,
 }
 
 impl<'s> SideStep<'s> {
@@ -131,7 +132,7 @@ impl<'s> SideStep<'s> {
     /// right.
     pub(crate) fn all(sides: &[Side], tensors: &'s mut [Tensor]) -> Vec<Self> {
         let side_step = |(pair, side): (&'s mut [Tensor], Side)| match pair {
-            [mean, matrix] if sides.contains(&side) => Some(SideStep { side, mean, matrix }),
+            [mean, transform] if sides.contains(&side) => Some(SideStep { side, mean, transform }),
             _ => None,
         };
         tensors.chunks_exact_mut(2).zip([Side::Left, Side::Right]).filter_map(side_step).collect()
@@ -139,7 +140,7 @@ impl<'s> SideStep<'s> {
 
     /// Updates the mean of products with the product of this gradient. `next_mean` computes the new mean from
     /// the old mean and the product.
-    pub(crate) fn collect(
+    pub(crate) fn update_mean(
         &mut self,
         gradient: &Tensor,
         next_mean: impl Fn(&Tensor, &Tensor) -> Candle<Tensor>,

@@ -87,7 +87,7 @@ impl Arithmetic for ScheduleFreeStep {
 
     #[inline(always)]
     fn step<V: Value>(self, y: V, dx: V, [z, v]: &mut [V; 2]) -> V {
-        self.adam.move_square(v, dx);
+        self.adam.update_square(v, dx);
         let step = (dx / self.adam.denominator(*v) + y * self.lambda) * self.eta;
         self.interpolation.step_of_y(y, z, step)
     }

@@ -80,7 +80,7 @@ impl Arithmetic for ScheduleFreeRAdamStep {
 
     #[inline(always)]
     fn step<V: Value>(self, y: V, dx: V, [z, v]: &mut [V; 2]) -> V {
-        self.adam.move_square(v, dx);
+        self.adam.update_square(v, dx);
         let direction = if self.is_rectified { dx / self.adam.denominator(*v) } else { dx };
         self.interpolation.step_of_y(y, z, (direction + y * self.lambda) * self.eta)
     }

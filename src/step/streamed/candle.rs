@@ -58,7 +58,7 @@ impl StreamedStep<'_> {
     /// parameter stays and the step goes on, because the falling scale shows the overflow.
     pub(crate) fn push_of_segment(&self, path: &str, gradient: &Tensor) -> Result<()> {
         let is_dynamic = self.scaler.as_ref().is_some_and(|scaler| scaler.is_dynamic());
-        self.push_lent(path, gradient, is_dynamic).map_err(|error| match self.overflow.get() {
+        self.push_lent(path, gradient, is_dynamic).map_err(|error| match self.overflow_path.get() {
             Some(_) if !is_dynamic => error.with_remedy(
                 "parameters that only later segments read have moved; to skip such a step as a whole, give \
                  the gradients of `Segments::gradients` to an update with `Update::finite_only` or a dynamic \

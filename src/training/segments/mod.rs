@@ -182,7 +182,7 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
     ///   step yet.
     ///
     /// After some parameters may have moved (those that only later segments read), as in a step that is
-    /// [dropped](crate::StreamedStep#what-it-promises-less-than-update):
+    /// [dropped](crate::StreamedStep#what-a-streamed-step-does-not-promise):
     /// - A segment reads other variables or returns other numbers when it runs again.
     /// - A gradient is not finite, and there is no dynamic scaler.
     /// - [`push`](crate::StreamedStep::push) or [`finish`](crate::StreamedStep::finish) returns another

@@ -194,6 +194,13 @@ fn t53_a_model_that_was_not_restored() {
                 assert!(not_restored(&outcome.warnings) && not_restored(state.warnings()), "{outcome:?}");
                 step(&mut state, &other);
                 assert!(not_restored(state.warnings()));
+                let (mut state, other) = resumed();
+                let streamed = Update::new(&mut state).begin(&other).expect("a step");
+                for (path, gradient) in ones(&other) {
+                    streamed.push(&path, gradient).expect("a gradient");
+                }
+                let outcome = streamed.finish().expect("an outcome");
+                assert!(not_restored(&outcome.warnings) && not_restored(state.warnings()), "{outcome:?}");
             }
             (_, other) => panic!("{other:?}"),
         }
