@@ -69,8 +69,9 @@ fn allocations(leaves: usize, with_gradient: usize, schedule: Option<Schedule>) 
     let variable = |i: usize| Ok((i.to_string(), Var::ones(8, F32, &Device::Cpu)?));
     let model: BTreeMap<String, Var> = (0..leaves).map(variable).collect::<Result<_>>()?;
     let gradient = Tensor::ones(8, F32, &Device::Cpu)?;
-    let grads: BTreeMap<String, Tensor> =
-        (0..with_gradient).map(|i| (i.to_string(), gradient.clone())).collect();
+    let grads: BTreeMap<String, Tensor> = (0..with_gradient)
+        .map(|i| (i.to_string(), gradient.clone()))
+        .collect();
     let mut state = setup(AdamW::new(1e-3), &model)?;
     schedule.map_or(Ok(()), |schedule| state.schedule(schedule))?;
     let mut step = || -> Result<usize> {
@@ -133,12 +134,21 @@ fn an_update_allocates_nothing_that_grows_with_the_model() -> Result<()> {
     // One for the plan of each gradient, and none to keep count of it, not in the first update either; none
     // for a leaf that has none and is named.
     let cosine = Schedule::cosine(1.0, 0.1, 10).relative();
-    for (with_gradient, schedule) in
-        [(2000, None), (200, None), (2000, Some(cosine.clone())), (200, Some(cosine))]
-    {
+    for (with_gradient, schedule) in [
+        (2000, None),
+        (200, None),
+        (2000, Some(cosine.clone())),
+        (200, Some(cosine)),
+    ] {
         let [first, later] = allocations(2000, with_gradient, schedule)?;
-        assert!(later < with_gradient + 110, "{later} allocations with {with_gradient} gradients");
-        assert!(first < later + 100 || with_gradient < 2000, "{first} allocations in the first update");
+        assert!(
+            later < with_gradient + 110,
+            "{later} allocations with {with_gradient} gradients"
+        );
+        assert!(
+            first < later + 100 || with_gradient < 2000,
+            "{first} allocations in the first update"
+        );
     }
     // Parameters are saved where they lie.
     let length = 4_000_000;
@@ -155,8 +165,15 @@ fn an_update_allocates_nothing_that_grows_with_the_model() -> Result<()> {
 #[cfg(target_os = "linux")]
 fn peak() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").expect("the status of the process");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("the peak");
-    1024 * line.trim_end_matches("kB").trim().parse::<usize>().expect("a number of kB")
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))
+        .expect("the peak");
+    1024 * line
+        .trim_end_matches("kB")
+        .trim()
+        .parse::<usize>()
+        .expect("a number of kB")
 }
 
 /// Moments of f32 would take four times as much on the way, and the model would not fit.

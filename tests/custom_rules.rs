@@ -51,7 +51,9 @@ hyper_parameters! {
 
 impl Rule for ByMean {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
-        State::empty().with_counter("t").with_tensor("a", &Tensor::zeros((), x.dtype().into(), x.device())?)
+        State::empty()
+            .with_counter("t")
+            .with_tensor("a", &Tensor::zeros((), x.dtype().into(), x.device())?)
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
@@ -64,7 +66,10 @@ impl Rule for ByMean {
 }
 
 fn start(dtype: DType) -> Candle<Tensor> {
-    Tensor::arange(-300f64, 300.0, &Device::Cpu)?.affine(0.013, 0.1)?.reshape((20, 30))?.to_dtype(dtype)
+    Tensor::arange(-300f64, 300.0, &Device::Cpu)?
+        .affine(0.013, 0.1)?
+        .reshape((20, 30))?
+        .to_dtype(dtype)
 }
 
 fn gradient(step: usize, dtype: DType) -> Candle<Tensor> {
@@ -76,12 +81,18 @@ fn gradient(step: usize, dtype: DType) -> Candle<Tensor> {
 }
 
 fn values(x: &Tensor) -> Vec<f64> {
-    x.flatten_all().and_then(|x| x.to_dtype(DType::F64)?.to_vec1()).expect("values")
+    x.flatten_all()
+        .and_then(|x| x.to_dtype(DType::F64)?.to_vec1())
+        .expect("values")
 }
 
 /// The largest difference.
 fn apart(a: &Tensor, b: &Tensor) -> f64 {
-    values(a).iter().zip(values(b)).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+    values(a)
+        .iter()
+        .zip(values(b))
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, f64::max)
 }
 
 fn by_path(gradient: Tensor) -> std::collections::HashMap<&'static str, Tensor> {
@@ -101,7 +112,9 @@ fn an_elementwise_rule_fuses() -> Result<()> {
             ));
             let mut state = setup(chain, &x)?;
             for step in 0..5 {
-                Update::new(&mut state).engine(engine).apply(&x, &by_path(gradient(step, dtype)?))?;
+                Update::new(&mut state)
+                    .engine(engine)
+                    .apply(&x, &by_path(gradient(step, dtype)?))?;
             }
             let leaf = state.leaf("").expect("the leaf");
             assert_eq!(leaf.tensor_names(), ["1.v", "3.velocity"]);
@@ -121,7 +134,11 @@ fn an_elementwise_rule_fuses() -> Result<()> {
         let tolerance = if dtype == DType::F32 { 2e-6 } else { 1e-13 };
         for ((fused, tensors), by_hand) in fused?.iter().zip(&tensors?).zip([x, v, velocity]) {
             assert_eq!(values(fused), values(tensors), "the engines agree bit for bit");
-            assert!(apart(fused, &by_hand) < tolerance, "{dtype:?}: {}", apart(fused, &by_hand));
+            assert!(
+                apart(fused, &by_hand) < tolerance,
+                "{dtype:?}: {}",
+                apart(fused, &by_hand)
+            );
         }
     }
     Ok(())
@@ -131,17 +148,26 @@ fn an_elementwise_rule_fuses() -> Result<()> {
 fn a_rule_of_tensor_operations_in_the_middle_of_a_chain() -> Result<()> {
     for engine in [Engine::Fused, Engine::Tensors] {
         let parameter = Var::from_tensor(&start(DType::BF16)?)?;
-        let chain =
-            (Momentum::new(0.5), ByMean::new(2.0), WeightDecay::new(0.1), ByMean::new(0.5), Adam::new(0.01));
-        let mut state = setup(MixedPrecision::new(DType::F64, OptimiserChain::new(chain)), &parameter)?;
+        let chain = (
+            Momentum::new(0.5),
+            ByMean::new(2.0),
+            WeightDecay::new(0.1),
+            ByMean::new(0.5),
+            Adam::new(0.01),
+        );
+        let mut state = setup(
+            MixedPrecision::new(DType::F64, OptimiserChain::new(chain)),
+            &parameter,
+        )?;
 
         let mut x = start(DType::BF16)?.to_dtype(DType::F64)?;
         let [mut velocity, mut m, mut v] = [x.zeros_like()?, x.zeros_like()?, x.zeros_like()?];
         let mut a = [0.0; 2];
         for t in 1..=4 {
             let gradient = gradient(t, DType::F16)?;
-            let outcome =
-                Update::new(&mut state).engine(engine).apply(&parameter, &by_path(gradient.clone()))?;
+            let outcome = Update::new(&mut state)
+                .engine(engine)
+                .apply(&parameter, &by_path(gradient.clone()))?;
             assert_eq!(outcome.applied, 1);
 
             velocity = ((velocity * 0.9)? + (gradient.to_dtype(DType::F64)? * 0.5)?)?;
@@ -156,8 +182,15 @@ fn a_rule_of_tensor_operations_in_the_middle_of_a_chain() -> Result<()> {
             x = (x - ((&m * (0.01 / (1.0 - 0.9f64.powi(t as i32))))? / (corrected.sqrt()? + 1e-8)?)?)?;
 
             let leaf = state.leaf("").expect("the leaf");
-            assert_eq!(leaf.tensor_names(), ["master", "0.velocity", "1.a", "3.a", "4.m", "4.v"]);
-            assert!(leaf.counters().iter().all(|(_, count)| *count == t as u64), "{:?}", leaf.counters());
+            assert_eq!(
+                leaf.tensor_names(),
+                ["master", "0.velocity", "1.a", "3.a", "4.m", "4.v"]
+            );
+            assert!(
+                leaf.counters().iter().all(|(_, count)| *count == t as u64),
+                "{:?}",
+                leaf.counters()
+            );
             let by_hand = [
                 x.clone(),
                 velocity.clone(),
@@ -168,7 +201,11 @@ fn a_rule_of_tensor_operations_in_the_middle_of_a_chain() -> Result<()> {
             ];
             for (name, by_hand) in leaf.tensor_names().into_iter().zip(by_hand) {
                 let tensor = leaf.tensor(&name)?;
-                assert!(apart(&tensor, &by_hand) < 1e-12, "{name} in step {t}: {}", apart(&tensor, &by_hand));
+                assert!(
+                    apart(&tensor, &by_hand) < 1e-12,
+                    "{name} in step {t}: {}",
+                    apart(&tensor, &by_hand)
+                );
             }
             let master = leaf.tensor("master")?;
             // candle rounds f64 to bf16 by way of f32, as the engine may not: half a unit in the last place
@@ -182,17 +219,30 @@ fn a_rule_of_tensor_operations_in_the_middle_of_a_chain() -> Result<()> {
 
 #[test]
 fn a_missing_gradient_runs_no_function() -> Result<()> {
-    let model = [Var::from_tensor(&start(DType::F32)?)?, Var::from_tensor(&start(DType::F32)?)?];
-    let mut state =
-        setup(OptimiserChain::new((AccumGrad::new(2), ByMean::default(), Descent::new(1.0))), &model)?;
+    let model = [
+        Var::from_tensor(&start(DType::F32)?)?,
+        Var::from_tensor(&start(DType::F32)?)?,
+    ];
+    let mut state = setup(
+        OptimiserChain::new((AccumGrad::new(2), ByMean::default(), Descent::new(1.0))),
+        &model,
+    )?;
     let grads: std::collections::HashMap<&str, Tensor> = [("0", gradient(1, DType::F32)?)].into();
     for (applied, waiting) in [(0, 1), (1, 1)] {
         let outcome = update(&mut state, &model, &grads)?;
-        assert_eq!((outcome.applied, outcome.without_gradient.len()), (applied, waiting));
+        assert_eq!(
+            (outcome.applied, outcome.without_gradient.len()),
+            (applied, waiting)
+        );
     }
-    let counters: Vec<_> =
-        state.leaves().map(|leaf| leaf.counters().into_iter().find(|(name, _)| name == "1.t")).collect();
-    assert_eq!(counters, [Some(("1.t".to_string(), 1)), Some(("1.t".to_string(), 0))]);
+    let counters: Vec<_> = state
+        .leaves()
+        .map(|leaf| leaf.counters().into_iter().find(|(name, _)| name == "1.t"))
+        .collect();
+    assert_eq!(
+        counters,
+        [Some(("1.t".to_string(), 1)), Some(("1.t".to_string(), 0))]
+    );
     assert_eq!(values(&model[1]), values(&start(DType::F32)?));
     assert!(values(&model[0]) != values(&start(DType::F32)?));
     Ok(())
@@ -223,8 +273,9 @@ impl Rule for Pull {
 fn a_rule_may_keep_and_return_the_parameter() {
     let mut engines = vec![Engine::Fused, Engine::Tensors];
     engines.extend(emulation::is_available().then_some(Engine::Emulated));
-    for (large, engine) in
-        [false, true].into_iter().flat_map(|large| engines.iter().map(move |&engine| (large, engine)))
+    for (large, engine) in [false, true]
+        .into_iter()
+        .flat_map(|large| engines.iter().map(move |&engine| (large, engine)))
     {
         let (done, finished) = channel();
         std::thread::spawn(move || {
@@ -239,7 +290,9 @@ fn a_rule_may_keep_and_return_the_parameter() {
             };
             done.send(halve()).expect("someone listens");
         });
-        let halved = finished.recv_timeout(Duration::from_secs(60)).expect("no deadlock");
+        let halved = finished
+            .recv_timeout(Duration::from_secs(60))
+            .expect("no deadlock");
         assert!(halved.expect("no error"), "large: {large}, {engine:?}");
     }
 }

@@ -28,7 +28,10 @@ fn run(folder: &Path, options: &[&str]) -> Output {
 
 /// The line for programs, which is the last one.
 fn result(output: &Output) -> String {
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (out, err) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
     let last = out.lines().last().unwrap_or_default();
     assert!(last.starts_with("result step="), "no result in\n{out}\n{err}");
     last.to_string()
@@ -42,13 +45,24 @@ fn files(folder: &Path) -> [Vec<u8>; 2] {
 
 /// The checkpoints of a run, each with its step.
 fn checkpoints(folder: &Path) -> Vec<(u64, PathBuf)> {
-    CheckpointSaver::new(folder.join("gpt.safetensors")).files().expect("a folder")
+    CheckpointSaver::new(folder.join("gpt.safetensors"))
+        .files()
+        .expect("a folder")
 }
 
 #[test]
 fn a_resumed_run_ends_as_one_that_was_not_stopped() {
     for dtype in ["bf16", "f16", "f32"] {
-        let options = ["--dtype", dtype, "--steps", "12", "--evaluate-every", "4", "--micro-batches", "2"];
+        let options = [
+            "--dtype",
+            dtype,
+            "--steps",
+            "12",
+            "--evaluate-every",
+            "4",
+            "--micro-batches",
+            "2",
+        ];
         let (whole, parts) = (folder(), folder());
         let uninterrupted = run(whole.path(), &options);
 
@@ -64,7 +78,10 @@ fn a_resumed_run_ends_as_one_that_was_not_stopped() {
             result(&uninterrupted),
             "{dtype}"
         );
-        assert!(files(parts.path()) == files(whole.path()), "{dtype}: the files differ");
+        assert!(
+            files(parts.path()) == files(whole.path()),
+            "{dtype}: the files differ"
+        );
     }
 }
 
@@ -93,18 +110,32 @@ fn ranks_end_with_the_parameters_of_one() {
 #[test]
 fn a_run_goes_on_on_another_number_of_ranks() {
     for dtype in ["bf16", "f32"] {
-        let options = ["--dtype", dtype, "--steps", "8", "--evaluate-every", "4", "--micro-batches", "2"];
+        let options = [
+            "--dtype",
+            dtype,
+            "--steps",
+            "8",
+            "--evaluate-every",
+            "4",
+            "--micro-batches",
+            "2",
+        ];
         let uninterrupted = result(&run(folder().path(), &options));
         let parts = folder();
-        for (stop, ranks, resume) in
-            [("2", "2", &[][..]), ("3", "1", &["--resume"]), ("5", "2", &["--resume"])]
-        {
+        for (stop, ranks, resume) in [
+            ("2", "2", &[][..]),
+            ("3", "1", &["--resume"]),
+            ("5", "2", &["--resume"]),
+        ] {
             result(&run(
                 parts.path(),
                 &[&options[..], &["--stop-at", stop, "--ranks", ranks], resume].concat(),
             ));
         }
-        let last = run(parts.path(), &[&options[..], &["--ranks", "1", "--resume"]].concat());
+        let last = run(
+            parts.path(),
+            &[&options[..], &["--ranks", "1", "--resume"]].concat(),
+        );
         assert_eq!(result(&last), uninterrupted, "{dtype}");
     }
 }
@@ -133,8 +164,11 @@ fn a_run_that_is_killed_ends_as_one_that_was_not() {
     for kill in 0..KILLS {
         let resume: &[&str] = if kill == 0 { &[] } else { &["--resume"] };
         let mut command = gpt(killed.path(), &[&options, resume].concat());
-        let mut child =
-            command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the example runs");
+        let mut child = command
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the example runs");
         let start = Instant::now();
         let newest = || checkpoints(killed.path()).last().map_or(0, |(step, _)| *step);
         while newest() <= last {
@@ -146,15 +180,33 @@ fn a_run_that_is_killed_ends_as_one_that_was_not() {
         }
         // Up to the time of a few steps, each with its own.
         std::thread::sleep(Duration::from_micros(3000 * (kill * 7 % KILLS)));
-        assert!(child.try_wait().expect("a child").is_none(), "the run was over before it was killed");
+        assert!(
+            child.try_wait().expect("a child").is_none(),
+            "the run was over before it was killed"
+        );
         child.kill().expect("a child to kill");
         child.wait().expect("its end");
         last = newest();
-        assert!((1..=4).contains(&checkpoints(killed.path()).len()), "{:?}", checkpoints(killed.path()));
+        assert!(
+            (1..=4).contains(&checkpoints(killed.path()).len()),
+            "{:?}",
+            checkpoints(killed.path())
+        );
     }
-    assert_eq!(result(&run(killed.path(), &[&options[..], &["--resume"]].concat())), result(&uninterrupted));
-    let steps = |folder: &Path| checkpoints(folder).into_iter().map(|(step, _)| step).collect::<Vec<_>>();
-    assert_eq!((steps(killed.path()), steps(whole.path())), (vec![396, 399, 400], vec![396, 399, 400]));
+    assert_eq!(
+        result(&run(killed.path(), &[&options[..], &["--resume"]].concat())),
+        result(&uninterrupted)
+    );
+    let steps = |folder: &Path| {
+        checkpoints(folder)
+            .into_iter()
+            .map(|(step, _)| step)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        (steps(killed.path()), steps(whole.path())),
+        (vec![396, 399, 400], vec![396, 399, 400])
+    );
     assert!(files(killed.path()) == files(whole.path()), "the files differ");
 }
 
@@ -164,7 +216,10 @@ fn a_damaged_checkpoint_is_passed_over() {
     let options = ["--steps", "9", "--checkpoint-every", "3", "--keep-last", "3"];
     let (whole, damaged) = (folder(), folder());
     let uninterrupted = run(whole.path(), &options);
-    result(&run(damaged.path(), &[&options[..], &["--stop-at", "6"]].concat()));
+    result(&run(
+        damaged.path(),
+        &[&options[..], &["--stop-at", "6"]].concat(),
+    ));
     let (step, last) = checkpoints(damaged.path()).pop().expect("a checkpoint");
     let bytes = fs::read(&last).expect("a checkpoint");
     fs::write(&last, &bytes[..bytes.len() / 2]).expect("a file");
@@ -186,24 +241,45 @@ fn a_damaged_checkpoint_is_passed_over() {
 #[cfg(unix)]
 #[test]
 fn ctrl_c_saves_the_run() {
-    let options = ["--steps", "300", "--evaluate-every", "100", "--checkpoint-every", "100000"];
+    let options = [
+        "--steps",
+        "300",
+        "--evaluate-every",
+        "100",
+        "--checkpoint-every",
+        "100000",
+    ];
     let (whole, interrupted) = (folder(), folder());
 
-    let mut child =
-        gpt(interrupted.path(), &options).stdout(Stdio::piped()).spawn().expect("the example runs");
-    let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
+    let mut child = gpt(interrupted.path(), &options)
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the example runs");
+    let mut lines = BufReader::new(child.stdout.take().expect("a pipe"))
+        .lines()
+        .map_while(Result::ok);
     let validated = lines.find(|line| line.split_whitespace().next() == Some("100"));
     assert!(validated.is_some(), "no validation at step 100");
-    let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill runs");
+    let kill = Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status()
+        .expect("kill runs");
     assert!(kill.success());
     let last = lines.last().expect("a result");
     assert_eq!(child.wait().expect("an exit status").code(), Some(130), "{last}");
-    let step: usize = last.split(['=', ' ']).nth(2).and_then(|step| step.parse().ok()).expect("a step");
+    let step: usize = last
+        .split(['=', ' '])
+        .nth(2)
+        .and_then(|step| step.parse().ok())
+        .expect("a step");
     assert!((100..300).contains(&step), "{last}");
 
     let resumed = run(interrupted.path(), &[&options[..], &["--resume"]].concat());
     assert_eq!(result(&resumed), result(&run(whole.path(), &options)));
-    assert!(files(interrupted.path()) == files(whole.path()), "the files differ");
+    assert!(
+        files(interrupted.path()) == files(whole.path()),
+        "the files differ"
+    );
 }
 
 #[test]
@@ -214,28 +290,46 @@ fn another_run_is_not_resumed() {
     let before = files(folder.path());
 
     let cases: [(&[&str], &[&str]); 5] = [
-        (&["--resume", "--eta", "0.5"], &["--eta ", "(now 0.5)", "repeat its options"]),
+        (
+            &["--resume", "--eta", "0.5"],
+            &["--eta ", "(now 0.5)", "repeat its options"],
+        ),
         (&["--resume", "--dtype", "f16"], &["--dtype bf16 (now f16)"]),
-        (&["--resume", "--seed", "7", "--heads", "2"], &["--seed 0 (now 7)", "--heads 4 (now 2)"]),
+        (
+            &["--resume", "--seed", "7", "--heads", "2"],
+            &["--seed 0 (now 7)", "--heads 4 (now 2)"],
+        ),
         (
             &["--resume", "--checkpoint", "gpt-loss.png"],
-            &["no whole checkpoint such as gpt-loss-000000000.png", "without --resume"],
+            &[
+                "no whole checkpoint such as gpt-loss-000000000.png",
+                "without --resume",
+            ],
         ),
-        (&[], &["gpt-000000004.safetensors exists", "--resume", "--overwrite"]),
+        (
+            &[],
+            &["gpt-000000004.safetensors exists", "--resume", "--overwrite"],
+        ),
     ];
     let refuse = |more: &[&str], sentences: &[&str]| {
         let output = run(folder.path(), &[&options, more].concat());
         let message = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success(), "{more:?} is accepted");
         for sentence in sentences {
-            assert!(message.contains(sentence), "{more:?}: no {sentence:?} in\n{message}");
+            assert!(
+                message.contains(sentence),
+                "{more:?}: no {sentence:?} in\n{message}"
+            );
         }
     };
     for (more, sentences) in cases {
         refuse(more, sentences);
     }
     fs::write(folder.path().join("text.txt"), "to be or not to be ".repeat(30)).expect("a text");
-    refuse(&["--resume"], &["--text of ", "(now of 570 characters with crc32 "]);
+    refuse(
+        &["--resume"],
+        &["--text of ", "(now of 570 characters with crc32 "],
+    );
     assert!(files(folder.path()) == before, "a refused run changed a file");
 }
 
@@ -243,7 +337,16 @@ fn another_run_is_not_resumed() {
 #[test]
 fn segments_have_the_numbers_of_the_whole_network() {
     for dtype in ["bf16", "f16"] {
-        let options = ["--dtype", dtype, "--steps", "8", "--evaluate-every", "4", "--micro-batches", "2"];
+        let options = [
+            "--dtype",
+            dtype,
+            "--steps",
+            "8",
+            "--evaluate-every",
+            "4",
+            "--micro-batches",
+            "2",
+        ];
         let options = [&options[..], &["--ranks", "2"]].concat();
         let whole = result(&run(folder().path(), &options));
         let segments = run(folder().path(), &[&options[..], &["--segments"]].concat());

@@ -85,7 +85,10 @@ impl Page {
                     .map(|(name, _)| format!("{name}`").to_lowercase()),
             );
         }
-        page.undefined = used.into_iter().filter(|label| !defined.contains(label)).collect();
+        page.undefined = used
+            .into_iter()
+            .filter(|label| !defined.contains(label))
+            .collect();
         page
     }
 }
@@ -108,9 +111,17 @@ fn attributes(mut tag: &str) -> Vec<(&str, &str)> {
 }
 
 fn unescaped(text: &str) -> String {
-    let marks =
-        [("&lt;", "<"), ("&gt;", ">"), ("&quot;", "\""), ("&#39;", "'"), ("&#x27;", "'"), ("&amp;", "&")];
-    marks.into_iter().fold(text.to_string(), |text, (from, to)| text.replace(from, to))
+    let marks = [
+        ("&lt;", "<"),
+        ("&gt;", ">"),
+        ("&quot;", "\""),
+        ("&#39;", "'"),
+        ("&#x27;", "'"),
+        ("&amp;", "&"),
+    ];
+    marks
+        .into_iter()
+        .fold(text.to_string(), |text, (from, to)| text.replace(from, to))
 }
 
 /// With `%41` as `A`.
@@ -118,7 +129,10 @@ fn decoded(text: &str) -> String {
     let mut parts = text.split('%');
     let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
     for part in parts {
-        match part.get(..2).and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+        match part
+            .get(..2)
+            .and_then(|digits| u8::from_str_radix(digits, 16).ok())
+        {
             Some(byte) => bytes.extend([&[byte], &part.as_bytes()[2..]].concat()),
             None => bytes.extend([b"%", part.as_bytes()].concat()),
         }
@@ -128,7 +142,9 @@ fn decoded(text: &str) -> String {
 
 /// The anchor that the repository's page gives a heading.
 fn slug(heading: &str) -> String {
-    let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+    let kept = heading
+        .chars()
+        .filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
     kept.collect::<String>().to_lowercase().replace(' ', "-")
 }
 
@@ -169,7 +185,11 @@ impl Places {
                 Page::of_html(&text)
             })
         };
-        self.read.borrow_mut().entry(path.to_path_buf()).or_insert_with(read).clone()
+        self.read
+            .borrow_mut()
+            .entry(path.to_path_buf())
+            .or_insert_with(read)
+            .clone()
     }
 
     /// Why a link of a page leads nowhere.
@@ -213,28 +233,50 @@ impl Places {
     /// Every dead link of a page, and every reference that it does not define.
     fn dead_links(&self, path: &Path) -> BTreeSet<String> {
         let page = self.page(path);
-        let name =
-            path.strip_prefix(&self.docs).or(path.strip_prefix(&self.repository)).unwrap_or(path).display();
+        let name = path
+            .strip_prefix(&self.docs)
+            .or(path.strip_prefix(&self.repository))
+            .unwrap_or(path)
+            .display();
         let dead = page
             .links
             .iter()
             .filter_map(|link| Some(format!("{name}: {link} {}", self.why_dead(path, link)?)));
-        dead.chain(page.undefined.iter().map(|label| format!("{name}: [{label}] is not defined"))).collect()
+        dead.chain(
+            page.undefined
+                .iter()
+                .map(|label| format!("{name}: [{label}] is not defined")),
+        )
+        .collect()
     }
 }
 
 /// All files below a folder with this ending.
 fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let entries = fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path());
     let (folders, files_here): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
-    let here = files_here.into_iter().filter(|path| path.extension().is_some_and(|name| name == ending));
-    here.chain(folders.iter().flat_map(|folder| files(folder, ending))).collect()
+    let here = files_here
+        .into_iter()
+        .filter(|path| path.extension().is_some_and(|name| name == ending));
+    here.chain(folders.iter().flat_map(|folder| files(folder, ending)))
+        .collect()
 }
 
 fn cargo(arguments: &[&str]) -> String {
-    let output =
-        Command::new(env!("CARGO")).args(arguments).current_dir(root()).output().expect("cargo runs");
-    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    let output = Command::new(env!("CARGO"))
+        .args(arguments)
+        .current_dir(root())
+        .output()
+        .expect("cargo runs");
+    assert!(
+        output.status.success(),
+        "{arguments:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     String::from_utf8(output.stdout).expect("a text")
 }
 
@@ -242,7 +284,11 @@ fn cargo(arguments: &[&str]) -> String {
 #[ignore = "builds the documentation"]
 fn no_link_is_dead() {
     let test = std::env::current_exe().expect("the path of this test");
-    let target = test.ancestors().nth(3).expect("the folder of all profiles").to_path_buf();
+    let target = test
+        .ancestors()
+        .nth(3)
+        .expect("the folder of all profiles")
+        .to_path_buf();
     // What is no longer made must not keep a link alive.
     let docs = target.join("doc");
     for folder in [docs.join("optimisers"), docs.join("src/optimisers")] {
@@ -265,7 +311,12 @@ fn no_link_is_dead() {
     let packed = cargo(&["package", "--list", "--allow-dirty", "--package", "optimisers"]);
     let packed = packed.lines().map(|line| line.replace('\\', "/")).collect();
     let repository = root().canonicalize().expect("the repository");
-    let places = Places { docs, packed, read: RefCell::default(), repository };
+    let places = Places {
+        docs,
+        packed,
+        read: RefCell::default(),
+        repository,
+    };
 
     let built = ["optimisers", "src/optimisers"]
         .into_iter()
@@ -281,21 +332,36 @@ fn no_link_is_dead() {
     let texts = texts.map(|name| places.repository.join(name));
     let folders = ["benches", "examples/data", "src/engine", "src/guide", "src/rules"]
         .map(|folder| places.repository.join(folder));
-    let pages: Vec<PathBuf> =
-        built.chain(texts).chain(folders.iter().flat_map(|folder| files(folder, "md"))).collect();
+    let pages: Vec<PathBuf> = built
+        .chain(texts)
+        .chain(folders.iter().flat_map(|folder| files(folder, "md")))
+        .collect();
     assert!(pages.len() > 300, "{} pages", pages.len());
     let dead: BTreeSet<String> = pages.iter().flat_map(|page| places.dead_links(page)).collect();
     let list: Vec<&str> = dead.iter().map(String::as_str).collect();
-    assert!(list.is_empty(), "{} links of {} pages are dead:\n{}", list.len(), pages.len(), list.join("\n"));
+    assert!(
+        list.is_empty(),
+        "{} links of {} pages are dead:\n{}",
+        list.len(),
+        pages.len(),
+        list.join("\n")
+    );
 }
 
 /// The bytes in base64.
 fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let group = |three: &[u8]| {
-        let number = (0..3).fold(0, |number, i| number << 8 | usize::from(*three.get(i).unwrap_or(&0)));
-        let digit =
-            |i: usize| if i <= three.len() { char::from(DIGITS[number >> (18 - 6 * i) & 63]) } else { '=' };
+        let number = (0..3).fold(0, |number, i| {
+            number << 8 | usize::from(*three.get(i).unwrap_or(&0))
+        });
+        let digit = |i: usize| {
+            if i <= three.len() {
+                char::from(DIGITS[number >> (18 - 6 * i) & 63])
+            } else {
+                '='
+            }
+        };
         (0..4).map(digit).collect::<String>()
     };
     bytes.chunks(3).map(group).collect()
@@ -309,7 +375,10 @@ fn the_documentation_has_the_picture_of_readme() {
     assert!(picture.len() < 60_000, "{} bytes", picture.len());
     let definition = fs::read_to_string(folder.join("losses.md")).expect("the definition");
     let expected = format!("[losses]: data:image/png;base64,{}\n", base64(&picture));
-    assert!(definition == expected, "examples/digits/losses.md should be\n{expected}");
+    assert!(
+        definition == expected,
+        "examples/digits/losses.md should be\n{expected}"
+    );
 }
 
 #[test]

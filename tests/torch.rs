@@ -17,8 +17,17 @@ use support::torch_runs::{
 fn python(step: &str, folder: &Path) {
     let python = std::env::var_os("PYTHON").unwrap_or_else(|| "python3".into());
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/python/torch_state.py");
-    let output = Command::new(python).arg(script).arg(step).arg(folder).output().expect("python3");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = Command::new(python)
+        .arg(script)
+        .arg(step)
+        .arg(folder)
+        .output()
+        .expect("python3");
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 #[test]
@@ -28,7 +37,9 @@ fn a_run_changes_over_from_torch_and_to_torch() -> Tested {
     let folder = folder.path();
     python("start", folder);
     let expected = read(&folder.join("expected.json"));
-    let runs = optimisers().into_iter().filter(|(name, _)| expected.get(name).is_some());
+    let runs = optimisers()
+        .into_iter()
+        .filter(|(name, _)| expected.get(name).is_some());
     let mut halves = serde_json::Map::new();
     for (name, optimiser) in runs {
         let [after_20, after_40] =
@@ -46,7 +57,10 @@ fn a_run_changes_over_from_torch_and_to_torch() -> Tested {
         state.save_torch(folder.join(format!("{name}.here.safetensors")))?;
         halves.insert(name.to_string(), json!(parameters(&model)));
     }
-    std::fs::write(folder.join("parameters.json"), serde_json::Value::Object(halves).to_string())?;
+    std::fs::write(
+        folder.join("parameters.json"),
+        serde_json::Value::Object(halves).to_string(),
+    )?;
     python("finish", folder);
     let got = read(&folder.join("got.json"));
     for (name, got) in got.as_object().expect("runs") {
@@ -89,16 +103,27 @@ fn a_run_with_a_scheduler_changes_over_from_torch_and_to_torch() -> Tested {
         let mut state = setup(run.optimiser, &model)?;
         let [fc, others] = GROUP_RATES;
         // The last of a chain has torch's rate.
-        let field = if name.starts_with("momentum") { "1.eta" } else { "eta" };
-        state.at("fc").and_then(|mut leaves| leaves.adjust_field(field, fc))?;
-        state.at("conv").and_then(|mut leaves| leaves.adjust_field(field, others))?;
+        let field = if name.starts_with("momentum") {
+            "1.eta"
+        } else {
+            "eta"
+        };
+        state
+            .at("fc")
+            .and_then(|mut leaves| leaves.adjust_field(field, fc))?;
+        state
+            .at("conv")
+            .and_then(|mut leaves| leaves.adjust_field(field, others))?;
         state.schedule(run.schedule)?;
         steps(&mut state, &model, 20);
         assert_exact(&parameters(&model), &after_20, name);
         state.save_torch(folder.join(format!("{name}.here.safetensors")))?;
         halves.insert(name.to_string(), json!(parameters(&model)));
     }
-    std::fs::write(folder.join("parameters.json"), serde_json::Value::Object(halves).to_string())?;
+    std::fs::write(
+        folder.join("parameters.json"),
+        serde_json::Value::Object(halves).to_string(),
+    )?;
     python("finish_scheduled", folder);
     let got = read(&folder.join("got.json"));
     for (name, got) in got.as_object().expect("runs") {

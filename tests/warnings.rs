@@ -12,7 +12,11 @@ const CASE: &str = "OPTIMISERS_WARNINGS_CASE";
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
 fn step(state: &mut StateTree, x: &Var) -> Outcome {
-    update(state, x, &x.as_tensor().to_dtype(DType::F32)?.sum_all()?.backward()?)?;
+    update(
+        state,
+        x,
+        &x.as_tensor().to_dtype(DType::F32)?.sum_all()?.backward()?,
+    )?;
     Ok(())
 }
 
@@ -46,7 +50,11 @@ impl log::Log for Nowhere {
 fn main_that_fails() -> Outcome {
     let x = Var::ones(4, DType::F32, &Device::Cpu)?;
     let mut state = setup(Adam::new(1e-3), &x)?;
-    update(&mut state, &x, &Tensor::ones((), DType::F32, &Device::Cpu)?.backward()?)?;
+    update(
+        &mut state,
+        &x,
+        &Tensor::ones((), DType::F32, &Device::Cpu)?.backward()?,
+    )?;
     Ok(())
 }
 
@@ -92,7 +100,10 @@ fn a_program_without_a_logger_is_told_once_for_each_state_unless_it_turns_that_o
     let is_low = |line: &String| {
         line.starts_with("warning: without a master, 1 BF16 parameter loses every step below 2⁻⁹")
     };
-    assert!(matches!(&bare[..], [first, second] if is_low(first) && is_low(second)), "{bare:?}");
+    assert!(
+        matches!(&bare[..], [first, second] if is_low(first) && is_low(second)),
+        "{bare:?}"
+    );
     for case in ["allowed", "silent", "logger"] {
         assert_eq!(said(case), [""; 0], "{case}");
     }

@@ -61,7 +61,9 @@ fn state(megabytes: usize) -> Result<StateTree> {
     update(
         &mut state,
         &model,
-        &(0..leaves).map(|i| (i.to_string(), gradient.clone())).collect::<BTreeMap<_, _>>(),
+        &(0..leaves)
+            .map(|i| (i.to_string(), gradient.clone()))
+            .collect::<BTreeMap<_, _>>(),
     )?;
     Ok(state)
 }
@@ -79,7 +81,9 @@ fn write_plain(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
 /// Bytes of resident memory, now or at the peak since [`forget_peak`].
 fn resident(field: &str) -> f64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
     let kilobytes = line.and_then(|line| line.split_whitespace().next()?.parse::<f64>().ok());
     kilobytes.map_or(f64::NAN, |kilobytes| 1024.0 * kilobytes)
 }
@@ -145,7 +149,12 @@ impl Training {
         let model: Vec<Var> = (0..layers).map(matrix).collect::<candle_core::Result<_>>()?;
         let state = setup(Adam::new(1e-5), &model)?;
         let input = Tensor::randn(0f32, 1.0, (options.batch.max(1), WIDTH), &Device::Cpu)?;
-        let mut training = Training { model, state, input, fixed: None };
+        let mut training = Training {
+            model,
+            state,
+            input,
+            fixed: None,
+        };
         if options.batch == 0 {
             training.fixed = Some(training.gradients()?);
         }
@@ -156,7 +165,10 @@ impl Training {
         if let Some(fixed) = &self.fixed {
             return Ok(fixed.clone());
         }
-        let output = self.model.iter().try_fold(self.input.clone(), |x, matrix| x.matmul(matrix)?.tanh())?;
+        let output = self
+            .model
+            .iter()
+            .try_fold(self.input.clone(), |x, matrix| x.matmul(matrix)?.tanh())?;
         let mut found = output.sqr()?.mean_all()?.backward()?;
         let of = |(i, x): (usize, &Var)| Some((i.to_string(), found.remove(x)?));
         Ok(self.model.iter().enumerate().filter_map(of).collect())
@@ -211,7 +223,11 @@ fn save_and_step(
         training.update(gradients)?;
         steps += 1;
     }
-    Ok((start.elapsed().as_secs_f64() / steps as f64, pause.as_secs_f64(), steps))
+    Ok((
+        start.elapsed().as_secs_f64() / steps as f64,
+        pause.as_secs_f64(),
+        steps,
+    ))
 }
 
 fn steps(options: &Options, folder: &Path) -> std::result::Result<(), Box<dyn std::error::Error>> {
@@ -230,8 +246,13 @@ fn steps(options: &Options, folder: &Path) -> std::result::Result<(), Box<dyn st
                 training.update(gradients)?;
             }
             let plain = start.elapsed().as_secs_f64() / PLAIN as f64;
-            let (seconds, pause, steps) =
-                save_and_step(way, &mut training, &mut saver, 1 + u64::from(round), &folder.join("plain"))?;
+            let (seconds, pause, steps) = save_and_step(
+                way,
+                &mut training,
+                &mut saver,
+                1 + u64::from(round),
+                &folder.join("plain"),
+            )?;
             saver.wait()?;
             [seconds, plain, pause, steps as f64]
                 .into_iter()
@@ -271,7 +292,12 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let mut state = state(options.megabytes)?;
     Checkpoint::new(&state).save(&path)?;
     let bytes = fs::read(&path)?;
-    println!("state_bytes={} file_bytes={} rounds={}", state.bytes(), bytes.len(), options.rounds);
+    println!(
+        "state_bytes={} file_bytes={} rounds={}",
+        state.bytes(),
+        bytes.len(),
+        options.rounds
+    );
 
     let (mut save, mut plain) = (Samples::default(), Samples::default());
     for round in 0..options.rounds {

@@ -42,16 +42,27 @@ type Way = (&'static str, DType, fn() -> Optimiser);
 
 const WAYS: [Way; 7] = [
     ("f32", DType::F32, || Optimiser::new(adamw())),
-    ("f32, state in 8 bits", DType::F32, || Optimiser::new(StoreAs::all(Q8, adamw()))),
-    ("bf16 with masters", DType::BF16, || Optimiser::new(MixedPrecision::new(DType::F32, adamw()))),
-    ("bf16, split masters", DType::BF16, || Optimiser::new(SplitMaster::new(adamw()))),
+    ("f32, state in 8 bits", DType::F32, || {
+        Optimiser::new(StoreAs::all(Q8, adamw()))
+    }),
+    ("bf16 with masters", DType::BF16, || {
+        Optimiser::new(MixedPrecision::new(DType::F32, adamw()))
+    }),
+    ("bf16, split masters", DType::BF16, || {
+        Optimiser::new(SplitMaster::new(adamw()))
+    }),
     ("bf16, Kahan", DType::BF16, || Optimiser::new(Kahan::new(adamw()))),
-    ("bf16, stochastic", DType::BF16, || Optimiser::new(StochasticRounding::new(0, adamw()))),
+    ("bf16, stochastic", DType::BF16, || {
+        Optimiser::new(StochasticRounding::new(0, adamw()))
+    }),
     ("bf16", DType::BF16, || Optimiser::new(adamw())),
 ];
 
 fn adamw() -> AdamW {
-    AdamW { lambda: 0.01, ..AdamW::new(1e-3) }
+    AdamW {
+        lambda: 0.01,
+        ..AdamW::new(1e-3)
+    }
 }
 
 /// A parameter under training.
@@ -91,28 +102,41 @@ fn number(random: &mut Random, exponents: std::ops::Range<i32>) -> f32 {
 
 /// The unit in the last place of a number, in a dtype with that many bits of fraction.
 fn ulp(number: f64, fraction: i32) -> f64 {
-    let exponent = if number == 0.0 { -126 } else { number.abs().log2().floor() as i32 };
+    let exponent = if number == 0.0 {
+        -126
+    } else {
+        number.abs().log2().floor() as i32
+    };
     2f64.powi(exponent.max(-126) - fraction)
 }
 
 fn main() -> Result<()> {
     let options = Options::parse();
     let mut random = Random::new(0);
-    let start: Vec<f32> = (0..options.elements).map(|_| number(&mut random, -8..2)).collect();
+    let start: Vec<f32> = (0..options.elements)
+        .map(|_| number(&mut random, -8..2))
+        .collect();
     // Each parameter has gradients of one size, with a direction that prevails. As in a layer, neighbours
     // differ less than others do: state in 8 bits has one scale for 128 of them.
-    let blocks: Vec<i32> =
-        (0..options.elements.div_ceil(128)).map(|_| random.below(18) as i32 - 22).collect();
-    let sizes: Vec<i32> = (0..options.elements).map(|i| blocks[i / 128] + random.below(6) as i32).collect();
+    let blocks: Vec<i32> = (0..options.elements.div_ceil(128))
+        .map(|_| random.below(18) as i32 - 22)
+        .collect();
+    let sizes: Vec<i32> = (0..options.elements)
+        .map(|i| blocks[i / 128] + random.below(6) as i32)
+        .collect();
     let mut first = Vec::new();
     let mut exact = Run::new(adamw(), &start, DType::F64)?;
     let mut runs = WAYS.map(|(_, dtype, optimiser)| Run::new(optimiser(), &start, dtype));
     println!("elements={} rule={:?}", options.elements, adamw());
     for step in 1..=options.steps {
-        let gradients: Vec<f32> =
-            sizes.iter().map(|&size| number(&mut random, size..size + 1) + 2f32.powi(size - 2)).collect();
-        let gradients: Vec<f32> =
-            gradients.into_iter().map(|number| bf16::from_f32(number).to_f32()).collect();
+        let gradients: Vec<f32> = sizes
+            .iter()
+            .map(|&size| number(&mut random, size..size + 1) + 2f32.powi(size - 2))
+            .collect();
+        let gradients: Vec<f32> = gradients
+            .into_iter()
+            .map(|number| bf16::from_f32(number).to_f32())
+            .collect();
         let gradient = Tensor::new(gradients.as_slice(), &Device::Cpu)?;
         exact.step(&gradient)?;
         for run in &mut runs {
@@ -138,8 +162,11 @@ fn main() -> Result<()> {
                     (got - x).abs() / ulp(x.abs().max(start.abs().into()), fraction)
                 });
                 let errors: Vec<f64> = errors.collect();
-                let (place, worst) =
-                    errors.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).ok_or("no parameters")?;
+                let (place, worst) = errors
+                    .iter()
+                    .enumerate()
+                    .max_by(|a, b| a.1.total_cmp(b.1))
+                    .ok_or("no parameters")?;
                 let mean = errors.iter().sum::<f64>() / errors.len() as f64;
                 let ulp_of = if fraction == 23 { "f32" } else { "bf16" };
                 println!(

@@ -61,7 +61,12 @@ impl Case {
 
     /// Of what stands in one line, as memory can be slower at one time than at another.
     fn of_floor(&self) -> f64 {
-        median(self.ours.iter().zip(&self.floor).map(|(ours, floor)| ours / floor))
+        median(
+            self.ours
+                .iter()
+                .zip(&self.floor)
+                .map(|(ours, floor)| ours / floor),
+        )
     }
 }
 
@@ -74,12 +79,15 @@ fn median(numbers: impl Iterator<Item = f64>) -> f64 {
 
 /// What stands behind `name=` in a line.
 fn behind<'l>(line: &'l str, name: &str) -> Option<&'l str> {
-    line.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
+    line.split_whitespace()
+        .find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
 }
 
 /// The number behind `name=` in a line, and 0 without one.
 fn number(line: &str, name: &str) -> f64 {
-    behind(line, name).and_then(|number| number.parse().ok()).unwrap_or(0.0)
+    behind(line, name)
+        .and_then(|number| number.parse().ok())
+        .unwrap_or(0.0)
 }
 
 /// The peers that are measured in turns with this crate.
@@ -90,7 +98,11 @@ const GROWTH: &str = "growth_";
 
 /// The records of a file by machine and instruction set.
 fn read(path: &Path) -> Result<BTreeMap<String, Record>, Box<dyn Error>> {
-    let machine = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let machine = path
+        .file_stem()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned();
     let (mut records, mut name, mut gigahertz) = (BTreeMap::<String, Record>::new(), machine.clone(), 1.0);
     // From their heading on, to the end of the file.
     let mut is_of_peers = false;
@@ -105,13 +117,19 @@ fn read(path: &Path) -> Result<BTreeMap<String, Record>, Box<dyn Error>> {
             record.threads = number(line, "threads");
         }
         for peer in PEERS {
-            record.versions.extend(behind(line, peer).map(|version| (peer.to_string(), version.to_string())));
+            record
+                .versions
+                .extend(behind(line, peer).map(|version| (peer.to_string(), version.to_string())));
         }
         match line.split_whitespace().collect::<Vec<_>>()[..] {
             [who, case, ..] if is_of_peers && (who == "bench" || PEERS.contains(&who)) => {
                 let turns = record.turns.entry(case.to_string()).or_default();
-                let mut note =
-                    |who: &str, field| turns.entry(who.to_string()).or_default().push(number(line, field));
+                let mut note = |who: &str, field| {
+                    turns
+                        .entry(who.to_string())
+                        .or_default()
+                        .push(number(line, field))
+                };
                 note(who, "ns_per_element");
                 if who == "bench" {
                     note("floor", "floor_ns");
@@ -129,9 +147,19 @@ fn read(path: &Path) -> Result<BTreeMap<String, Record>, Box<dyn Error>> {
                 case.cached = number(line, "ns_per_element");
                 case.cycles = number(line, "cycles_per_element");
             }
-            ["cycles", "are", .., clock, "GHz,", "as", "a", "chain", "of", "additions", "says"] => {
-                gigahertz = clock.parse()?
-            }
+            [
+                "cycles",
+                "are",
+                ..,
+                clock,
+                "GHz,",
+                "as",
+                "a",
+                "chain",
+                "of",
+                "additions",
+                "says",
+            ] => gigahertz = clock.parse()?,
             ["divider", ..] => record.divider = number(line, "root_and_quotient") / gigahertz,
             _ => {}
         }
@@ -142,21 +170,43 @@ fn read(path: &Path) -> Result<BTreeMap<String, Record>, Box<dyn Error>> {
 
 /// The median of all turns and the least, of the cases that peers have.
 fn print_peers(name: &str, record: &Record) {
-    let peers: Vec<&str> = PEERS.into_iter().filter(|peer| record.versions.contains_key(*peer)).collect();
-    let titles: Vec<String> = peers.iter().map(|peer| format!("{peer} {}", record.versions[*peer])).collect();
+    let peers: Vec<&str> = PEERS
+        .into_iter()
+        .filter(|peer| record.versions.contains_key(*peer))
+        .collect();
+    let titles: Vec<String> = peers
+        .iter()
+        .map(|peer| format!("{peer} {}", record.versions[*peer]))
+        .collect();
     println!(
         "\n| {name} | this crate | floor | candle-nn | {} |\n| {}",
         titles.join(" | "),
         "--- | ".repeat(4 + peers.len())
     );
-    for (case, turns) in record.turns.iter().filter(|(_, turns)| turns.contains_key(PEERS[0])) {
+    for (case, turns) in record
+        .turns
+        .iter()
+        .filter(|(_, turns)| turns.contains_key(PEERS[0]))
+    {
         let column = |who: &str| {
-            let turns = || turns.get(who).into_iter().flatten().copied().filter(|turn| *turn > 0.0);
+            let turns = || {
+                turns
+                    .get(who)
+                    .into_iter()
+                    .flatten()
+                    .copied()
+                    .filter(|turn| *turn > 0.0)
+            };
             let least = turns().reduce(f64::min);
-            least.map_or("–".to_string(), |least| format!("{:.2} ({least:.2})", median(turns())))
+            least.map_or("–".to_string(), |least| {
+                format!("{:.2} ({least:.2})", median(turns()))
+            })
         };
-        let columns: Vec<String> =
-            ["bench", "floor", "candle-nn"].iter().chain(&peers).map(|who| column(who)).collect();
+        let columns: Vec<String> = ["bench", "floor", "candle-nn"]
+            .iter()
+            .chain(&peers)
+            .map(|who| column(who))
+            .collect();
         println!("| `{case}` | {} |", columns.join(" | "));
     }
 }
@@ -167,7 +217,11 @@ fn print(name: &str, record: &Record) {
          | --- | --- | --- | --- | --- | --- |"
     );
     let written = |number: f64, digits: usize| {
-        if number > 0.0 { format!("{number:.digits$}") } else { "–".to_string() }
+        if number > 0.0 {
+            format!("{number:.digits$}")
+        } else {
+            "–".to_string()
+        }
     };
     for (name, case) in &record.cases {
         println!(
@@ -183,15 +237,23 @@ fn print(name: &str, record: &Record) {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let options = Options::parse();
-    let mut files: Vec<PathBuf> =
-        fs::read_dir(&options.records)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
+    let mut files: Vec<PathBuf> = fs::read_dir(&options.records)?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<std::io::Result<_>>()?;
     files.sort();
     let mut records = BTreeMap::new();
-    for file in files.iter().filter(|file| file.extension().is_some_and(|extension| extension == "txt")) {
+    for file in files
+        .iter()
+        .filter(|file| file.extension().is_some_and(|extension| extension == "txt"))
+    {
         records.append(&mut read(file).map_err(|error| format!("{}: {error}", file.display()))?);
     }
     for (name, record) in &records {
-        if record.turns.is_empty() { print(name, record) } else { print_peers(name, record) }
+        if record.turns.is_empty() {
+            print(name, record)
+        } else {
+            print_peers(name, record)
+        }
     }
     records.retain(|_, record| !record.cases.is_empty());
     let root = canvas(&options.out)?;
@@ -214,7 +276,13 @@ type Area<'a> = DrawingArea<BitMapBackend<'a>, plotters::coord::Shift>;
 /// Bytes against time: a line for memory, dashes for the divider, a point for each case.
 fn draw_bytes(area: &Area<'_>, records: &BTreeMap<String, Record>) -> Result<(), Box<dyn Error>> {
     let is_drawn = |(name, case): &(&String, &Case)| case.bytes > 0.0 && !name.starts_with(GROWTH);
-    let all = || records.values().flat_map(|record| &record.cases).filter(is_drawn).map(|(_, case)| case);
+    let all = || {
+        records
+            .values()
+            .flat_map(|record| &record.cases)
+            .filter(is_drawn)
+            .map(|(_, case)| case)
+    };
     let most = |of: fn(&Case) -> f64| all().map(of).fold(0.0, f64::max) * 1.1;
     let mut chart = ChartBuilder::on(area)
         .margin(30)
@@ -229,23 +297,39 @@ fn draw_bytes(area: &Area<'_>, records: &BTreeMap<String, Record>) -> Result<(),
         .draw()?;
     for (place, (name, record)) in records.iter().enumerate() {
         let colour = Palette99::pick(place).to_rgba();
-        let cases: Vec<&Case> = record.cases.iter().filter(is_drawn).map(|(_, case)| case).collect();
-        let slope = median(cases.iter().map(|case| median(case.floor.iter().copied()) / case.bytes));
+        let cases: Vec<&Case> = record
+            .cases
+            .iter()
+            .filter(is_drawn)
+            .map(|(_, case)| case)
+            .collect();
+        let slope = median(
+            cases
+                .iter()
+                .map(|case| median(case.floor.iter().copied()) / case.bytes),
+        );
         let end = most(|case| case.bytes);
-        let line = chart
-            .draw_series([PathElement::new([(0.0, 0.0), (end, slope * end)], colour.stroke_width(2))])?;
+        let line = chart.draw_series([PathElement::new(
+            [(0.0, 0.0), (end, slope * end)],
+            colour.stroke_width(2),
+        )])?;
         line.label(name)
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 50, y)], colour.stroke_width(6)));
         if record.divider > 0.0 && record.threads > 0.0 {
             let least = record.divider / record.threads;
             let dashes = (0..40).map(|dash| f64::from(dash) * end / 40.0);
             let dash = |start: f64| {
-                PathElement::new([(start, least), (start + end / 80.0, least)], colour.stroke_width(2))
+                PathElement::new(
+                    [(start, least), (start + end / 80.0, least)],
+                    colour.stroke_width(2),
+                )
             };
             chart.draw_series(dashes.map(dash))?;
         }
         chart.draw_series(
-            cases.iter().map(|case| Circle::new((case.bytes, case.ours()), 8, colour.filled())),
+            cases
+                .iter()
+                .map(|case| Circle::new((case.bytes, case.ours()), 8, colour.filled())),
         )?;
     }
     chart
@@ -264,8 +348,11 @@ fn draw_bytes(area: &Area<'_>, records: &BTreeMap<String, Record>) -> Result<(),
 fn draw_growth(area: &Area<'_>, records: &BTreeMap<String, Record>) -> Result<(), Box<dyn Error>> {
     let points = |record: &Record| -> Vec<(f64, f64)> {
         let parameters = |name: &str| name.strip_prefix(GROWTH)?.parse::<f64>().ok();
-        let mut points: Vec<_> =
-            record.cases.iter().filter_map(|(name, case)| Some((parameters(name)?, case.ours()))).collect();
+        let mut points: Vec<_> = record
+            .cases
+            .iter()
+            .filter_map(|(name, case)| Some((parameters(name)?, case.ours())))
+            .collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
         points
     };

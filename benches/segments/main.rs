@@ -84,8 +84,16 @@ struct Training {
 
 impl Training {
     fn new(options: &Options, length: usize) -> Result<Self> {
-        let Options { layers, width, heads, .. } = *options;
-        let size = Size { characters: TOKENS, context: length, layers, width, heads };
+        let Options {
+            layers, width, heads, ..
+        } = *options;
+        let size = Size {
+            characters: TOKENS,
+            context: length,
+            layers,
+            width,
+            heads,
+        };
         let gpt = Gpt::new(size, DType::BF16, 0, &Device::Cpu)?;
         let state = setup(MixedPrecision::new(DType::F32, AdamW::new(1e-3)), &gpt)?;
         Ok(Training { gpt, state })
@@ -176,7 +184,11 @@ fn longest(options: &Options, way: Way, limit: f64) -> Result<()> {
     }
     while exceeds - fits > STEP {
         let middle = (fits + exceeds) / 2;
-        *if total(middle)? < limit { &mut fits } else { &mut exceeds } = middle;
+        *if total(middle)? < limit {
+            &mut fits
+        } else {
+            &mut exceeds
+        } = middle;
     }
     println!("segments {} limit={limit} longest={fits}", name(way));
     Ok(())

@@ -36,20 +36,27 @@ impl Trained {
         let of_leaf = |(index, size): (usize, &usize)| {
             Ok((format!("{index:04}"), Var::from_tensor(&numbers(*size, index)?)?))
         };
-        let model: Model = sizes.iter().enumerate().map(of_leaf).collect::<Result<_, Error>>()?;
+        let model: Model = sizes
+            .iter()
+            .enumerate()
+            .map(of_leaf)
+            .collect::<Result<_, Error>>()?;
         let state = setup.build(optimiser, &model)?;
         Ok(RefCell::new(Trained { model, state }))
     }
 
     fn step(&mut self, gradients: &Gradients) -> Result<(), Error> {
-        Update::new(&mut self.state).apply(&self.model, gradients).map(drop)
+        Update::new(&mut self.state)
+            .apply(&self.model, gradients)
+            .map(drop)
     }
 }
 
 /// Numbers between -1 and 1.
 fn numbers(length: usize, seed: usize) -> Result<Tensor, Error> {
-    let numbers: Vec<f32> =
-        (0..length).map(|index| ((index * 7919 + seed * 104_729) % 2001) as f32 * 1e-3 - 1.0).collect();
+    let numbers: Vec<f32> = (0..length)
+        .map(|index| ((index * 7919 + seed * 104_729) % 2001) as f32 * 1e-3 - 1.0)
+        .collect();
     Ok(Tensor::from_vec(numbers, length, &Device::Cpu)?.to_dtype(DType::BF16)?)
 }
 
@@ -67,14 +74,22 @@ impl Steps {
     pub fn new(world: &World, sizes: &[usize]) -> Result<Self, Error> {
         let adamw = || AdamW::new(1e-3);
         let plain = || MixedPrecision::new(DType::F32, adamw());
-        let clipped =
-            || MixedPrecision::new(DType::F32, OptimiserChain::new((ClipGlobalNorm::new(0.05), adamw())));
+        let clipped = || {
+            MixedPrecision::new(
+                DType::F32,
+                OptimiserChain::new((ClipGlobalNorm::new(0.05), adamw())),
+            )
+        };
         let gradient = |(index, size): (usize, &usize)| {
             Ok((format!("{index:04}"), numbers(*size, 100 + index + world.rank())?))
         };
         let alone = ranks(1).remove(0);
         Ok(Steps {
-            gradients: sizes.iter().enumerate().map(gradient).collect::<Result<_, Error>>()?,
+            gradients: sizes
+                .iter()
+                .enumerate()
+                .map(gradient)
+                .collect::<Result<_, Error>>()?,
             whole: Trained::new(Setup::default(), plain(), sizes)?,
             whole_clipped: Trained::new(Setup::default(), clipped(), sizes)?,
             world_of_one: Trained::new(Setup::over(&alone), plain(), sizes)?,
@@ -89,13 +104,21 @@ impl Steps {
         baseline: &'static str,
         trained: &'c RefCell<Trained>,
     ) -> Case<'c> {
-        Case { name, baseline, run: Box::new(|| trained.borrow_mut().step(&self.gradients)) }
+        Case {
+            name,
+            baseline,
+            run: Box::new(|| trained.borrow_mut().step(&self.gradients)),
+        }
     }
 
     pub fn cases(&self) -> Vec<Case<'_>> {
         vec![
             self.case("whole", "whole", &self.whole),
-            Case { name: "data_parallel", baseline: "whole", run: Box::new(|| self.data_parallel()) },
+            Case {
+                name: "data_parallel",
+                baseline: "whole",
+                run: Box::new(|| self.data_parallel()),
+            },
             self.case("sharded", "whole", &self.sharded),
             self.case("world_of_one", "whole", &self.world_of_one),
             self.case("whole_clipped", "whole_clipped", &self.whole_clipped),

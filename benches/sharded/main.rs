@@ -72,7 +72,9 @@ fn main() -> ExitCode {
     mpirun
         .args(["--oversubscribe", "-n", &options.ranks.to_string()])
         .args(options.mpirun.split_whitespace());
-    mpirun.arg(std::env::current_exe().expect("this program")).args(std::env::args().skip(1));
+    mpirun
+        .arg(std::env::current_exe().expect("this program"))
+        .args(std::env::args().skip(1));
     mpirun.envs([
         (RANK, "1"),
         ("RAYON_NUM_THREADS", "1"),
@@ -101,10 +103,17 @@ fn measure(world: &World, options: &Options) -> Result<(), Error> {
     let mut cases = steps.cases();
     cases.extend(arrays.cases(world));
     let is_wanted = |name: &str| {
-        options.filters.is_empty() || options.filters.iter().any(|filter| name.contains(filter.as_str()))
+        options.filters.is_empty()
+            || options
+                .filters
+                .iter()
+                .any(|filter| name.contains(filter.as_str()))
     };
-    let baselines: Vec<&str> =
-        cases.iter().filter(|case| is_wanted(case.name)).map(|case| case.baseline).collect();
+    let baselines: Vec<&str> = cases
+        .iter()
+        .filter(|case| is_wanted(case.name))
+        .map(|case| case.baseline)
+        .collect();
     cases.retain(|case| is_wanted(case.name) || baselines.contains(&case.name));
 
     let mut samples = vec![Vec::new(); cases.len()];
@@ -122,13 +131,21 @@ fn measure(world: &World, options: &Options) -> Result<(), Error> {
     }
     let medians: Vec<f64> = samples.iter_mut().map(|samples| median(samples)).collect();
     if world.rank() == 0 {
-        println!("ranks={} elements={elements} rounds={}", world.size(), options.rounds);
+        println!(
+            "ranks={} elements={elements} rounds={}",
+            world.size(),
+            options.rounds
+        );
         for (case, time) in cases.iter().zip(&medians) {
             let baseline = cases
                 .iter()
                 .position(|other| other.name == case.baseline)
                 .map_or(f64::NAN, |index| medians[index]);
-            println!("sharded {} ns_per_element={time:.3} ratio={:.3}", case.name, time / baseline);
+            println!(
+                "sharded {} ns_per_element={time:.3} ratio={:.3}",
+                case.name,
+                time / baseline
+            );
         }
     }
     Ok(())

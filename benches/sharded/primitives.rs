@@ -39,7 +39,14 @@ impl Arrays {
     }
 
     pub fn cases<'a>(&'a mut self, world: &'a World) -> Vec<Case<'a>> {
-        let Arrays { gradients, parameters, copy, part, sum, windows } = self;
+        let Arrays {
+            gradients,
+            parameters,
+            copy,
+            part,
+            sum,
+            windows,
+        } = self;
         let (gradients, windows) = (&gradients[..], std::cell::RefCell::new(windows));
         let windows = std::rc::Rc::new(windows);
         let (of_exchange, of_sum) = (windows.clone(), windows.clone());
@@ -76,7 +83,9 @@ impl Arrays {
                 "reduce_scatter",
                 "reduce_scatter",
                 Box::new(move || {
-                    gradients.chunks(AT_ONCE).for_each(|window| reduce_scatter(window, part));
+                    gradients
+                        .chunks(AT_ONCE)
+                        .for_each(|window| reduce_scatter(window, part));
                     Ok(())
                 }),
             ),
@@ -90,7 +99,9 @@ impl Arrays {
                         let own = &window[world.rank() * sum.len()..][..sum.len()];
                         sum.iter_mut().zip(own).for_each(|(sum, own)| *sum = wide(*own));
                         for other in others.iter().filter(|other| !other.is_empty()) {
-                            sum.iter_mut().zip(other).for_each(|(sum, more)| *sum += wide(*more));
+                            sum.iter_mut()
+                                .zip(other)
+                                .for_each(|(sum, more)| *sum += wide(*more));
                         }
                         Ok(())
                     })
@@ -108,24 +119,42 @@ fn parts<'w>(world: &World, window: &'w [bf16]) -> impl Iterator<Item = (usize, 
 fn slices(windows: &mut [Vec<bf16>]) -> Vec<Vec<&mut [u8]>> {
     windows
         .iter_mut()
-        .map(|window| if window.is_empty() { Vec::new() } else { vec![cast_slice_mut(window)] })
+        .map(|window| {
+            if window.is_empty() {
+                Vec::new()
+            } else {
+                vec![cast_slice_mut(window)]
+            }
+        })
         .collect()
 }
 
 /// Each rank's part from place to a window of its owner.
 fn exchange(world: &World, window: &[bf16], others: &mut [Vec<bf16>]) -> Result<(), Error> {
     let to: Vec<Vec<&[u8]>> = parts(world, window)
-        .map(|(rank, part)| if rank == world.rank() { Vec::new() } else { vec![cast_slice(part)] })
+        .map(|(rank, part)| {
+            if rank == world.rank() {
+                Vec::new()
+            } else {
+                vec![cast_slice(part)]
+            }
+        })
         .collect();
     Ok(world.exchange(&to, &mut slices(others))?)
 }
 
 /// The own part from place to all, and theirs from windows to their place.
 fn gather(world: &World, window: &mut [bf16], others: &mut [Vec<bf16>]) -> Result<(), Error> {
-    let own = parts(world, window).nth(world.rank()).map_or(&[][..], |(_, part)| part);
+    let own = parts(world, window)
+        .nth(world.rank())
+        .map_or(&[][..], |(_, part)| part);
     world.gather(&[cast_slice(own)], &mut slices(others))?;
     let length = own.len();
-    for (part, other) in window.chunks_mut(length).zip(others).filter(|(_, other)| !other.is_empty()) {
+    for (part, other) in window
+        .chunks_mut(length)
+        .zip(others)
+        .filter(|(_, other)| !other.is_empty())
+    {
         part.copy_from_slice(other);
     }
     Ok(())

@@ -10,7 +10,13 @@ use optimisers::{AdamW, Engine, MixedPrecision, Update, setup};
 use crate::model::{Gpt, Size};
 
 /// A network of 7 M parameters.
-const SIZE: Size = Size { characters: 128, context: 64, layers: 4, width: 384, heads: 6 };
+const SIZE: Size = Size {
+    characters: 128,
+    context: 64,
+    layers: 4,
+    width: 384,
+    heads: 6,
+};
 const WINDOWS: usize = 4;
 /// Long enough for every thread to be asleep.
 const PAUSE: Duration = Duration::from_millis(30);
@@ -30,8 +36,10 @@ pub fn measure(engine: Engine, rounds: u32) -> Result<(), Box<dyn std::error::Er
     let gpt = Gpt::new(SIZE, DType::BF16, 0, &Device::Cpu)?;
     let mut state = setup(MixedPrecision::new(DType::F32, AdamW::new(1e-5)), &gpt)?;
     let tokens = WINDOWS * SIZE.context;
-    let characters =
-        Tensor::from_iter((0..tokens as u32).map(|token| token % SIZE.characters as u32), &Device::Cpu)?;
+    let characters = Tensor::from_iter(
+        (0..tokens as u32).map(|token| token % SIZE.characters as u32),
+        &Device::Cpu,
+    )?;
     let windows = characters.reshape((WINDOWS, SIZE.context))?;
     let matrix = Tensor::ones((768, 768), DType::F32, &Device::Cpu)?;
     let elements = state.elements() as f64;

@@ -23,9 +23,14 @@ pub fn measure(
     isa: IsaName,
     rounds: u32,
 ) -> Result<()> {
-    println!("cycles are of a clock of {:.2} GHz, as a chain of additions says", gigahertz());
-    let cycles =
-        bounds.map(|case| Ok(slope(&case, rounds)? * gigahertz())).into_iter().collect::<Result<Vec<_>>>()?;
+    println!(
+        "cycles are of a clock of {:.2} GHz, as a chain of additions says",
+        gigahertz()
+    );
+    let cycles = bounds
+        .map(|case| Ok(slope(&case, rounds)? * gigahertz()))
+        .into_iter()
+        .collect::<Result<Vec<_>>>()?;
     println!(
         "divider isa={isa} root_and_quotient={:.2} products={:.2} together={:.2}",
         cycles[0], cycles[1], cycles[2]

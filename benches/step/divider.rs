@@ -18,7 +18,11 @@ impl<const DIVIDED: bool, const MULTIPLIED: bool> Arithmetic for Terms<DIVIDED, 
     #[inline(always)]
     fn step<V: Value>(self, x: V, dx: V, _: &mut [V; 0]) -> V {
         let quotient = if DIVIDED { dx / (x * x + 1.0).sqrt() } else { dx };
-        if MULTIPLIED { (0..PRODUCTS).fold(dx, |product, _| product * 1.01) + quotient } else { quotient }
+        if MULTIPLIED {
+            (0..PRODUCTS).fold(dx, |product, _| product * 1.01) + quotient
+        } else {
+            quotient
+        }
     }
 }
 

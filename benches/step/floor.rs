@@ -42,16 +42,24 @@ struct Task<'t> {
 impl Task<'_> {
     /// The first array that is read is added to the first that is updated; the others are only touched.
     fn run(&mut self) {
-        let (source, others) =
-            self.read.split_first().map_or((&[][..], &[][..]), |(source, others)| (*source, others));
+        let (source, others) = self
+            .read
+            .split_first()
+            .map_or((&[][..], &[][..]), |(source, others)| (*source, others));
         for other in others {
             std::hint::black_box(other.iter().fold(0u64, |sum, word| sum.wrapping_add(*word)));
         }
         for (i, array) in self.update.iter_mut().enumerate() {
             if i == 0 {
-                array.iter_mut().zip(source).for_each(|(word, more)| *word = word.wrapping_add(*more));
+                array
+                    .iter_mut()
+                    .zip(source)
+                    .for_each(|(word, more)| *word = word.wrapping_add(*more));
                 // The source is narrower than the array where gradients are; the rest is touched alone.
-                array.iter_mut().skip(source.len()).for_each(|word| *word = word.wrapping_add(1));
+                array
+                    .iter_mut()
+                    .skip(source.len())
+                    .for_each(|word| *word = word.wrapping_add(1));
             } else {
                 array.iter_mut().for_each(|word| *word = word.wrapping_add(1));
             }
@@ -68,13 +76,23 @@ pub fn floor(sizes: Vec<usize>, traffic: Traffic, models: usize) -> Timed {
     let all = sizes.repeat(models);
     let allocate = |bytes: &Vec<usize>| -> Vec<Vec<Vec<u64>>> {
         all.iter()
-            .map(|&size| bytes.iter().map(|&bytes| vec![1u64; (size * bytes).div_ceil(8)]).collect())
+            .map(|&size| {
+                bytes
+                    .iter()
+                    .map(|&bytes| vec![1u64; (size * bytes).div_ceil(8)])
+                    .collect()
+            })
             .collect()
     };
-    let (read, mut update, mut write) =
-        (allocate(&traffic.read), allocate(&traffic.update), allocate(&traffic.write));
+    let (read, mut update, mut write) = (
+        allocate(&traffic.read),
+        allocate(&traffic.update),
+        allocate(&traffic.write),
+    );
     let run = move |go_on: &mut dyn FnMut() -> bool| {
-        let tensors = all.iter().zip(read.iter().zip(update.iter_mut().zip(write.iter_mut())));
+        let tensors = all
+            .iter()
+            .zip(read.iter().zip(update.iter_mut().zip(write.iter_mut())));
         let tasks =
             tensors.map(|(&size, (read, (update, write)))| split(size, &traffic, read, update, write));
         let mut tasks: Vec<_> = tasks.collect();
@@ -87,7 +105,11 @@ pub fn floor(sizes: Vec<usize>, traffic: Traffic, models: usize) -> Timed {
             turns[turn.next().unwrap_or(0)].par_iter_mut().for_each(Task::run);
         }
     };
-    Timed { elements, device: Device::Cpu, run: Box::new(run) }
+    Timed {
+        elements,
+        device: Device::Cpu,
+        run: Box::new(run),
+    }
 }
 
 /// Cuts one tensor's arrays into chunks of elements.
@@ -100,16 +122,29 @@ fn split<'t>(
 ) -> Vec<Task<'t>> {
     let words = |bytes: usize| CHUNK * bytes / 8;
     let mut tasks: Vec<Task<'t>> = (0..size.div_ceil(CHUNK))
-        .map(|_| Task { read: Vec::new(), update: Vec::new(), write: Vec::new() })
+        .map(|_| Task {
+            read: Vec::new(),
+            update: Vec::new(),
+            write: Vec::new(),
+        })
         .collect();
     for (array, &bytes) in read.iter().zip(&traffic.read) {
-        array.chunks(words(bytes)).zip(&mut tasks).for_each(|(part, task)| task.read.push(part));
+        array
+            .chunks(words(bytes))
+            .zip(&mut tasks)
+            .for_each(|(part, task)| task.read.push(part));
     }
     for (array, &bytes) in update.iter_mut().zip(&traffic.update) {
-        array.chunks_mut(words(bytes)).zip(&mut tasks).for_each(|(part, task)| task.update.push(part));
+        array
+            .chunks_mut(words(bytes))
+            .zip(&mut tasks)
+            .for_each(|(part, task)| task.update.push(part));
     }
     for (array, &bytes) in write.iter_mut().zip(&traffic.write) {
-        array.chunks_mut(words(bytes)).zip(&mut tasks).for_each(|(part, task)| task.write.push(part));
+        array
+            .chunks_mut(words(bytes))
+            .zip(&mut tasks)
+            .for_each(|(part, task)| task.write.push(part));
     }
     tasks
 }

@@ -39,5 +39,9 @@ pub fn copy(gpu: &CudaDevice, elements: usize, moved: usize, places: usize) -> R
             }
         }
     };
-    Ok(Timed { elements, device, run: Box::new(run) })
+    Ok(Timed {
+        elements,
+        device,
+        run: Box::new(run),
+    })
 }

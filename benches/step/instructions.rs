@@ -15,7 +15,11 @@ impl IsaName {
     /// The best that this processor has.
     pub fn best() -> Self {
         let is_here = |name: &&IsaName| name.isa().is_some();
-        IsaName::value_variants().iter().rfind(is_here).copied().unwrap_or(IsaName::Portable)
+        IsaName::value_variants()
+            .iter()
+            .rfind(is_here)
+            .copied()
+            .unwrap_or(IsaName::Portable)
     }
 
     fn isa(self) -> Option<Isa> {
@@ -28,8 +32,12 @@ impl IsaName {
 
     /// The instruction set, where this processor has it.
     pub fn expect(self) -> Result<Isa, String> {
-        self.isa()
-            .ok_or_else(|| format!("this processor has no {self}: the best it has is {}", IsaName::best()))
+        self.isa().ok_or_else(|| {
+            format!(
+                "this processor has no {self}: the best it has is {}",
+                IsaName::best()
+            )
+        })
     }
 }
 

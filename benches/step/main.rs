@@ -110,7 +110,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if options.matrices {
         return matrices::measure(Engine::FusedWith(sizes.isa), options.rounds);
     }
-    let cases = if options.rules { cases::rules(&sizes) } else { cases::all(&sizes) };
+    let cases = if options.rules {
+        cases::rules(&sizes)
+    } else {
+        cases::all(&sizes)
+    };
     let is_wanted = |case: &Case| {
         options.filters.is_empty() || options.filters.iter().any(|filter| case.name.contains(filter))
     };
@@ -135,9 +139,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 fn described(device: &Device) -> candle_core::Result<String> {
     match device {
         #[cfg(feature = "cuda")]
-        Device::Cuda(gpu) => {
-            Ok(format!(" device={:?} free_bytes={}", gpu::name(gpu)?, gpu::free_memory(gpu)?))
-        }
+        Device::Cuda(gpu) => Ok(format!(
+            " device={:?} free_bytes={}",
+            gpu::name(gpu)?,
+            gpu::free_memory(gpu)?
+        )),
         _ => Ok(String::new()),
     }
 }
@@ -150,7 +156,10 @@ struct Series {
 
 impl Series {
     fn new(timed: Timed) -> Self {
-        Series { timed, nanoseconds: Vec::new() }
+        Series {
+            timed,
+            nanoseconds: Vec::new(),
+        }
     }
 
     fn sample(&mut self) -> candle_core::Result<()> {
@@ -171,18 +180,26 @@ fn measure(together: &[Case], rounds: u32, on_cpu: bool) -> Result<(), Box<dyn s
     let series = |case: &Case| {
         Ok([Some(case.ours()?), Some(case.floor()?), case.candle_nn()?].map(|timed| timed.map(Series::new)))
     };
-    let mut all = together.iter().map(series).collect::<candle_core::Result<Vec<_>>>()?;
+    let mut all = together
+        .iter()
+        .map(series)
+        .collect::<candle_core::Result<Vec<_>>>()?;
     for _ in 0..=rounds {
         // What is compared comes one after another.
         for place in 0..3 {
-            all.iter_mut().filter_map(|series| series[place].as_mut()).try_for_each(Series::sample)?;
+            all.iter_mut()
+                .filter_map(|series| series[place].as_mut())
+                .try_for_each(Series::sample)?;
         }
     }
     for (case, series) in together.iter().zip(all) {
         let [ours, floor, candle_nn] = series.map(|series| series.map(Series::median));
         let (ours, floor) = (ours.unwrap_or_default(), floor.unwrap_or_default());
-        let (digits, more) =
-            if on_cpu { (4, format!(" bytes={}", case.moved())) } else { (6, on_gpu(case, ours, floor)) };
+        let (digits, more) = if on_cpu {
+            (4, format!(" bytes={}", case.moved()))
+        } else {
+            (6, on_gpu(case, ours, floor))
+        };
         let candle_nn = candle_nn.map_or("-".to_string(), |candle_nn| format!("{candle_nn:.*}", digits - 1));
         println!(
             "bench {} ns_per_element={ours:.digits$} floor_ns={floor:.digits$} \

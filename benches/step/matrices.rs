@@ -40,13 +40,21 @@ impl Run {
             .iter()
             .map(|(path, x)| Ok((path.clone(), x.randn_like(0.0, 1.0)?)))
             .collect::<candle_core::Result<_>>()?;
-        Ok(Run { state: setup(dyn_clone::clone_box(rule), &vars)?, vars, gradients, samples: Vec::new() })
+        Ok(Run {
+            state: setup(dyn_clone::clone_box(rule), &vars)?,
+            vars,
+            gradients,
+            samples: Vec::new(),
+        })
     }
 
     fn step(&mut self, engine: Engine) -> optimisers::Result<()> {
         let start = Instant::now();
-        Update::new(&mut self.state).engine(engine).apply(&self.vars, &self.gradients)?;
-        self.samples.push(start.elapsed().as_nanos() as f64 / self.state.elements() as f64);
+        Update::new(&mut self.state)
+            .engine(engine)
+            .apply(&self.vars, &self.gradients)?;
+        self.samples
+            .push(start.elapsed().as_nanos() as f64 / self.state.elements() as f64);
         Ok(())
     }
 
@@ -64,7 +72,9 @@ pub fn measure(engine: Engine, rounds: u32) -> Result<(), Box<dyn std::error::Er
     for rule in rules() {
         for (count, rows, columns) in SHAPES {
             let stack = Tensor::randn(0f32, 1.0, (count, rows, columns), &Device::Cpu)?;
-            let matrices = (0..count).map(|i| stack.get(i)).collect::<candle_core::Result<Vec<_>>>()?;
+            let matrices = (0..count)
+                .map(|i| stack.get(i))
+                .collect::<candle_core::Result<Vec<_>>>()?;
             let mut together = Run::new(&*rule, std::iter::once(stack))?;
             let mut apart = Run::new(&*rule, matrices.into_iter())?;
             for _ in 0..=rounds {

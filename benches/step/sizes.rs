@@ -27,7 +27,11 @@ impl Sizes {
 
     /// One tensor, for a rule by itself.
     pub fn one(&self) -> Vec<usize> {
-        vec![self.elements.unwrap_or(if self.device.is_cpu() { 1 << 24 } else { 100_000_000 })]
+        vec![self.elements.unwrap_or(if self.device.is_cpu() {
+            1 << 24
+        } else {
+            100_000_000
+        })]
     }
 }
 

@@ -19,7 +19,11 @@ type Steps = dyn FnMut(&mut dyn FnMut() -> bool);
 impl Timed {
     /// Nanoseconds per parameter, over as many steps as fill a measurable time.
     pub fn nanoseconds(&mut self) -> Result<f64> {
-        let (taken, steps) = if self.device.is_cpu() { self.while_watched() } else { self.between_waits()? };
+        let (taken, steps) = if self.device.is_cpu() {
+            self.while_watched()
+        } else {
+            self.between_waits()?
+        };
         Ok(taken.as_nanos() as f64 / f64::from(steps) / self.elements as f64)
     }
 

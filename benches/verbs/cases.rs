@@ -36,11 +36,21 @@ pub struct Case {
 }
 
 fn all_leaves(name: &'static str, start: Start, run: fn(&mut Trained) -> Done) -> Case {
-    Case { name, start, few: None, run: Run::All(run) }
+    Case {
+        name,
+        start,
+        few: None,
+        run: Run::All(run),
+    }
 }
 
 fn each_leaf(name: &'static str, start: Start, run: fn(&mut Trained, usize) -> Done) -> Case {
-    Case { name, start, few: None, run: Run::Each(run) }
+    Case {
+        name,
+        start,
+        few: None,
+        run: Run::Each(run),
+    }
 }
 
 fn done<T>(value: T) -> Done {
@@ -50,7 +60,10 @@ fn done<T>(value: T) -> Done {
 
 /// Verbs of a step, of a whole state, of single leaves, of files, and of schedules and chains.
 pub fn all() -> Vec<Case> {
-    [steps(), states(), leaves(), files(), long()].into_iter().flatten().collect()
+    [steps(), states(), leaves(), files(), long()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 fn steps() -> Vec<Case> {
@@ -58,29 +71,48 @@ fn steps() -> Vec<Case> {
     vec![
         all_leaves("setup", Nothing, |t| done(setup(AdamW::new(1e-3), &t.model)?)),
         all_leaves("setup_masters", Nothing, |t| {
-            done(setup(MixedPrecision::new(DType::F32, AdamW::new(1e-3)), &t.model)?)
+            done(setup(
+                MixedPrecision::new(DType::F32, AdamW::new(1e-3)),
+                &t.model,
+            )?)
         }),
         all_leaves("setup_with", Nothing, |t| {
-            done(setup_with(&t.model, |path, _| Some(AdamW::new(path.len() as f64)))?)
+            done(setup_with(&t.model, |path, _| {
+                Some(AdamW::new(path.len() as f64))
+            })?)
         }),
         all_leaves("setup_fallback", Nothing, |t| {
             let rule = Fallback::new(AdamW::new(1e-3), Descent::new(0.1)).except(["layers.1*", "layers.2*"]);
             done(setup(rule, &t.model)?)
         }),
         all_leaves("setup_over_ranks", Nothing, over_ranks),
-        all_leaves("update", OneRule, |t| done(update(&mut t.state, &t.model, &t.gradients)?)),
-        all_leaves("update_masters", Masters, |t| done(update(&mut t.state, &t.model, &t.gradients)?)),
-        all_leaves("update_own_rates", OwnRates, |t| done(update(&mut t.state, &t.model, &t.gradients)?)),
+        all_leaves("update", OneRule, |t| {
+            done(update(&mut t.state, &t.model, &t.gradients)?)
+        }),
+        all_leaves("update_masters", Masters, |t| {
+            done(update(&mut t.state, &t.model, &t.gradients)?)
+        }),
+        all_leaves("update_own_rates", OwnRates, |t| {
+            done(update(&mut t.state, &t.model, &t.gradients)?)
+        }),
         all_leaves("update_owned", OneRule, |t| {
             done(Update::new(&mut t.state).apply_owned(&t.model, std::mem::take(&mut t.gradients))?)
         }),
         all_leaves("update_scaled", OneRule, |t| {
             let mut scaler = LossScaler::dynamic();
             let _loss = scaler.scale(&Tensor::new(1f32, &candle_core::Device::Cpu)?)?;
-            done(Update::new(&mut t.state).scaler(&mut scaler).apply(&t.model, &t.gradients)?)
+            done(
+                Update::new(&mut t.state)
+                    .scaler(&mut scaler)
+                    .apply(&t.model, &t.gradients)?,
+            )
         }),
         all_leaves("update_figures", OneRule, |t| {
-            done(Update::new(&mut t.state).with_figures().apply(&t.model, &t.gradients)?)
+            done(
+                Update::new(&mut t.state)
+                    .with_figures()
+                    .apply(&t.model, &t.gradients)?,
+            )
         }),
         all_leaves("update_half_of_the_gradients", OneRule, |t| {
             t.gradients.truncate(t.gradients.len() / 2);
@@ -110,7 +142,9 @@ fn steps() -> Vec<Case> {
             done(Update::new(&mut t.state).release_windows(&t.model)?)
         }),
         all_leaves("sam", OneRule, |t| {
-            Ok(Sam::new(0.05).ascend(Update::new(&mut t.state), &t.model, &t.gradients)?.restore()?)
+            Ok(Sam::new(0.05)
+                .ascend(Update::new(&mut t.state), &t.model, &t.gradients)?
+                .restore()?)
         }),
         all_leaves("accumulate", OneRule, |t| {
             let mut sums = Accumulator::new(DType::F32, &t.model)?;
@@ -127,7 +161,9 @@ fn steps() -> Vec<Case> {
             let (flat, structure) = destructure(&t.model)?;
             Ok(structure.assign(&flat, &t.model)?)
         }),
-        all_leaves("policy", OneRule, |t| Ok(PrecisionPolicy::new([("*", DType::F32)])?.check(&t.model)?)),
+        all_leaves("policy", OneRule, |t| {
+            Ok(PrecisionPolicy::new([("*", DType::F32)])?.check(&t.model)?)
+        }),
     ]
 }
 
@@ -137,33 +173,46 @@ fn states() -> Vec<Case> {
         all_leaves("adjust", OneRule, |t| Ok(t.state.adjust(0.1)?)),
         all_leaves("adjust_own_rates", OwnRates, |t| Ok(t.state.adjust(0.1)?)),
         all_leaves("adjust_fields", OwnRates, |t| {
-            Ok(t.state.all().adjust_fields([("beta", (0.8, 0.9).into()), ("lambda", 0.1.into())])?)
+            Ok(t.state
+                .all()
+                .adjust_fields([("beta", (0.8, 0.9).into()), ("lambda", 0.1.into())])?)
         }),
         all_leaves("adjust_whole_number", OwnRates, |t| {
             Ok(t.state.all().adjust_field("bias_correction", false)?)
         }),
-        all_leaves("schedule", OneRule, |t| Ok(t.state.schedule(Schedule::linear(1e-3, 0.0, 100))?)),
+        all_leaves("schedule", OneRule, |t| {
+            Ok(t.state.schedule(Schedule::linear(1e-3, 0.0, 100))?)
+        }),
         all_leaves("schedule_own_rates", OwnRates, |t| {
             Ok(t.state.schedule(Schedule::linear(1.0, 0.0, 100).relative())?)
         }),
         all_leaves("set_steps", OwnRates, |t| Ok(t.state.set_steps(50)?)),
-        all_leaves("observe", OneRule, |t| done(ReduceOnPlateau::new().observe(1.0, &mut t.state)?)),
+        all_leaves("observe", OneRule, |t| {
+            done(ReduceOnPlateau::new().observe(1.0, &mut t.state)?)
+        }),
         all_leaves("observe_own_rates", OwnRates, |t| {
             done(ReduceOnPlateau::new().observe(1.0, &mut t.state)?)
         }),
         all_leaves("select", OneRule, |t| {
-            t.state.select_where(|leaf| leaf.path().ends_with("weight"))?.freeze();
+            t.state
+                .select_where(|leaf| leaf.path().ends_with("weight"))?
+                .freeze();
             t.state.all().thaw();
             t.state.all().allow_missing();
             t.state.all().allow_low_precision();
             Ok(())
         }),
-        all_leaves("replace", OneRule, |t| done(t.state.all().replace(Adam::new(1e-3), &t.model)?)),
+        all_leaves("replace", OneRule, |t| {
+            done(t.state.all().replace(Adam::new(1e-3), &t.model)?)
+        }),
         all_leaves("replace_own_rates", OwnRates, |t| {
             done(t.state.all().replace(Adam::new(1e-3), &t.model)?)
         }),
         all_leaves("add", OneRule, |t| {
-            let names = t.names.iter().map(|name| Ok((format!("more.{name}"), variable(DType::F32)?)));
+            let names = t
+                .names
+                .iter()
+                .map(|name| Ok((format!("more.{name}"), variable(DType::F32)?)));
             t.model.extend(names.collect::<candle_core::Result<Vec<_>>>()?);
             done(t.state.add(Adam::new(1e-3), &t.model)?)
         }),
@@ -177,20 +226,32 @@ fn states() -> Vec<Case> {
         all_leaves("try_clone", OwnRates, |t| done(t.state.try_clone()?)),
         all_leaves("entries", OneRule, |t| done(t.state.entries()?.len())),
         all_leaves("set_entries", OwnRates, |t| {
-            let tensors = t.gradients.iter().map(|(path, m)| (&path[..], "m", StateValue::Tensor(m)));
-            let counters = t.names.iter().map(|path| (&path[..], "t", StateValue::Counter(7)));
+            let tensors = t
+                .gradients
+                .iter()
+                .map(|(path, m)| (&path[..], "m", StateValue::Tensor(m)));
+            let counters = t
+                .names
+                .iter()
+                .map(|path| (&path[..], "t", StateValue::Counter(7)));
             Ok(t.state.set_entries(tensors.chain(counters))?)
         }),
         all_leaves("set_entry_of_the_state", OwnRates, |t| {
-            Ok(t.state.set_entries([("", "state.steps", StateValue::Counter(7))])?)
+            Ok(t.state
+                .set_entries([("", "state.steps", StateValue::Counter(7))])?)
         }),
         all_leaves("averages", Averages, |t| done(t.state.averages(&t.model)?)),
         all_leaves("with_averages", Averages, |t| {
-            Ok(t.state.with_averages(&t.model, || Ok::<(), optimisers::Error>(()))?)
+            Ok(t.state
+                .with_averages(&t.model, || Ok::<(), optimisers::Error>(()))?)
         }),
         all_leaves("masters", Masters, |t| done(t.state.masters(&t.model)?)),
-        all_leaves("check_masters", Masters, |t| Ok(t.state.check_masters(&t.model)?)),
-        all_leaves("refresh_masters", Masters, |t| Ok(t.state.refresh_masters(&t.model)?)),
+        all_leaves("check_masters", Masters, |t| {
+            Ok(t.state.check_masters(&t.model)?)
+        }),
+        all_leaves("refresh_masters", Masters, |t| {
+            Ok(t.state.refresh_masters(&t.model)?)
+        }),
         all_leaves("set_masters", Masters, |t| {
             let masters = t.state.masters(&t.model)?;
             done(t.state.set_masters(&t.model, &masters)?)
@@ -199,8 +260,10 @@ fn states() -> Vec<Case> {
         all_leaves("display", OwnRates, |t| done(t.state.to_string())),
         all_leaves("debug", OwnRates, |t| done(format!("{:?}", t.state))),
         all_leaves("read", OwnRates, |t| {
-            let leaves =
-                t.state.leaves().map(|leaf| (leaf.learning_rate(), leaf.field("beta"), leaf.counters()));
+            let leaves = t
+                .state
+                .leaves()
+                .map(|leaf| (leaf.learning_rate(), leaf.field("beta"), leaf.counters()));
             done((leaves.count(), t.state.bytes(), t.state.elements()))
         }),
     ]
@@ -217,15 +280,23 @@ fn enlarge<'v>(variables: impl Iterator<Item = &'v mut Var>) -> candle_core::Res
 fn leaves() -> Vec<Case> {
     use Start::{OneRule, OwnRates};
     vec![
-        each_leaf("leaf", OneRule, |t, i| done(t.state.leaf(&t.names[i]).map(|leaf| leaf.learning_rate()))),
-        each_leaf("at_adjust", OneRule, |t, i| Ok(t.state.at(&t.names[i])?.adjust(0.1)?)),
-        each_leaf("at_adjust_own_rates", OwnRates, |t, i| Ok(t.state.at(&t.names[i])?.adjust(0.1)?)),
+        each_leaf("leaf", OneRule, |t, i| {
+            done(t.state.leaf(&t.names[i]).map(|leaf| leaf.learning_rate()))
+        }),
+        each_leaf("at_adjust", OneRule, |t, i| {
+            Ok(t.state.at(&t.names[i])?.adjust(0.1)?)
+        }),
+        each_leaf("at_adjust_own_rates", OwnRates, |t, i| {
+            Ok(t.state.at(&t.names[i])?.adjust(0.1)?)
+        }),
         each_leaf("at_freeze", OneRule, |t, i| {
             t.state.at(&t.names[i])?.freeze();
             Ok(())
         }),
         each_leaf("at_schedule", OneRule, |t, i| {
-            Ok(t.state.at(&t.names[i])?.schedule(Schedule::linear(1e-3, 0.0, 100))?)
+            Ok(t.state
+                .at(&t.names[i])?
+                .schedule(Schedule::linear(1e-3, 0.0, 100))?)
         }),
         each_leaf("at_observe", OwnRates, |t, i| {
             done(ReduceOnPlateau::new().observe(1.0, t.state.at(&t.names[i])?)?)
@@ -237,10 +308,12 @@ fn leaves() -> Vec<Case> {
             done(t.state.at(&t.names[i])?.replace(Adam::new(1e-3), &t.model)?)
         }),
         each_leaf("set_entry", OneRule, |t, i| {
-            Ok(t.state.set_entries([(&t.names[i], "m", StateValue::Tensor(&t.gradients[i].1))])?)
+            Ok(t.state
+                .set_entries([(&t.names[i], "m", StateValue::Tensor(&t.gradients[i].1))])?)
         }),
         each_leaf("set_entry_own_rates", OwnRates, |t, i| {
-            Ok(t.state.set_entries([(&t.names[i], "t", StateValue::Counter(7))])?)
+            Ok(t.state
+                .set_entries([(&t.names[i], "t", StateValue::Counter(7))])?)
         }),
         each_leaf("add_one", OneRule, |t, i| {
             t.model.insert(format!("more.{i}"), variable(DType::F32)?);
@@ -252,9 +325,14 @@ fn leaves() -> Vec<Case> {
         }),
         each_leaf("resize_rows_of_one", OneRule, |t, i| {
             enlarge(t.model.get_mut(&t.names[i]).into_iter())?;
-            done(t.state.resize_rows(&t.names[i], &t.model, &[Some(0), Some(1), None])?)
+            done(
+                t.state
+                    .resize_rows(&t.names[i], &t.model, &[Some(0), Some(1), None])?,
+            )
         }),
-        each_leaf("rename_one", OneRule, |t, i| Ok(t.state.rename(&t.names[i], &format!("more.{i}"))?)),
+        each_leaf("rename_one", OneRule, |t, i| {
+            Ok(t.state.rename(&t.names[i], &format!("more.{i}"))?)
+        }),
         each_leaf("remove_one", OneRule, |t, i| done(t.state.remove(&t.names[i])?)),
     ]
 }
@@ -268,8 +346,12 @@ fn restored(t: &mut Trained, prepare: impl FnOnce(CheckpointFile) -> CheckpointF
 fn files() -> Vec<Case> {
     use Start::{Masters, Nothing, OneRule, OwnRates};
     vec![
-        all_leaves("to_bytes", OneRule, |t| done(Checkpoint::new(&t.state).model(&t.model).to_bytes()?)),
-        all_leaves("to_bytes_own_rates", OwnRates, |t| done(Checkpoint::new(&t.state).to_bytes()?)),
+        all_leaves("to_bytes", OneRule, |t| {
+            done(Checkpoint::new(&t.state).model(&t.model).to_bytes()?)
+        }),
+        all_leaves("to_bytes_own_rates", OwnRates, |t| {
+            done(Checkpoint::new(&t.state).to_bytes()?)
+        }),
         all_leaves("restore", OneRule, |t| restored(t, |file| file)),
         all_leaves("schedules_of_leaves", OneRule, |t| {
             for name in &t.names {
@@ -283,7 +365,9 @@ fn files() -> Vec<Case> {
             done(file.restore_with_model(&mut t.state, &t.model)?)
         }),
         all_leaves("restore_own_rates", OwnRates, |t| restored(t, |file| file)),
-        all_leaves("restore_keeping_settings", OwnRates, |t| restored(t, CheckpointFile::keeping_settings)),
+        all_leaves("restore_keeping_settings", OwnRates, |t| {
+            restored(t, CheckpointFile::keeping_settings)
+        }),
         all_leaves("restore_into_new", OwnRates, |t| {
             t.state = setup(AdamW::new(0.1), &t.model)?;
             restored(t, CheckpointFile::keeping_settings)
@@ -313,7 +397,11 @@ fn files() -> Vec<Case> {
             let bytes = checkpoint.to_bytes()?.0;
             let file = CheckpointFile::from_bytes("bytes", bytes)?;
             let names = t.names.iter().take(crate::CALLS);
-            done(names.map(|name| file.bytes(name)).collect::<Result<Vec<_>, _>>()?)
+            done(
+                names
+                    .map(|name| file.bytes(name))
+                    .collect::<Result<Vec<_>, _>>()?,
+            )
         }),
         #[cfg(feature = "config")]
         all_leaves("config_of_state", OwnRates, |t| {
@@ -335,7 +423,10 @@ fn files() -> Vec<Case> {
 
 /// A loss that every parameter takes part in.
 fn sum_of(model: &BTreeMap<String, Var>) -> candle_core::Result<Tensor> {
-    let sums = model.values().map(|x| x.sum_all()?.reshape(1)).collect::<candle_core::Result<Vec<_>>>()?;
+    let sums = model
+        .values()
+        .map(|x| x.sum_all()?.reshape(1))
+        .collect::<candle_core::Result<Vec<_>>>()?;
     Tensor::cat(&sums, 0)?.sum_all()
 }
 
@@ -350,7 +441,10 @@ fn over_ranks(t: &mut Trained) -> Done {
     };
     let copies = || {
         let copy = |(path, x): (&String, &Var)| Ok((path.clone(), Var::from_tensor(&x.copy()?)?));
-        t.model.iter().map(copy).collect::<candle_core::Result<BTreeMap<_, _>>>()
+        t.model
+            .iter()
+            .map(copy)
+            .collect::<candle_core::Result<BTreeMap<_, _>>>()
     };
     let models = [copies()?, copies()?];
     std::thread::scope(|scope| {
@@ -359,7 +453,9 @@ fn over_ranks(t: &mut Trained) -> Done {
             .zip(models)
             .map(|(world, model)| scope.spawn(|| run(world, model)))
             .collect();
-        threads.into_iter().try_for_each(|thread| thread.join().expect("no panic"))
+        threads
+            .into_iter()
+            .try_for_each(|thread| thread.join().expect("no panic"))
     })?;
     Ok(())
 }
@@ -381,12 +477,19 @@ fn chained(t: &Trained) -> Result<(BTreeMap<&'static str, Var>, StateTree), opti
 
 fn long() -> Vec<Case> {
     use Start::Nothing;
-    let members = |name, run| Case { few: Some(25), ..all_leaves(name, Nothing, run) };
+    let members = |name, run| Case {
+        few: Some(25),
+        ..all_leaves(name, Nothing, run)
+    };
     vec![
         all_leaves("phases_then", Nothing, |t| done(phases(t))),
         all_leaves("phases_read", Nothing, |t| {
             let schedule = phases(t);
-            done((0..t.names.len() as u64).map(|step| schedule.at(step)).sum::<f64>())
+            done(
+                (0..t.names.len() as u64)
+                    .map(|step| schedule.at(step))
+                    .sum::<f64>(),
+            )
         }),
         all_leaves("phases_schedule", Nothing, |t| Ok(t.state.schedule(phases(t))?)),
         all_leaves("phases_restore", Nothing, |t| {
@@ -405,18 +508,28 @@ fn long() -> Vec<Case> {
         members("members_schedules", |t| {
             let (model, mut state) = chained(t)?;
             for member in 0..t.names.len() {
-                state
-                    .schedule(Schedule::linear(1.0, 0.5, 10).relative().field(format!("{member}.lambda")))?;
+                state.schedule(
+                    Schedule::linear(1.0, 0.5, 10)
+                        .relative()
+                        .field(format!("{member}.lambda")),
+                )?;
             }
             done(update(
                 &mut state,
                 &model,
-                &[("only", Tensor::ones((2, 4), DType::F32, &candle_core::Device::Cpu)?)],
+                &[(
+                    "only",
+                    Tensor::ones((2, 4), DType::F32, &candle_core::Device::Cpu)?,
+                )],
             )?)
         }),
         members("members_read", |t| {
             let optimiser: Optimiser = chain(t.names.len());
-            done((0..t.names.len()).filter_map(|member| optimiser.field(&format!("{member}.lambda"))).count())
+            done(
+                (0..t.names.len())
+                    .filter_map(|member| optimiser.field(&format!("{member}.lambda")))
+                    .count(),
+            )
         }),
         members("members_set_entries", |t| {
             let (_, mut state) = chained(t)?;

@@ -49,10 +49,20 @@ struct Options {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let options = Options::parse();
-    let earlier = options.earlier.as_ref().map(fs::read_to_string).transpose()?.unwrap_or_default();
-    let earlier: BTreeMap<&str, &str> =
-        earlier.lines().filter_map(|line| line.strip_prefix("verb ")?.split_once(' ')).collect();
-    println!("leaves={} times={} rounds={}", options.leaves, options.times, options.rounds);
+    let earlier = options
+        .earlier
+        .as_ref()
+        .map(fs::read_to_string)
+        .transpose()?
+        .unwrap_or_default();
+    let earlier: BTreeMap<&str, &str> = earlier
+        .lines()
+        .filter_map(|line| line.strip_prefix("verb ")?.split_once(' '))
+        .collect();
+    println!(
+        "leaves={} times={} rounds={}",
+        options.leaves, options.times, options.rounds
+    );
     let is_wanted = |case: &&Case| {
         options.filters.is_empty() || options.filters.iter().any(|filter| case.name.contains(filter))
     };
@@ -60,7 +70,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         let few = case.few.unwrap_or(options.leaves);
         let [few, many] = [few, few * options.times].map(|n| least(case, n, options.rounds));
         let (few, many) = (few?.as_secs_f64() * 1e3, many?.as_secs_f64() * 1e3);
-        println!("verb {} few_ms={few:.3} many_ms={many:.3} growth={:.1}", case.name, many / few);
+        println!(
+            "verb {} few_ms={few:.3} many_ms={many:.3} growth={:.1}",
+            case.name,
+            many / few
+        );
         if let Some(earlier) = earlier.get(case.name) {
             println!("     {:width$} {earlier}", "", width = case.name.len());
         }

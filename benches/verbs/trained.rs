@@ -41,17 +41,23 @@ pub fn variable(dtype: DType) -> Result<Var> {
 
 /// The rate of a leaf that has its own.
 fn own_rate(path: &str) -> f64 {
-    path.bytes().fold(1e-3, |rate, byte| rate * (1.0 + f64::from(byte) / 4096.0))
+    path.bytes()
+        .fold(1e-3, |rate, byte| rate * (1.0 + f64::from(byte) / 4096.0))
 }
 
 impl Trained {
     pub fn new(start: Start, n: usize) -> std::result::Result<Self, Box<dyn std::error::Error>> {
-        let dtype = if start == Start::Masters { DType::BF16 } else { DType::F32 };
+        let dtype = if start == Start::Masters {
+            DType::BF16
+        } else {
+            DType::F32
+        };
         let names: Vec<String> = (0..n).map(|i| format!("layers.{i}.weight")).collect();
         let named = |name: &String| Ok((name.clone(), variable(dtype)?));
         let model: BTreeMap<String, Var> = names.iter().map(named).collect::<Result<_>>()?;
-        let gradients =
-            names.iter().map(|name| Ok((name.clone(), Tensor::ones((ROWS, 4), dtype, &Device::Cpu)?)));
+        let gradients = names
+            .iter()
+            .map(|name| Ok((name.clone(), Tensor::ones((ROWS, 4), dtype, &Device::Cpu)?)));
         let gradients: Vec<_> = gradients.collect::<Result<_>>()?;
         let adam = AdamW::new(1e-3);
         let mut state = match start {
@@ -69,8 +75,18 @@ impl Trained {
             update(&mut state, &model, &gradients)?;
         }
         let file = Checkpoint::new(&state).model(&model);
-        let file = if start == Start::Nothing { Vec::new() } else { file.to_bytes()?.0 };
-        Ok(Trained { model, gradients, state, names, file })
+        let file = if start == Start::Nothing {
+            Vec::new()
+        } else {
+            file.to_bytes()?.0
+        };
+        Ok(Trained {
+            model,
+            gradients,
+            state,
+            names,
+            file,
+        })
     }
 }
 

@@ -17,7 +17,8 @@ model!(Net { first, norm, last });
 
 impl Net {
     fn forward(&self, inputs: &Tensor, train: bool) -> Result<Tensor> {
-        self.last.forward(&self.norm.forward_t(&self.first.forward(inputs)?, train)?.relu()?)
+        self.last
+            .forward(&self.norm.forward_t(&self.first.forward(inputs)?, train)?.relu()?)
     }
 
     /// It learns a sum of squares.
@@ -28,7 +29,10 @@ impl Net {
 
 /// The variables of a layer's statistics, which are its mean and its variance.
 fn statistics(norm: &BatchNorm) -> Result<[Var; 2]> {
-    Ok([Var::from_tensor(norm.running_mean())?, Var::from_tensor(norm.running_var())?])
+    Ok([
+        Var::from_tensor(norm.running_mean())?,
+        Var::from_tensor(norm.running_var())?,
+    ])
 }
 
 /// Makes the statistics of a layer the means over these batches; `forward` runs the model in training mode.
@@ -41,7 +45,10 @@ fn estimate(norm: &BatchNorm, batches: &[Tensor], forward: impl Fn(&Tensor) -> R
         mean.set(&mean.zeros_like()?)?;
         variance.set(&variance.zeros_like()?)?;
         forward(batch)?;
-        sums = [(&sums[0] + mean.as_detached_tensor())?, (&sums[1] + variance.as_detached_tensor())?];
+        sums = [
+            (&sums[0] + mean.as_detached_tensor())?,
+            (&sums[1] + variance.as_detached_tensor())?,
+        ];
     }
     let share = 1.0 / (norm.momentum() * batches.len() as f64);
     mean.set(&(&sums[0] * share)?)?;
@@ -51,11 +58,19 @@ fn estimate(norm: &BatchNorm, batches: &[Tensor], forward: impl Fn(&Tensor) -> R
 fn main() -> Result<()> {
     let variables = VarMap::new();
     let builder = VarBuilder::from_varmap(&variables, F32, &Device::Cpu);
-    let (first, last) = (linear(4, 16, builder.pp("first"))?, linear(16, 1, builder.pp("last"))?);
-    let net = Net { first, norm: batch_norm(16, 1e-5, builder.pp("norm"))?, last };
+    let (first, last) = (
+        linear(4, 16, builder.pp("first"))?,
+        linear(16, 1, builder.pp("last"))?,
+    );
+    let net = Net {
+        first,
+        norm: batch_norm(16, 1e-5, builder.pp("norm"))?,
+        last,
+    };
 
-    let batches =
-        (0..20).map(|_| Tensor::randn(1f32, 1.0, (32, 4), &Device::Cpu)).collect::<Result<Vec<_>>>()?;
+    let batches = (0..20)
+        .map(|_| Tensor::randn(1f32, 1.0, (32, 4), &Device::Cpu))
+        .collect::<Result<Vec<_>>>()?;
     let mut state = setup(OptimiserChain::new((Adam::new(0.05), Ema::new(0.99))), &net)?;
     for batch in batches.iter().cycle().take(200) {
         update(&mut state, &net, &net.loss(batch, true)?.backward()?)?;

@@ -9,11 +9,18 @@ use optimisers::{AdamW, ClipGlobalNorm, Engine, MixedPrecision, OptimiserChain, 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = Device::new_cuda(0)?;
     let variables = VarMap::new();
-    let model = linear(4096, 4096, VarBuilder::from_varmap(&variables, DType::BF16, &device))?;
+    let model = linear(
+        4096,
+        4096,
+        VarBuilder::from_varmap(&variables, DType::BF16, &device),
+    )?;
     let inputs = Tensor::randn(0f32, 1.0, (64, 4096), &device)?.to_dtype(DType::BF16)?;
 
     let mut milliseconds = [f64::INFINITY; 2];
-    for (engine, shortest) in [Engine::Fused, Engine::Tensors].into_iter().zip(&mut milliseconds) {
+    for (engine, shortest) in [Engine::Fused, Engine::Tensors]
+        .into_iter()
+        .zip(&mut milliseconds)
+    {
         let rule = OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(1e-4)));
         let mut state = setup(MixedPrecision::new(DType::F32, rule), &variables)?;
         for _ in 0..20 {

@@ -27,7 +27,10 @@ impl Digits {
     /// Reads the embedded file.
     pub(crate) fn load(device: &Device) -> Result<Self, Box<dyn Error>> {
         let [train, test] = digits()?;
-        Ok(Digits { train: Images::from_rows(&train, device)?, test: Images::from_rows(&test, device)? })
+        Ok(Digits {
+            train: Images::from_rows(&train, device)?,
+            test: Images::from_rows(&test, device)?,
+        })
     }
 
     /// Where the images are.
@@ -37,16 +40,25 @@ impl Digits {
 
     /// The same digits with pixels of another dtype.
     pub(crate) fn to_dtype(&self, dtype: DType) -> candle_core::Result<Self> {
-        Ok(Digits { train: self.train.to_dtype(dtype)?, test: self.test.to_dtype(dtype)? })
+        Ok(Digits {
+            train: self.train.to_dtype(dtype)?,
+            test: self.test.to_dtype(dtype)?,
+        })
     }
 }
 
 impl Images {
     fn from_rows(digits: &[Digit], device: &Device) -> candle_core::Result<Self> {
-        let pixels: Vec<f32> = digits.iter().flat_map(|digit| digit.pixels.iter().copied()).collect();
+        let pixels: Vec<f32> = digits
+            .iter()
+            .flat_map(|digit| digit.pixels.iter().copied())
+            .collect();
         let labels: Vec<u32> = digits.iter().map(|digit| digit.label).collect();
         let pixels = Tensor::from_vec(pixels, (digits.len(), PIXELS), device)?;
-        Ok(Images { pixels, labels: Tensor::from_vec(labels, digits.len(), device)? })
+        Ok(Images {
+            pixels,
+            labels: Tensor::from_vec(labels, digits.len(), device)?,
+        })
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -54,7 +66,10 @@ impl Images {
     }
 
     fn to_dtype(&self, dtype: DType) -> candle_core::Result<Self> {
-        Ok(Images { pixels: self.pixels.to_dtype(dtype)?, labels: self.labels.clone() })
+        Ok(Images {
+            pixels: self.pixels.to_dtype(dtype)?,
+            labels: self.labels.clone(),
+        })
     }
 
     /// The images of the given numbers.

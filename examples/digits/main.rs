@@ -99,7 +99,10 @@ struct Start {
 impl Start {
     /// Refuses what can be refused before the training.
     fn new(args: &Args, rank: usize, ranks: usize) -> Result<Self, Box<dyn Error>> {
-        let start = Start { rule: args.rule.rule(args.eta)?, digits: Digits::load(&args.device.open()?)? };
+        let start = Start {
+            rule: args.rule.rule(args.eta)?,
+            digits: Digits::load(&args.device.open()?)?,
+        };
         train::check_ranks(&start.digits, ranks)?;
         if rank == 0 {
             picture::check_writable(&args.out)?;

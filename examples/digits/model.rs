@@ -25,13 +25,19 @@ impl Mlp {
     pub(crate) fn new(seed: u64, dtype: DType, device: &Device) -> Result<Self> {
         let mut random = Random::new(seed);
         let mut linear = |inputs, outputs| linear(inputs, outputs, dtype, device, &mut random);
-        Ok(Mlp { hidden: linear(PIXELS, HIDDEN)?, output: linear(HIDDEN, CLASSES)? })
+        Ok(Mlp {
+            hidden: linear(PIXELS, HIDDEN)?,
+            output: linear(HIDDEN, CLASSES)?,
+        })
     }
 
     /// The part of the images for which the digit's logit is the largest.
     pub(crate) fn accuracy(&self, images: &Images) -> Result<f32> {
         let told = self.forward(&images.pixels)?.argmax(D::Minus1)?;
-        told.eq(&images.labels)?.to_dtype(DType::F32)?.mean_all()?.to_scalar()
+        told.eq(&images.labels)?
+            .to_dtype(DType::F32)?
+            .mean_all()?
+            .to_scalar()
     }
 }
 

@@ -33,10 +33,24 @@ pub(crate) fn loss_curves(runs: &[Run], rule: &dyn Rule, args: &Args) -> Result<
     };
     let curve = |(run, (colour, width)): (&Run, (RGBColor, u32))| {
         let points = points(&run.losses);
-        let label = Some(format!("{}: test accuracy {:.3}", run.variant.title, run.accuracy));
-        Curve { discs: (points.len().saturating_sub(1), width / 2 + 5), points, colour, width, label }
+        let label = Some(format!(
+            "{}: test accuracy {:.3}",
+            run.variant.title, run.accuracy
+        ));
+        Curve {
+            discs: (points.len().saturating_sub(1), width / 2 + 5),
+            points,
+            colour,
+            width,
+            label,
+        }
     };
-    draw(&below_titles, &axes, range(runs).log_scale(), runs.iter().zip(STROKES).map(curve).collect())?;
+    draw(
+        &below_titles,
+        &axes,
+        range(runs).log_scale(),
+        runs.iter().zip(STROKES).map(curve).collect(),
+    )?;
     root.present()?;
     Ok(())
 }
@@ -48,12 +62,21 @@ fn what(rule: &dyn Rule, args: &Args) -> String {
         .into_iter()
         .find(|(name, _)| *name == "eta")
         .map(|(_, eta)| format!(", learning rate {eta}"));
-    format!("{}{} on handwritten digits, seed {}", rule.name(), eta.unwrap_or_default(), args.seed)
+    format!(
+        "{}{} on handwritten digits, seed {}",
+        rule.name(),
+        eta.unwrap_or_default(),
+        args.seed
+    )
 }
 
 /// From a power of ten below all losses to a little above them.
 fn range(runs: &[Run]) -> Range<f64> {
-    let losses = || runs.iter().flat_map(|run| points(&run.losses)).map(|(_, loss)| loss);
+    let losses = || {
+        runs.iter()
+            .flat_map(|run| points(&run.losses))
+            .map(|(_, loss)| loss)
+    };
     let low = 10f64.powf(losses().fold(1.0, f64::min).log10().floor());
     let high = losses().fold(10.0 * low, f64::max);
     // A bit more on both sides, so that rounding does not cost the labels at the ends.

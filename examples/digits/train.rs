@@ -48,7 +48,9 @@ pub(crate) fn check_ranks(digits: &Digits, ranks: usize) -> Result<(), String> {
     if ranks <= smallest {
         Ok(())
     } else {
-        Err(format!("{ranks} ranks cannot share the smallest batch: start at most {smallest}"))
+        Err(format!(
+            "{ranks} ranks cannot share the smallest batch: start at most {smallest}"
+        ))
     }
 }
 
@@ -67,14 +69,23 @@ pub(crate) fn train(
     let mut random = Random::new(!args.seed);
     let mut order: Vec<u32> = (0..digits.train.len() as u32).collect();
     let (mut losses, mut epochs_to_goal) = (Vec::new(), None);
-    let bar = if world.is_first() { progress_bar(variant.name, args.epochs) } else { ProgressBar::hidden() };
+    let bar = if world.is_first() {
+        progress_bar(variant.name, args.epochs)
+    } else {
+        ProgressBar::hidden()
+    };
     let start = Instant::now();
     for _ in 0..args.epochs {
         shuffle(&mut order, &mut random);
         let mut sum = 0.0;
         for numbers in order.chunks(BATCH) {
             // Each rank has its part of the batch.
-            let own: Vec<u32> = numbers.iter().skip(world.rank()).step_by(world.size()).copied().collect();
+            let own: Vec<u32> = numbers
+                .iter()
+                .skip(world.rank())
+                .step_by(world.size())
+                .copied()
+                .collect();
             let batch = digits.train.batch(&own)?;
             // The loss is computed in f32: a mean of exponentials is no place for 8 bits of precision.
             let logits = mlp.forward(&batch.pixels)?.to_dtype(DType::F32)?;
@@ -83,7 +94,10 @@ pub(crate) fn train(
             optimiser.step(&mlp, &grads, batch.len())?;
             sum += loss.to_scalar::<f32>()? * batch.len() as f32;
         }
-        let sums = world.of_all(sum.to_le_bytes())?.into_iter().map(f32::from_le_bytes);
+        let sums = world
+            .of_all(sum.to_le_bytes())?
+            .into_iter()
+            .map(f32::from_le_bytes);
         let loss = sums.sum::<f32>() / digits.train.len() as f32;
         losses.push(loss);
         if epochs_to_goal.is_none() && mlp.accuracy(&digits.test)? >= GOAL {
@@ -95,7 +109,10 @@ pub(crate) fn train(
     let seconds = start.elapsed().as_secs_f64();
     bar.finish();
 
-    let bytes = world.of_all(optimiser.bytes(&mlp)?.to_le_bytes())?.into_iter().map(usize::from_le_bytes);
+    let bytes = world
+        .of_all(optimiser.bytes(&mlp)?.to_le_bytes())?
+        .into_iter()
+        .map(usize::from_le_bytes);
     let parameters: usize = variables(&mlp)?.iter().map(|x| x.elem_count()).sum();
     Ok(Run {
         variant,

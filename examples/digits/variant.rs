@@ -44,7 +44,10 @@ impl RuleName {
             RuleName::Descent => Box::new(Descent::default()),
             RuleName::Muon => Box::new(
                 Muon::default()
-                    .with_fallback(AdamW { eta: BESIDE_MUON, ..adamw() })
+                    .with_fallback(AdamW {
+                        eta: BESIDE_MUON,
+                        ..adamw()
+                    })
                     .except(["output.weight"]),
             ),
         };
@@ -56,7 +59,10 @@ impl RuleName {
 }
 
 fn adamw() -> AdamW {
-    AdamW { lambda: LAMBDA, ..AdamW::default() }
+    AdamW {
+        lambda: LAMBDA,
+        ..AdamW::default()
+    }
 }
 
 /// A dtype to train in and a way to do it.
@@ -81,14 +87,24 @@ enum Method {
 }
 
 pub(crate) const VARIANTS: [Variant; 4] = [
-    Variant { name: "f32", title: "f32", dtype: DType::F32, method: Method::Plain },
+    Variant {
+        name: "f32",
+        title: "f32",
+        dtype: DType::F32,
+        method: Method::Plain,
+    },
     Variant {
         name: "bf16+master",
         title: "bf16 with f32 master",
         dtype: DType::BF16,
         method: Method::Master,
     },
-    Variant { name: "f16+master", title: "f16 with f32 master", dtype: DType::F16, method: Method::Master },
+    Variant {
+        name: "f16+master",
+        title: "f16 with f32 master",
+        dtype: DType::F16,
+        method: Method::Master,
+    },
     Variant {
         name: "bf16",
         title: "bf16 with candle-nn's AdamW",
@@ -113,7 +129,10 @@ impl Variant {
                 Trainer::new(setup.build(MixedPrecision::new(DType::F32, rule.rule(eta)?), mlp)?)
             }
             Method::Candle => {
-                let mut parameters = candle_nn::ParamsAdamW { weight_decay: LAMBDA, ..Default::default() };
+                let mut parameters = candle_nn::ParamsAdamW {
+                    weight_decay: LAMBDA,
+                    ..Default::default()
+                };
                 if let (RuleName::Adamw, Some(eta)) = (rule, eta) {
                     parameters.lr = eta;
                 }
@@ -140,9 +159,10 @@ impl Trainer {
     /// rank has so many.
     pub(crate) fn step(&mut self, mlp: &Mlp, grads: &GradStore, images: usize) -> Result<()> {
         match self {
-            Trainer::Optimisers(state) => {
-                Update::new(state).weight(images as u64).apply(mlp, grads).map(|_outcome| ())
-            }
+            Trainer::Optimisers(state) => Update::new(state)
+                .weight(images as u64)
+                .apply(mlp, grads)
+                .map(|_outcome| ()),
             Trainer::Candle(optimiser, world) if world.size() > 1 => {
                 Ok(optimiser.step(&mean_of_all(world, mlp, grads, images)?)?)
             }
@@ -155,22 +175,28 @@ impl Trainer {
         match self {
             Trainer::Optimisers(state) => Ok(state.bytes()),
             // Two moments in the dtype of the parameter.
-            Trainer::Candle(..) => {
-                Ok(variables(mlp)?.iter().map(|x| 2 * x.elem_count() * x.dtype().size_in_bytes()).sum())
-            }
+            Trainer::Candle(..) => Ok(variables(mlp)?
+                .iter()
+                .map(|x| 2 * x.elem_count() * x.dtype().size_in_bytes())
+                .sum()),
         }
     }
 }
 
 /// The mean of all ranks' gradients, in which each counts for so many images: what `update` does by itself.
 fn mean_of_all(world: &World, mlp: &Mlp, grads: &GradStore, images: usize) -> Result<GradStore> {
-    let counts = world.of_all(images.to_le_bytes())?.into_iter().map(usize::from_le_bytes);
+    let counts = world
+        .of_all(images.to_le_bytes())?
+        .into_iter()
+        .map(usize::from_le_bytes);
     let all = counts.sum::<usize>() as f64;
     // candle makes an empty one in no other way.
     let mut means = Tensor::zeros((), DType::F32, &Device::Cpu)?.backward()?;
     for x in variables(mlp)? {
         let Some(dx) = grads.get(&x) else { continue };
-        let share = (dx.to_dtype(DType::F32)? * (images as f64 / all))?.flatten_all()?.to_vec1::<f32>()?;
+        let share = (dx.to_dtype(DType::F32)? * (images as f64 / all))?
+            .flatten_all()?
+            .to_vec1::<f32>()?;
         let shares = world.bytes_of_all(bytemuck::cast_slice(&share))?;
         let mut sum = vec![0f32; share.len()];
         for bytes in &shares {
@@ -178,7 +204,10 @@ fn mean_of_all(world: &World, mlp: &Mlp, grads: &GradStore, images: usize) -> Re
                 .zip(bytemuck::pod_collect_to_vec::<u8, f32>(bytes))
                 .for_each(|(sum, share)| *sum += share);
         }
-        means.insert(&x, Tensor::from_vec(sum, x.shape(), x.device())?.to_dtype(x.dtype())?);
+        means.insert(
+            &x,
+            Tensor::from_vec(sum, x.shape(), x.device())?.to_dtype(x.dtype())?,
+        );
     }
     Ok(means)
 }
@@ -186,6 +215,8 @@ fn mean_of_all(world: &World, mlp: &Mlp, grads: &GradStore, images: usize) -> Re
 /// All variables, for optimisers that want a list.
 pub(crate) fn variables(mlp: &Mlp) -> candle_core::Result<Vec<Var>> {
     let mut variables = Vec::new();
-    mlp.visit(&mut Visitor::new(&mut |_path, tensor| variables.push(Var::from_tensor(tensor))));
+    mlp.visit(&mut Visitor::new(&mut |_path, tensor| {
+        variables.push(Var::from_tensor(tensor))
+    }));
     variables.into_iter().collect()
 }

@@ -35,7 +35,11 @@ pub(crate) fn save(
     settings: &Settings,
     text: &Text,
 ) -> Result<(), Box<dyn Error>> {
-    let run = Run { settings, ranks: trainer.world.size(), text: text.fingerprint() };
+    let run = Run {
+        settings,
+        ranks: trainer.world.size(),
+        text: text.fingerprint(),
+    };
     let checkpoint = Checkpoint::new(&trainer.state)
         .model(&trainer.gpt)
         .scaler(&trainer.scaler)
@@ -73,15 +77,37 @@ impl Saved {
         let found = newest.found.ok_or_else(none)?;
         let (path, file) = (saver.path(found.0), found.1);
         let path = &*path;
-        let lacks = |name| format!("{} is no checkpoint of this example: it has no {name}", path.display());
+        let lacks = |name| {
+            format!(
+                "{} is no checkpoint of this example: it has no {name}",
+                path.display()
+            )
+        };
         let saved =
             |name| -> Result<Vec<u8>, Box<dyn Error>> { Ok(file.bytes(name)?.ok_or_else(|| lacks(name))?) };
         let before: Map<String, Value> = serde_json::from_slice(&saved(RUN)?)?;
-        check_same(path, &before, &Run { settings, ranks, text: text.fingerprint() })?;
+        check_same(
+            path,
+            &before,
+            &Run {
+                settings,
+                ranks,
+                text: text.fingerprint(),
+            },
+        )?;
         let history = serde_json::from_slice(&saved(HISTORY)?)?;
         let scaler = file.scaler()?.ok_or_else(|| lacks("loss scaler"))?;
-        let ranks = before.get(RANKS).and_then(Value::as_u64).map_or(ranks, |ranks| ranks as usize).max(1);
-        Ok(Saved { file, ranks, history, scaler })
+        let ranks = before
+            .get(RANKS)
+            .and_then(Value::as_u64)
+            .map_or(ranks, |ranks| ranks as usize)
+            .max(1);
+        Ok(Saved {
+            file,
+            ranks,
+            history,
+            scaler,
+        })
     }
 
     /// Takes over the run; all ranks call it.
@@ -106,7 +132,13 @@ fn check_same(path: &Path, before: &Map<String, Value>, now: &Run) -> Result<(),
     let different: Vec<String> = now
         .iter()
         .filter(|(name, value)| *name != RANKS && before.get(*name) != Some(value))
-        .map(|(name, value)| format!("--{name} {} (now {})", shown(before.get(name)), shown(Some(value))))
+        .map(|(name, value)| {
+            format!(
+                "--{name} {} (now {})",
+                shown(before.get(name)),
+                shown(Some(value))
+            )
+        })
         .collect();
     if different.is_empty() {
         return Ok(());

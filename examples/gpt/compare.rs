@@ -34,14 +34,23 @@ pub(crate) fn compare(
             println!("{line}");
         }
     };
-    say("| `--rule` | η | validation loss | ns per parameter and step | bytes per parameter |\n\
+    say(
+        "| `--rule` | η | validation loss | ns per parameter and step | bytes per parameter |\n\
          | --- | --- | --- | --- | --- |"
-        .to_string());
-    let chosen = settings.rule.map_or(RuleName::value_variants().to_vec(), |rule| vec![rule]);
+            .to_string(),
+    );
+    let chosen = settings
+        .rule
+        .map_or(RuleName::value_variants().to_vec(), |rule| vec![rule]);
     for rule in chosen {
-        let of_rule = Settings { rule: Some(rule), ..settings.clone() };
+        let of_rule = Settings {
+            rule: Some(rule),
+            ..settings.clone()
+        };
         let row = row(&of_rule, seeds, text, device, world)?;
-        let name = rule.to_possible_value().map_or(String::new(), |name| name.get_name().to_string());
+        let name = rule
+            .to_possible_value()
+            .map_or(String::new(), |name| name.get_name().to_string());
         let (mean, deviation) = mean_and_deviation(&row.losses);
         say(format!(
             "| `{name}` | {} | {mean:.3} ± {deviation:.3} | {:.1} | {:.2} |",
@@ -62,18 +71,32 @@ fn row(
 ) -> Result<Row, Box<dyn Error>> {
     let (mut losses, mut nanoseconds, mut bytes) = (Vec::new(), 0.0, 0.0);
     for seed in 0..seeds {
-        let settings = Settings { seed, ..settings.clone() };
+        let settings = Settings {
+            seed,
+            ..settings.clone()
+        };
         let mut trainer = Trainer::new(&settings, text, device, world.clone())?;
         let trained = (0..settings.steps).try_for_each(|_| trainer.step(&settings, text, false).map(drop));
-        losses.push(trained.and_then(|()| trainer.validation_loss(&settings, text)).unwrap_or(f32::NAN));
+        losses.push(
+            trained
+                .and_then(|()| trainer.validation_loss(&settings, text))
+                .unwrap_or(f32::NAN),
+        );
         let elements = trainer.state.elements() as f64;
         nanoseconds +=
             trainer.updating.as_nanos() as f64 / (elements * trainer.history.steps() as f64) / seeds as f64;
-        let state: usize =
-            world.of_all(trainer.state.bytes().to_le_bytes())?.into_iter().map(usize::from_le_bytes).sum();
+        let state: usize = world
+            .of_all(trainer.state.bytes().to_le_bytes())?
+            .into_iter()
+            .map(usize::from_le_bytes)
+            .sum();
         bytes = (state + trainer.parameter_bytes()) as f64 / elements;
     }
-    Ok(Row { losses, nanoseconds, bytes })
+    Ok(Row {
+        losses,
+        nanoseconds,
+        bytes,
+    })
 }
 
 /// The mean, and by how much single runs differ from it.

@@ -172,14 +172,23 @@ struct Start {
 impl Start {
     /// Refuses what can be refused before the training.
     fn new(args: &Args, rank: usize, ranks: usize) -> Result<Self, Box<dyn Error>> {
-        let Args { settings, checkpoint, out, .. } = args;
+        let Args {
+            settings,
+            checkpoint,
+            out,
+            ..
+        } = args;
         settings.check(ranks)?;
         let text = Text::read(args.text.as_deref())?;
         text.check_context(settings.context)?;
         let prompt = args.prompt.as_deref().filter(|prompt| !prompt.is_empty());
         let prompt = prompt.map_or(Ok(text.start()), |prompt| text.encode(prompt))?;
         let mut saver = CheckpointSaver::new(checkpoint);
-        let files = if args.compare.is_none() && !args.resume { saver.files()? } else { Vec::new() };
+        let files = if args.compare.is_none() && !args.resume {
+            saver.files()?
+        } else {
+            Vec::new()
+        };
         if let Some((_, file)) = files.last().filter(|_| !args.overwrite) {
             return Err(format!(
                 "{} exists: go on with its run by --resume, or remove it by --overwrite",
@@ -188,19 +197,41 @@ impl Start {
             .into());
         }
         let device = args.device.open()?;
-        let saved = args.resume.then(|| Saved::open(&mut saver, settings, ranks, &text)).transpose()?;
+        let saved = args
+            .resume
+            .then(|| Saved::open(&mut saver, settings, ranks, &text))
+            .transpose()?;
         if rank == 0 {
             picture::check_writable(out)?;
-            files.iter().try_for_each(|(_, file)| std::fs::remove_file(file))?;
+            files
+                .iter()
+                .try_for_each(|(_, file)| std::fs::remove_file(file))?;
         }
-        Ok(Start { text, prompt, device, saved, interrupted: on_ctrl_c()? })
+        Ok(Start {
+            text,
+            prompt,
+            device,
+            saved,
+            interrupted: on_ctrl_c()?,
+        })
     }
 }
 
 /// A rank's run. Rank 0 speaks for all.
 fn rank(args: &Args, start: &Start, world: World) -> Result<ExitCode, Box<dyn Error>> {
-    let Args { settings, checkpoint, out, .. } = args;
-    let Start { text, prompt, device, saved, interrupted } = start;
+    let Args {
+        settings,
+        checkpoint,
+        out,
+        ..
+    } = args;
+    let Start {
+        text,
+        prompt,
+        device,
+        saved,
+        interrupted,
+    } = start;
     if let Some(seeds) = args.compare {
         compare::compare(settings, seeds, text, device, &world)?;
         return Ok(ExitCode::SUCCESS);
@@ -220,7 +251,11 @@ fn rank(args: &Args, start: &Start, world: World) -> Result<ExitCode, Box<dyn Er
     }
     let end = train::train(&mut trainer, &mut saver, args, text, interrupted)?;
     let validation_loss = trainer.validation_loss(settings, text)?;
-    let code = if end == End::Interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS };
+    let code = if end == End::Interrupted {
+        ExitCode::from(INTERRUPTED)
+    } else {
+        ExitCode::SUCCESS
+    };
     if !trainer.world.is_first() {
         return Ok(code);
     }
@@ -238,7 +273,10 @@ fn rank(args: &Args, start: &Start, world: World) -> Result<ExitCode, Box<dyn Er
     }
     plot::losses(&trainer.history, trainer.state.elements(), args)?;
     println!("\nlosses: {}", out.display());
-    println!("checkpoint: {}", saver.path(trainer.history.steps() as u64).display());
+    println!(
+        "checkpoint: {}",
+        saver.path(trainer.history.steps() as u64).display()
+    );
     if end != End::Finished {
         println!(
             "stopped after {} of {} steps; the same command with --resume goes on",

@@ -37,7 +37,13 @@ pub(crate) struct Gpt {
 
 // All that the optimiser needs to know: which fields have parameters (`..` says that others have none). Their
 // paths are `characters.weight`, `blocks.0.attention.query.weight` and so on.
-model!(Gpt { characters, positions, blocks, norm, logits });
+model!(Gpt {
+    characters,
+    positions,
+    blocks,
+    norm,
+    logits
+});
 
 struct Block {
     attention_norm: RmsNorm,
@@ -46,7 +52,12 @@ struct Block {
     feed_forward: FeedForward,
 }
 
-model!(Block { attention_norm, attention, feed_forward_norm, feed_forward });
+model!(Block {
+    attention_norm,
+    attention,
+    feed_forward_norm,
+    feed_forward
+});
 
 struct Attention {
     query: Linear,
@@ -56,7 +67,13 @@ struct Attention {
     heads: usize,
 }
 
-model!(Attention { query, key, value, output, .. });
+model!(Attention {
+    query,
+    key,
+    value,
+    output,
+    ..
+});
 
 struct FeedForward {
     expand: Linear,
@@ -68,12 +85,24 @@ model!(FeedForward { expand, contract });
 impl Gpt {
     /// A network with random weights, the same in every dtype but for rounding.
     pub(crate) fn new(size: Size, dtype: DType, seed: u64, device: &Device) -> Result<Self> {
-        let mut parameters = Parameters { random: Random::new(seed), dtype, device };
-        let Size { characters, context, layers, width, .. } = size;
+        let mut parameters = Parameters {
+            random: Random::new(seed),
+            dtype,
+            device,
+        };
+        let Size {
+            characters,
+            context,
+            layers,
+            width,
+            ..
+        } = size;
         Ok(Gpt {
             characters: parameters.embedding(characters, width)?,
             positions: parameters.embedding(context, width)?,
-            blocks: (0..layers).map(|_| Block::new(size, &mut parameters)).collect::<Result<_>>()?,
+            blocks: (0..layers)
+                .map(|_| Block::new(size, &mut parameters))
+                .collect::<Result<_>>()?,
             norm: parameters.norm(width)?,
             logits: parameters.linear(width, characters)?,
         })
@@ -108,8 +137,13 @@ impl Gpt {
 
     fn embed(&self, characters: &Tensor) -> Result<Tensor> {
         let (windows, length) = characters.dims2()?;
-        let positions = look_up(&self.positions, &Tensor::arange(0, length as u32, characters.device())?)?;
-        look_up(&self.characters, characters)?.broadcast_add(&positions)?.reshape((windows * length, ()))
+        let positions = look_up(
+            &self.positions,
+            &Tensor::arange(0, length as u32, characters.device())?,
+        )?;
+        look_up(&self.characters, characters)?
+            .broadcast_add(&positions)?
+            .reshape((windows * length, ()))
     }
 
     fn predict(&self, x: &Tensor) -> Result<Tensor> {
@@ -120,8 +154,13 @@ impl Gpt {
 impl Block {
     fn new(Size { width, heads, .. }: Size, parameters: &mut Parameters<'_>) -> Result<Self> {
         let mut square = || parameters.linear(width, width);
-        let attention =
-            Attention { query: square()?, key: square()?, value: square()?, output: square()?, heads };
+        let attention = Attention {
+            query: square()?,
+            key: square()?,
+            value: square()?,
+            output: square()?,
+            heads,
+        };
         let hidden = EXPANSION * width;
         Ok(Block {
             attention_norm: parameters.norm(width)?,
@@ -135,8 +174,12 @@ impl Block {
     }
 
     fn forward(&self, x: &Tensor, windows: usize, mask: &Tensor) -> Result<Tensor> {
-        let x = (x + self.attention.forward(&normalise(&self.attention_norm, x)?, windows, mask)?)?;
-        &x + self.feed_forward.forward(&normalise(&self.feed_forward_norm, &x)?)?
+        let x = (x + self
+            .attention
+            .forward(&normalise(&self.attention_norm, x)?, windows, mask)?)?;
+        &x + self
+            .feed_forward
+            .forward(&normalise(&self.feed_forward_norm, &x)?)?
     }
 }
 
@@ -145,8 +188,11 @@ impl Attention {
         let (tokens, width) = x.dims2()?;
         let dtype = self.output.weight().dtype();
         // (windows, heads, length, width / heads)
-        let split =
-            |layer| apply(layer, x)?.reshape((windows, tokens / windows, self.heads, ()))?.transpose(1, 2);
+        let split = |layer| {
+            apply(layer, x)?
+                .reshape((windows, tokens / windows, self.heads, ()))?
+                .transpose(1, 2)
+        };
         let (query, key, value) = (split(&self.query)?, split(&self.key)?, split(&self.value)?);
         let scale = (self.heads as f64 / width as f64).sqrt();
         let scores = (product(&query, &key.t()?, dtype)? * scale)?.broadcast_add(mask)?;
@@ -177,7 +223,11 @@ fn apply(layer: &Linear, x: &Tensor) -> Result<Tensor> {
 /// Rows of `embedding` in F32. They are widened first: so their gradients, of which a frequent character has
 /// hundreds, are summed in F32.
 fn look_up(embedding: &Embedding, rows: &Tensor) -> Result<Tensor> {
-    Embedding::new(embedding.embeddings().to_dtype(DType::F32)?, embedding.hidden_size()).forward(rows)
+    Embedding::new(
+        embedding.embeddings().to_dtype(DType::F32)?,
+        embedding.hidden_size(),
+    )
+    .forward(rows)
 }
 
 /// `norm` on `x`. Its `forward` would be candle's fused operation, which has no gradient.
@@ -201,7 +251,10 @@ struct Parameters<'d> {
 
 impl Parameters<'_> {
     fn linear(&mut self, inputs: usize, outputs: usize) -> Result<Linear> {
-        Ok(Linear::new(self.matrix((outputs, inputs), 1.0 / (inputs as f32).sqrt())?, None))
+        Ok(Linear::new(
+            self.matrix((outputs, inputs), 1.0 / (inputs as f32).sqrt())?,
+            None,
+        ))
     }
 
     fn embedding(&mut self, rows: usize, width: usize) -> Result<Embedding> {
@@ -213,6 +266,9 @@ impl Parameters<'_> {
     }
 
     fn norm(&self, width: usize) -> Result<RmsNorm> {
-        Ok(RmsNorm::new(Var::ones(width, DType::F32, self.device)?.into_inner(), EPSILON))
+        Ok(RmsNorm::new(
+            Var::ones(width, DType::F32, self.device)?.into_inner(),
+            EPSILON,
+        ))
     }
 }

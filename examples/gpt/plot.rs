@@ -22,7 +22,11 @@ const VALIDATION: RGBColor = RGBColor(213, 94, 0);
 /// Draws the losses of the run so far.
 pub(crate) fn losses(history: &History, parameters: usize, args: &Args) -> Result<(), Box<dyn Error>> {
     let root = canvas(&args.out)?;
-    let below_titles = titled(&root, "Losses of a character-level transformer", &what(parameters, args))?;
+    let below_titles = titled(
+        &root,
+        "Losses of a character-level transformer",
+        &what(parameters, args),
+    )?;
     let axes = Axes {
         caption: None,
         x: 0..args.settings.steps,
@@ -41,8 +45,11 @@ fn curves(history: &History) -> Vec<Curve> {
     // Each mean stands in the middle of its steps.
     let mean =
         (WINDOW..=history.steps()).map(|step| (step - WINDOW / 2, f64::from(history.train_loss_after(step))));
-    let validation: Vec<_> =
-        history.validation.iter().map(|(step, loss)| (*step, f64::from(*loss))).collect();
+    let validation: Vec<_> = history
+        .validation
+        .iter()
+        .map(|(step, loss)| (*step, f64::from(*loss)))
+        .collect();
     let last = validation.last().map(|(_, loss)| format!(": {loss:.3}"));
     let line = |points: Vec<_>, colour, width, label| Curve {
         discs: (points.len(), 0),
@@ -61,15 +68,25 @@ fn curves(history: &History) -> Vec<Curve> {
         ),
         Curve {
             discs: (0, 8),
-            ..line(validation, VALIDATION, 5, format!("validation{}", last.unwrap_or_default()))
+            ..line(
+                validation,
+                VALIDATION,
+                5,
+                format!("validation{}", last.unwrap_or_default()),
+            )
         },
     ];
-    curves.into_iter().filter(|curve| !curve.points.is_empty()).collect()
+    curves
+        .into_iter()
+        .filter(|curve| !curve.points.is_empty())
+        .collect()
 }
 
 /// What was trained, and on what.
 fn what(parameters: usize, args: &Args) -> String {
-    let Settings { layers, width, seed, .. } = args.settings;
+    let Settings {
+        layers, width, seed, ..
+    } = args.settings;
     let eta = args.settings.eta();
     let text = args
         .text
@@ -89,7 +106,12 @@ fn what(parameters: usize, args: &Args) -> String {
 /// From a little below the lowest loss to a little above the highest.
 fn range(history: &History) -> Range<f64> {
     let losses = || {
-        history.train.iter().chain(history.validation.iter().map(|(_, loss)| loss)).copied().map(f64::from)
+        history
+            .train
+            .iter()
+            .chain(history.validation.iter().map(|(_, loss)| loss))
+            .copied()
+            .map(f64::from)
     };
     let low = losses().fold(f64::INFINITY, f64::min);
     let high = losses().fold(f64::NEG_INFINITY, f64::max);

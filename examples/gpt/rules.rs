@@ -55,27 +55,81 @@ impl RuleName {
     pub(crate) fn rule(self, eta: f64, lambda: f64) -> Box<dyn Rule> {
         match self {
             RuleName::Adamw => Box::new(adamw(eta, lambda)),
-            RuleName::Ademamix => {
-                Box::new(AdEMAMix { beta: (0.9, 0.99, 0.999), alpha: 2.0, lambda, ..AdEMAMix::new(eta) })
-            }
-            RuleName::Adopt => Box::new(ADOPT { beta: BETA, lambda, ..ADOPT::new(eta) }),
-            RuleName::Mars => Box::new(MarsAdamW { lambda, ..MarsAdamW::new(eta) }),
-            RuleName::Apollo => Box::new(APOLLO { beta: BETA, lambda, rank: 16, ..APOLLO::new(eta) }),
-            RuleName::Soap => Box::new(SOAP { lambda, ..SOAP::new(eta) }),
-            RuleName::Lion => Box::new(Lion { lambda, ..Lion::new(eta) }),
-            RuleName::Adafactor => Box::new(Adafactor { lambda, ..Adafactor::new(eta) }),
-            RuleName::Prodigy => Box::new(Prodigy { beta: BETA, lambda, ..Prodigy::new(eta) }),
-            RuleName::ScheduleFree => Box::new(ScheduleFree { beta: BETA, lambda, ..ScheduleFree::new(eta) }),
+            RuleName::Ademamix => Box::new(AdEMAMix {
+                beta: (0.9, 0.99, 0.999),
+                alpha: 2.0,
+                lambda,
+                ..AdEMAMix::new(eta)
+            }),
+            RuleName::Adopt => Box::new(ADOPT {
+                beta: BETA,
+                lambda,
+                ..ADOPT::new(eta)
+            }),
+            RuleName::Mars => Box::new(MarsAdamW {
+                lambda,
+                ..MarsAdamW::new(eta)
+            }),
+            RuleName::Apollo => Box::new(APOLLO {
+                beta: BETA,
+                lambda,
+                rank: 16,
+                ..APOLLO::new(eta)
+            }),
+            RuleName::Soap => Box::new(SOAP {
+                lambda,
+                ..SOAP::new(eta)
+            }),
+            RuleName::Lion => Box::new(Lion {
+                lambda,
+                ..Lion::new(eta)
+            }),
+            RuleName::Adafactor => Box::new(Adafactor {
+                lambda,
+                ..Adafactor::new(eta)
+            }),
+            RuleName::Prodigy => Box::new(Prodigy {
+                beta: BETA,
+                lambda,
+                ..Prodigy::new(eta)
+            }),
+            RuleName::ScheduleFree => Box::new(ScheduleFree {
+                beta: BETA,
+                lambda,
+                ..ScheduleFree::new(eta)
+            }),
             RuleName::Momentum => Box::new(Momentum::new(eta)),
-            RuleName::Muon => with_adamw(Muon { lambda, ..Muon::new(eta) }, lambda),
-            RuleName::Normuon => with_adamw(NorMuon { lambda, ..NorMuon::new(eta) }, lambda),
-            RuleName::Adamuon => with_adamw(AdaMuon { lambda, ..AdaMuon::new(eta) }, lambda),
+            RuleName::Muon => with_adamw(
+                Muon {
+                    lambda,
+                    ..Muon::new(eta)
+                },
+                lambda,
+            ),
+            RuleName::Normuon => with_adamw(
+                NorMuon {
+                    lambda,
+                    ..NorMuon::new(eta)
+                },
+                lambda,
+            ),
+            RuleName::Adamuon => with_adamw(
+                AdaMuon {
+                    lambda,
+                    ..AdaMuon::new(eta)
+                },
+                lambda,
+            ),
         }
     }
 }
 
 fn adamw(eta: f64, lambda: f64) -> AdamW {
-    AdamW { beta: BETA, lambda, ..AdamW::new(eta) }
+    AdamW {
+        beta: BETA,
+        lambda,
+        ..AdamW::new(eta)
+    }
 }
 
 /// A rule for the matrices inside the network.

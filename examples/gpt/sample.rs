@@ -48,7 +48,9 @@ impl Sample<'_> {
     /// The character after those of `numbers`.
     fn next(&mut self, gpt: &Gpt, numbers: &[u32]) -> Result<u32> {
         let seen = &numbers[numbers.len().saturating_sub(self.context)..];
-        let logits = gpt.forward(&Tensor::new(seen, gpt.device())?.unsqueeze(0)?)?.get(seen.len() - 1)?;
+        let logits = gpt
+            .forward(&Tensor::new(seen, gpt.device())?.unsqueeze(0)?)?
+            .get(seen.len() - 1)?;
         if self.temperature == 0.0 {
             return logits.argmax(0)?.to_scalar();
         }

@@ -112,7 +112,10 @@ impl Settings {
             ("heads", self.heads, "width", self.width),
             ("micro-batches", self.micro_batches, "batch", self.batch),
         ];
-        match pairs.into_iter().find(|(_, part, _, whole)| !whole.is_multiple_of(*part)) {
+        match pairs
+            .into_iter()
+            .find(|(_, part, _, whole)| !whole.is_multiple_of(*part))
+        {
             Some((part_name, part, name, whole)) => {
                 Err(format!("--{part_name} {part} does not divide --{name} {whole}"))
             }
@@ -129,8 +132,20 @@ impl Settings {
 
     /// The network for a text with that many different characters.
     pub(crate) fn size(&self, characters: usize) -> Size {
-        let Settings { context, layers, width, heads, .. } = *self;
-        Size { characters, context, layers, width, heads }
+        let Settings {
+            context,
+            layers,
+            width,
+            heads,
+            ..
+        } = *self;
+        Size {
+            characters,
+            context,
+            layers,
+            width,
+            heads,
+        }
     }
 
     pub(crate) fn dtype(&self) -> DType {
@@ -159,7 +174,8 @@ impl Settings {
     pub(crate) fn schedule(&self) -> Schedule {
         let (steps, warm_up) = (self.steps as u64, self.warm_up as u64);
         let rise = Schedule::linear(1.0 / (warm_up as f64 + 1.0), 1.0, warm_up);
-        rise.then(warm_up, Schedule::cosine(1.0, 0.1, steps.saturating_sub(warm_up))).relative()
+        rise.then(warm_up, Schedule::cosine(1.0, 0.1, steps.saturating_sub(warm_up)))
+            .relative()
     }
 }
 

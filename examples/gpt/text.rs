@@ -46,10 +46,17 @@ impl Text {
 
     fn new(text: &str) -> Self {
         let vocabulary: Vec<char> = text.chars().collect::<BTreeSet<_>>().into_iter().collect();
-        let mut train: Vec<u32> =
-            text.chars().filter_map(|character| number(&vocabulary, character)).collect();
+        let mut train: Vec<u32> = text
+            .chars()
+            .filter_map(|character| number(&vocabulary, character))
+            .collect();
         let validation = train.split_off(train.len() - train.len() / VALIDATION_PART);
-        Text { vocabulary, train, validation, crc: crc32fast::hash(text.as_bytes()) }
+        Text {
+            vocabulary,
+            train,
+            validation,
+            crc: crc32fast::hash(text.as_bytes()),
+        }
     }
 
     /// Fails where the shorter part has no window of `context` characters and the one after them.
@@ -76,7 +83,11 @@ impl Text {
 
     /// What tells this text from others.
     pub(crate) fn fingerprint(&self) -> String {
-        format!("of {} characters with crc32 {:08x}", self.train.len() + self.validation.len(), self.crc)
+        format!(
+            "of {} characters with crc32 {:08x}",
+            self.train.len() + self.validation.len(),
+            self.crc
+        )
     }
 
     /// The numbers of the characters of `text`, which must be in the vocabulary.
@@ -94,7 +105,10 @@ impl Text {
 
     /// The characters with these numbers.
     pub(crate) fn decode(&self, numbers: &[u32]) -> String {
-        numbers.iter().filter_map(|number| self.vocabulary.get(*number as usize)).collect()
+        numbers
+            .iter()
+            .filter_map(|number| self.vocabulary.get(*number as usize))
+            .collect()
     }
 
     /// The windows to train on in a step, cut into micro-batches. They depend on nothing but the settings and
@@ -104,9 +118,17 @@ impl Text {
         settings: &Settings,
         step: usize,
     ) -> impl Iterator<Item = Result<Batch>> {
-        let Settings { seed, batch: windows, context, micro_batches, .. } = *settings;
+        let Settings {
+            seed,
+            batch: windows,
+            context,
+            micro_batches,
+            ..
+        } = *settings;
         let mut random = Random::new(seed ^ ((step as u64 + 1) << 32));
-        let starts: Vec<usize> = (0..windows).map(|_| random.below(self.train.len() - context)).collect();
+        let starts: Vec<usize> = (0..windows)
+            .map(|_| random.below(self.train.len() - context))
+            .collect();
         batches(&self.train, starts, windows / micro_batches, context)
     }
 
@@ -124,7 +146,10 @@ impl Text {
 }
 
 fn number(vocabulary: &[char], character: char) -> Option<u32> {
-    vocabulary.binary_search(&character).ok().map(|place| place as u32)
+    vocabulary
+        .binary_search(&character)
+        .ok()
+        .map(|place| place as u32)
 }
 
 /// Batches of so many windows, which begin at these places.
@@ -140,9 +165,15 @@ fn batches(
 
 fn batch(text: &[u32], starts: &[usize], context: usize) -> Result<Batch> {
     let windows = |shift: usize| {
-        let numbers: Vec<u32> =
-            starts.iter().flat_map(|start| &text[start + shift..start + shift + context]).copied().collect();
+        let numbers: Vec<u32> = starts
+            .iter()
+            .flat_map(|start| &text[start + shift..start + shift + context])
+            .copied()
+            .collect();
         Tensor::from_vec(numbers, (starts.len(), context), &Device::Cpu)
     };
-    Ok(Batch { inputs: windows(0)?, targets: windows(1)? })
+    Ok(Batch {
+        inputs: windows(0)?,
+        targets: windows(1)?,
+    })
 }

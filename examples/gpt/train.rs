@@ -36,21 +36,36 @@ pub(crate) fn train(
     text: &Text,
     interrupted: impl Fn() -> bool,
 ) -> Result<End, Box<dyn Error>> {
-    let Args { settings, checkpoint_every, stop_at, figures, .. } = args;
+    let Args {
+        settings,
+        checkpoint_every,
+        stop_at,
+        figures,
+        ..
+    } = args;
     let last = stop_at.unwrap_or(settings.steps).min(settings.steps);
     let speaks = trainer.world.is_first();
-    let bar =
-        if speaks { progress_bar(settings.steps, trainer.history.steps()) } else { ProgressBar::hidden() };
+    let bar = if speaks {
+        progress_bar(settings.steps, trainer.history.steps())
+    } else {
+        ProgressBar::hidden()
+    };
     let say = |line: String| {
         if speaks {
             bar.suspend(|| println!("{line}"))
         }
     };
-    let mut file =
-        figures.as_deref().filter(|_| speaks).map(|path| figures_file(path, args.resume)).transpose()?;
+    let mut file = figures
+        .as_deref()
+        .filter(|_| speaks)
+        .map(|path| figures_file(path, args.resume))
+        .transpose()?;
     let mut speed = Speed::default();
     let mut saved = trainer.history.steps();
-    say(format!("{:>8}  {:>13}  {:>15}  {:>12}", "step", "training loss", "validation loss", "characters/s"));
+    say(format!(
+        "{:>8}  {:>13}  {:>15}  {:>12}",
+        "step", "training loss", "validation loss", "characters/s"
+    ));
     while trainer.history.steps() < last && !trainer.is_any(interrupted())? {
         let start = Instant::now();
         let wants_figures = figures.is_some() && trainer.history.steps().is_multiple_of(FIGURES_EVERY);
@@ -59,8 +74,18 @@ pub(crate) fn train(
         let step = trainer.history.steps();
         if let Some(file) = &mut file {
             for leaf in &found {
-                let LeafFigures { path, gradient, parameter, update, .. } = leaf;
-                writeln!(file, "{step},{path},{gradient:e},{parameter:e},{update:e},{:e}", leaf.ratio())?;
+                let LeafFigures {
+                    path,
+                    gradient,
+                    parameter,
+                    update,
+                    ..
+                } = leaf;
+                writeln!(
+                    file,
+                    "{step},{path},{gradient:e},{parameter:e},{update:e},{:e}",
+                    leaf.ratio()
+                )?;
             }
         }
         bar.set_position(step as u64);
@@ -74,7 +99,10 @@ pub(crate) fn train(
             let loss = trainer.validation_loss(settings, text)?;
             trainer.history.validation.push((step, loss));
             let train_loss = trainer.history.train_loss();
-            say(format!("{step:>8}  {train_loss:>13.4}  {loss:>15.4}  {:>12.0}", speed.per_second()));
+            say(format!(
+                "{step:>8}  {train_loss:>13.4}  {loss:>15.4}  {:>12.0}",
+                speed.per_second()
+            ));
         }
         if step.is_multiple_of(*checkpoint_every) {
             checkpoint::save(saver, trainer, settings, text)?;
@@ -96,7 +124,12 @@ pub(crate) fn train(
 
 /// A file to which figures are appended.
 fn figures_file(path: &Path, resumed: bool) -> std::io::Result<File> {
-    let mut file = File::options().create(true).write(true).append(resumed).truncate(!resumed).open(path)?;
+    let mut file = File::options()
+        .create(true)
+        .write(true)
+        .append(resumed)
+        .truncate(!resumed)
+        .open(path)?;
     if file.metadata()?.len() == 0 {
         writeln!(file, "step,path,gradient,parameter,update,ratio")?;
     }

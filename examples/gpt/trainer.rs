@@ -56,19 +56,35 @@ impl Trainer {
         device: &Device,
         world: World,
     ) -> optimisers::Result<Self> {
-        let gpt = Gpt::new(settings.size(text.characters()), settings.dtype(), settings.seed, device)?;
+        let gpt = Gpt::new(
+            settings.size(text.characters()),
+            settings.dtype(),
+            settings.seed,
+            device,
+        )?;
         let micro_batches = settings.micro_batches / world.size();
-        let mut state =
-            world.setup().build_with(&gpt, |_path, x| Some(optimiser(settings, micro_batches, x)))?;
+        let mut state = world
+            .setup()
+            .build_with(&gpt, |_path, x| Some(optimiser(settings, micro_batches, x)))?;
         // A parameter without a gradient is an error, and not one that is never trained: several of candle's
         // operations cut the graph.
         state.require_all();
         // The gradients of f16 activations vanish below 6e-8; the other dtypes need no scale.
-        let scaler =
-            if settings.dtype() == DType::F16 { LossScaler::dynamic() } else { LossScaler::fixed(1.0) };
+        let scaler = if settings.dtype() == DType::F16 {
+            LossScaler::dynamic()
+        } else {
+            LossScaler::fixed(1.0)
+        };
         let scaler = scaler.on_overflow(OnOverflow::EndWindow);
         state.schedule(settings.schedule())?;
-        Ok(Trainer { world, gpt, state, scaler, history: History::default(), updating: Duration::ZERO })
+        Ok(Trainer {
+            world,
+            gpt,
+            state,
+            scaler,
+            history: History::default(),
+            updating: Duration::ZERO,
+        })
     }
 
     /// Goes on with as many micro-batches per step on each rank as so many ranks have, between two steps.
@@ -88,7 +104,11 @@ impl Trainer {
 
     /// Whether this holds on any rank.
     pub(crate) fn is_any(&self, own: bool) -> std::result::Result<bool, Box<dyn Error>> {
-        Ok(self.world.of_all([u8::from(own)])?.into_iter().any(|[own]| own != 0))
+        Ok(self
+            .world
+            .of_all([u8::from(own)])?
+            .into_iter()
+            .any(|[own]| own != 0))
     }
 
     /// Trains on one batch. Rank r of N has the micro-batches r, N + r, 2 N + r, ... The figures are of all
@@ -102,11 +122,17 @@ impl Trainer {
         let step = self.history.steps();
         let mut losses = Vec::with_capacity(settings.micro_batches);
         let (mut is_given_up, mut figures) = (false, Vec::new());
-        for batch in text.train_batches(settings, step).skip(self.world.rank()).step_by(self.world.size()) {
+        for batch in text
+            .train_batches(settings, step)
+            .skip(self.world.rank())
+            .step_by(self.world.size())
+        {
             let batch = batch?;
             let (loss, grads) = match is_given_up {
                 true => (self.loss(&batch)?, None),
-                false => self.gradients(settings, &batch).map(|(loss, grads)| (loss, Some(grads)))?,
+                false => self
+                    .gradients(settings, &batch)
+                    .map(|(loss, grads)| (loss, Some(grads)))?,
             };
             losses.extend(
                 self.world
@@ -118,7 +144,11 @@ impl Trainer {
             let Some(grads) = grads else { continue };
             // Where a gradient is infinite or NaN nothing moves, and the next batch is scaled by less.
             let update = Update::new(&mut self.state);
-            let update = if wants_figures { update.with_figures() } else { update };
+            let update = if wants_figures {
+                update.with_figures()
+            } else {
+                update
+            };
             let start = Instant::now();
             let update = update.scaler(&mut self.scaler);
             let outcome = if settings.stream {
@@ -160,8 +190,9 @@ impl Trainer {
             if batches.is_empty() {
                 return check_finite((sum / count as f64) as f32, "validation", self.history.steps());
             }
-            let own =
-                batches.get(self.world.rank()).map_or(Ok(0.0), |own| self.loss(own)?.to_scalar::<f32>())?;
+            let own = batches
+                .get(self.world.rank())
+                .map_or(Ok(0.0), |own| self.loss(own)?.to_scalar::<f32>())?;
             for (batch, loss) in batches.iter().zip(self.world.of_all(own.to_le_bytes())?) {
                 let characters = batch.targets.elem_count();
                 sum += f64::from(f32::from_le_bytes(loss)) * characters as f64;
@@ -172,11 +203,17 @@ impl Trainer {
 
     /// The mean loss per character, in F32.
     fn loss(&self, batch: &Batch) -> Result<Tensor> {
-        self.loss_of(&self.gpt.forward(&batch.inputs.to_device(self.gpt.device())?)?, batch)
+        self.loss_of(
+            &self.gpt.forward(&batch.inputs.to_device(self.gpt.device())?)?,
+            batch,
+        )
     }
 
     fn loss_of(&self, logits: &Tensor, batch: &Batch) -> Result<Tensor> {
-        cross_entropy(logits, &batch.targets.flatten_all()?.to_device(self.gpt.device())?)
+        cross_entropy(
+            logits,
+            &batch.targets.flatten_all()?.to_device(self.gpt.device())?,
+        )
     }
 
     /// The bytes of all parameters.
@@ -191,7 +228,9 @@ impl Trainer {
     /// A checksum over the bits of all parameters.
     pub(crate) fn parameters_crc(&self) -> Result<u32> {
         let mut tensors = Vec::new();
-        self.gpt.visit(&mut Visitor::new(&mut |_path, tensor| tensors.push(tensor.clone())));
+        self.gpt.visit(&mut Visitor::new(&mut |_path, tensor| {
+            tensors.push(tensor.clone())
+        }));
         let mut hasher = crc32fast::Hasher::new();
         for tensor in tensors {
             // F32 holds the numbers of the other dtypes exactly.
@@ -207,6 +246,8 @@ fn check_finite(loss: f32, what: &str, step: usize) -> std::result::Result<f32, 
     if loss.is_finite() {
         return Ok(loss);
     }
-    Err(format!("the {what} loss is {loss} after {step} steps: lower --eta, and prefer --dtype bf16 to f16")
-        .into())
+    Err(
+        format!("the {what} loss is {loss} after {step} steps: lower --eta, and prefer --dtype bf16 to f16")
+            .into(),
+    )
 }

@@ -14,7 +14,10 @@ pub struct Array {
 
 impl Array {
     pub fn new(shape: &[usize], values: Vec<f32>) -> Self {
-        Array { shape: shape.to_vec(), values: RwLock::new(values) }
+        Array {
+            shape: shape.to_vec(),
+            values: RwLock::new(values),
+        }
     }
 
     pub fn values(&self) -> Vec<f32> {
@@ -40,7 +43,9 @@ impl Lend for Array {
     }
 
     fn read(&self, run: &mut dyn FnMut(View<'_>) -> optimisers::Result<()>) -> optimisers::Result<()> {
-        run(View::new(&*self.values.read().unwrap_or_else(PoisonError::into_inner)))
+        run(View::new(
+            &*self.values.read().unwrap_or_else(PoisonError::into_inner),
+        ))
     }
 
     fn write(&self, run: &mut dyn FnMut(MemoryMut<'_>) -> optimisers::Result<()>) -> optimisers::Result<()> {

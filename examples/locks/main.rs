@@ -23,13 +23,29 @@ const INPUTS: usize = 8;
 /// The input of an example, and what the model is to make of it.
 fn example(index: usize) -> ([f32; INPUTS], f32) {
     let input = std::array::from_fn(|i| ((index * (2 * i + 3) + i * i) % 17) as f32 / 17.0 - 0.5);
-    (input, input.iter().enumerate().map(|(i, x)| x * (i as f32 - 3.0)).sum::<f32>() + 0.7)
+    (
+        input,
+        input
+            .iter()
+            .enumerate()
+            .map(|(i, x)| x * (i as f32 - 3.0))
+            .sum::<f32>()
+            + 0.7,
+    )
 }
 
 impl Arrays {
     fn of(bias: f32, weight: Vec<f32>) -> Self {
-        let arrays = [("bias", Array::new(&[], vec![bias])), ("weight", Array::new(&[1, INPUTS], weight))];
-        Arrays(arrays.into_iter().map(|(name, array)| (name.to_string(), array)).collect())
+        let arrays = [
+            ("bias", Array::new(&[], vec![bias])),
+            ("weight", Array::new(&[1, INPUTS], weight)),
+        ];
+        Arrays(
+            arrays
+                .into_iter()
+                .map(|(name, array)| (name.to_string(), array))
+                .collect(),
+        )
     }
 
     fn zeros() -> Self {
@@ -38,7 +54,12 @@ impl Arrays {
 
     fn error(&self, index: usize) -> ([f32; INPUTS], f32) {
         let (input, target) = example(index);
-        let products = self.0["weight"].values().iter().zip(input).map(|(w, x)| w * x).sum::<f32>();
+        let products = self.0["weight"]
+            .values()
+            .iter()
+            .zip(input)
+            .map(|(w, x)| w * x)
+            .sum::<f32>();
         (input, products + self.0["bias"].values()[0] - target)
     }
 
@@ -52,7 +73,10 @@ impl Arrays {
         let (mut weight, mut bias) = (vec![0.0; INPUTS], 0.0);
         for index in batch * 16..(batch + 1) * 16 {
             let (input, error) = self.error(index);
-            weight.iter_mut().zip(input).for_each(|(sum, x)| *sum += 2.0 * error * x / 16.0);
+            weight
+                .iter_mut()
+                .zip(input)
+                .for_each(|(sum, x)| *sum += 2.0 * error * x / 16.0);
             bias += 2.0 * error / 16.0;
         }
         Arrays::of(bias, weight)
@@ -84,7 +108,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let model = Arrays::zeros();
     let mut state = begin(&model)?;
     state.schedule(Schedule::cosine(0.1, 0.0, STEPS))?;
-    println!("{} parameters behind locks; the loss is {:.4}", state.elements(), model.loss());
+    println!(
+        "{} parameters behind locks; the loss is {:.4}",
+        state.elements(),
+        model.loss()
+    );
     std::thread::scope(|scope| {
         // The forward pass of another thread reads the arrays while they are trained.
         let losses = scope.spawn(|| (0..5).map(|_| model.loss()).collect::<Vec<_>>());
@@ -107,6 +135,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         model.loss(),
         resumed.loss()
     );
-    let same = ["bias", "weight"].into_iter().all(|name| model.0[name].values() == resumed.0[name].values());
-    if same { Ok(()) } else { Err("the two runs differ".into()) }
+    let same = ["bias", "weight"]
+        .into_iter()
+        .all(|name| model.0[name].values() == resumed.0[name].values());
+    if same {
+        Ok(())
+    } else {
+        Err("the two runs differ".into())
+    }
 }

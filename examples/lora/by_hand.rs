@@ -50,16 +50,23 @@ fn clip(gradients: &mut GradStore, factors: &Factors, divisor: f64, largest: f64
 }
 
 fn save(file: &Path, factors: &Factors) -> Result<()> {
-    let tensors = factors.iter().map(|(name, factor)| (name.clone(), factor.as_tensor().clone()));
-    safetensors::save(&tensors.collect::<std::collections::HashMap<String, Tensor>>(), file)
+    let tensors = factors
+        .iter()
+        .map(|(name, factor)| (name.clone(), factor.as_tensor().clone()));
+    safetensors::save(
+        &tensors.collect::<std::collections::HashMap<String, Tensor>>(),
+        file,
+    )
 }
 
 fn load(file: &Path, factors: &Factors) -> Result<()> {
     let tensors = safetensors::load(file, &Device::Cpu)?;
-    factors.iter().try_for_each(|(name, factor)| match tensors.get(name) {
-        Some(tensor) => factor.set(tensor),
-        None => candle_core::bail!("the file has no tensor {name}"),
-    })
+    factors
+        .iter()
+        .try_for_each(|(name, factor)| match tensors.get(name) {
+            Some(tensor) => factor.set(tensor),
+            None => candle_core::bail!("the file has no tensor {name}"),
+        })
 }
 
 pub(crate) fn train(
@@ -68,7 +75,11 @@ pub(crate) fn train(
     epochs: Range<usize>,
     file: &Path,
 ) -> std::result::Result<usize, Box<dyn Error>> {
-    let params = ParamsAdamW { lr: RATE, weight_decay: 0.0, ..ParamsAdamW::default() };
+    let params = ParamsAdamW {
+        lr: RATE,
+        weight_decay: 0.0,
+        ..ParamsAdamW::default()
+    };
     let mut optimizer = AdamW::new(factors.values().cloned().collect(), params)?;
     if epochs.start > 0 {
         load(file, factors)?;

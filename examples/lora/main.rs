@@ -56,7 +56,10 @@ impl Task {
             let labels = Tensor::from_iter(digits.iter().map(|digit| digit.label), &Device::Cpu)?;
             Ok((pixels.to_dtype(dtype)?, labels))
         };
-        let base = base.iter().map(|weight| weight.detach().to_dtype(dtype)).collect::<Result<_>>()?;
+        let base = base
+            .iter()
+            .map(|weight| weight.detach().to_dtype(dtype))
+            .collect::<Result<_>>()?;
         Ok(Task {
             base,
             batches: data[0].chunks(BATCH).map(images).collect::<Result<_>>()?,
@@ -73,7 +76,10 @@ impl Task {
             let bound = 1.0 / (inputs as f32).sqrt();
             let a = random.variable((RANK, inputs), bound, weight.dtype(), &Device::Cpu)?;
             factors.insert(format!("{i}.a"), Var::from_tensor(&a)?);
-            factors.insert(format!("{i}.b"), Var::zeros((outputs, RANK), weight.dtype(), &Device::Cpu)?);
+            factors.insert(
+                format!("{i}.b"),
+                Var::zeros((outputs, RANK), weight.dtype(), &Device::Cpu)?,
+            );
         }
         Ok(factors)
     }
@@ -106,12 +112,19 @@ fn pretrained(data: &[Vec<Digit>; 2]) -> std::result::Result<Vec<Tensor>, Box<dy
     let mut weight = |inputs: usize, outputs: usize| {
         random.variable((outputs, inputs), (3.0 / inputs as f32).sqrt(), F32, &Device::Cpu)
     };
-    let weights = WIDTHS.windows(2).map(|pair| weight(pair[0], pair[1])).collect::<Result<Vec<_>>>()?;
+    let weights = WIDTHS
+        .windows(2)
+        .map(|pair| weight(pair[0], pair[1]))
+        .collect::<Result<Vec<_>>>()?;
     let mut task = Task::new(&[], data, F32, false)?;
     task.base.clone_from(&weights);
     let mut state = setup(Adam::new(1e-3), &weights)?;
     for batch in task.batches.iter().cycle().take(8 * task.batches.len()) {
-        update(&mut state, &weights, &task.loss(&Factors::new(), batch)?.backward()?)?;
+        update(
+            &mut state,
+            &weights,
+            &task.loss(&Factors::new(), batch)?.backward()?,
+        )?;
     }
     Ok(task.base)
 }
@@ -125,8 +138,14 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
     shuffle(&mut data[0], &mut Random::new(0));
     let base = pretrained(&data)?;
     let folder = tempfile::tempdir()?;
-    println!("accuracy before: {:.4}", Task::new(&base, &data, F32, true)?.accuracy(&Factors::new())?);
-    println!("{:24} accuracy  bytes: base  trained  ms a batch  lost by resuming", "");
+    println!(
+        "accuracy before: {:.4}",
+        Task::new(&base, &data, F32, true)?.accuracy(&Factors::new())?
+    );
+    println!(
+        "{:24} accuracy  bytes: base  trained  ms a batch  lost by resuming",
+        ""
+    );
     let ways: [(&str, DType, Train); 3] = [
         ("by hand, f32", F32, by_hand::train),
         ("optimisers, f32", F32, train::train),
@@ -144,10 +163,16 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
         train(&task, &resumed, EPOCHS / 2..EPOCHS, &file)?;
         let mut lost = 0f32;
         for (a, b) in whole.values().zip(resumed.values()) {
-            let difference = (a.to_dtype(F32)? - b.to_dtype(F32)?)?.abs()?.max_all()?.to_scalar::<f32>()?;
+            let difference = (a.to_dtype(F32)? - b.to_dtype(F32)?)?
+                .abs()?
+                .max_all()?
+                .to_scalar::<f32>()?;
             lost = lost.max(difference);
         }
-        assert!(lost == 0.0 || name == "by hand, f32", "a resumed run of {name} differs by {lost}");
+        assert!(
+            lost == 0.0 || name == "by hand, f32",
+            "a resumed run of {name} differs by {lost}"
+        );
         let size = |weight: &Tensor| weight.elem_count() * weight.dtype().size_in_bytes();
         let base: usize = task.base.iter().map(size).sum();
         let trained = bytes + whole.values().map(|factor| size(factor)).sum::<usize>();

@@ -18,7 +18,10 @@ pub(crate) fn train(
     epochs: Range<usize>,
     file: &Path,
 ) -> Result<usize, Box<dyn Error>> {
-    let adamw = AdamW { lambda: 0.0, ..AdamW::new(RATE) };
+    let adamw = AdamW {
+        lambda: 0.0,
+        ..AdamW::new(RATE)
+    };
     let rule = OptimiserChain::new((AccumGrad::new(WINDOW), ClipGlobalNorm::new(1.0), adamw));
     let mut state = setup(MixedPrecision::new(F32, rule), factors)?; // f32 factors need no masters and get none
     state.require_all();

@@ -42,7 +42,12 @@ struct Args {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let Args { epochs, batch, eta, seed } = Args::parse();
+    let Args {
+        epochs,
+        batch,
+        eta,
+        seed,
+    } = Args::parse();
     let [train, test] = digits()?;
     let mut random = Random::new(seed);
     let mut network = Network::new(&mut random);

@@ -19,14 +19,25 @@ struct Layer {
 impl Layer {
     fn new(random: &mut Random, outputs: usize, inputs: usize) -> Self {
         let bound = (inputs as f32).sqrt().recip();
-        let weight = (0..outputs * inputs).map(|_| bf16::from_f32(bound * random.uniform())).collect();
-        Layer { weight, bias: vec![bf16::ZERO; outputs], inputs }
+        let weight = (0..outputs * inputs)
+            .map(|_| bf16::from_f32(bound * random.uniform()))
+            .collect();
+        Layer {
+            weight,
+            bias: vec![bf16::ZERO; outputs],
+            inputs,
+        }
     }
 
     fn forward(&self, x: &[f32]) -> Vec<f32> {
         let rows = self.weight.chunks_exact(self.inputs).zip(&self.bias);
         rows.map(|(row, bias)| {
-            bias.to_f32() + row.iter().zip(x).map(|(weight, x)| weight.to_f32() * x).sum::<f32>()
+            bias.to_f32()
+                + row
+                    .iter()
+                    .zip(x)
+                    .map(|(weight, x)| weight.to_f32() * x)
+                    .sum::<f32>()
         })
         .collect()
     }
@@ -35,7 +46,10 @@ impl Layer {
     fn backward(&self, of_outputs: &[f32]) -> Vec<f32> {
         let mut of_inputs = vec![0.0; self.inputs];
         for (row, dy) in self.weight.chunks_exact(self.inputs).zip(of_outputs) {
-            of_inputs.iter_mut().zip(row).for_each(|(dx, weight)| *dx += weight.to_f32() * dy);
+            of_inputs
+                .iter_mut()
+                .zip(row)
+                .for_each(|(dx, weight)| *dx += weight.to_f32() * dy);
         }
         of_inputs
     }
@@ -49,11 +63,19 @@ struct LayerGradients {
 
 impl LayerGradients {
     fn zeros(layer: &Layer) -> Self {
-        LayerGradients { weight: vec![0.0; layer.weight.len()], bias: vec![0.0; layer.bias.len()] }
+        LayerGradients {
+            weight: vec![0.0; layer.weight.len()],
+            bias: vec![0.0; layer.bias.len()],
+        }
     }
 
     fn add(&mut self, x: &[f32], of_outputs: &[f32]) {
-        for ((row, bias), dy) in self.weight.chunks_exact_mut(x.len()).zip(&mut self.bias).zip(of_outputs) {
+        for ((row, bias), dy) in self
+            .weight
+            .chunks_exact_mut(x.len())
+            .zip(&mut self.bias)
+            .zip(of_outputs)
+        {
             row.iter_mut().zip(x).for_each(|(weight, x)| *weight += dy * x);
             *bias += dy;
         }
@@ -84,7 +106,10 @@ impl NetworkGradients {
 
 impl Network {
     pub(crate) fn new(random: &mut Random) -> Self {
-        Network { hidden: Layer::new(random, HIDDEN, PIXELS), output: Layer::new(random, CLASSES, HIDDEN) }
+        Network {
+            hidden: Layer::new(random, HIDDEN, PIXELS),
+            output: Layer::new(random, CLASSES, HIDDEN),
+        }
     }
 
     /// What the optimiser gets to see, for one call.
@@ -112,13 +137,19 @@ impl Network {
             let total: f32 = logits.iter().map(|logit| (logit - largest).exp()).sum();
             let label = digit.label as usize;
             loss += share * (total.ln() + largest - logits[label]);
-            let mut of_logits: Vec<f32> =
-                logits.iter().map(|logit| share * (logit - largest).exp() / total).collect();
+            let mut of_logits: Vec<f32> = logits
+                .iter()
+                .map(|logit| share * (logit - largest).exp() / total)
+                .collect();
             of_logits[label] -= share;
             gradients.output.add(&hidden, &of_logits);
             let of_hidden = self.output.backward(&of_logits);
             // tanh' = 1 - tanh²
-            let of_sums: Vec<f32> = of_hidden.iter().zip(&hidden).map(|(dy, y)| dy * (1.0 - y * y)).collect();
+            let of_sums: Vec<f32> = of_hidden
+                .iter()
+                .zip(&hidden)
+                .map(|(dy, y)| dy * (1.0 - y * y))
+                .collect();
             gradients.hidden.add(&digit.pixels, &of_sums);
         }
         (loss, gradients)
@@ -134,6 +165,10 @@ impl Network {
     }
 
     fn activations(&self, digit: &Digit) -> Vec<f32> {
-        self.hidden.forward(&digit.pixels).into_iter().map(f32::tanh).collect()
+        self.hidden
+            .forward(&digit.pixels)
+            .into_iter()
+            .map(f32::tanh)
+            .collect()
     }
 }

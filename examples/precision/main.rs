@@ -98,7 +98,11 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let (mut digits, mut regressions) = (Vec::new(), Vec::new());
     for seed in args.seed..args.seed.saturating_add(args.seeds) {
         digits.push(study(&Digits::load(&device)?, args.epochs, seed)?);
-        regressions.push(study(&Regression::new(seed, &device)?, args.regression_epochs, seed)?);
+        regressions.push(study(
+            &Regression::new(seed, &device)?,
+            args.regression_epochs,
+            seed,
+        )?);
     }
     let first = [&digits[0], &regressions[0]];
     plot::loss_curves(first, args)?;
@@ -110,7 +114,9 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         first.into_iter().try_for_each(report::results)?;
     }
     if args.seeds > 1 {
-        [&digits, &regressions].into_iter().for_each(|studies| report::spread(studies));
+        [&digits, &regressions]
+            .into_iter()
+            .for_each(|studies| report::spread(studies));
     }
     Ok(())
 }
@@ -125,5 +131,10 @@ fn study<P: Problem>(problem: &P, epochs: u32, seed: u64) -> Result<Study, Box<d
         runs.push(run);
     }
     println!();
-    Ok(Study { name: P::NAME, title: P::TITLE, eta: P::ETA, runs })
+    Ok(Study {
+        name: P::NAME,
+        title: P::TITLE,
+        eta: P::ETA,
+        runs,
+    })
 }

@@ -31,10 +31,17 @@ const LEGEND_COLUMNS: usize = 3;
 
 /// Draws the loss of each epoch, one curve per run.
 pub(crate) fn loss_curves(studies: [&Study; 2], args: &Args) -> Result<(), Box<dyn Error>> {
-    let what = format!("mean training loss of each epoch, the same AdamW for all, seed {}", args.seed);
-    draw_all(studies, &args.out, "Ways to keep low-precision parameters", &what, |run, _| {
-        Ok(run.losses.clone())
-    })
+    let what = format!(
+        "mean training loss of each epoch, the same AdamW for all, seed {}",
+        args.seed
+    );
+    draw_all(
+        studies,
+        &args.out,
+        "Ways to keep low-precision parameters",
+        &what,
+        |run, _| Ok(run.losses.clone()),
+    )
 }
 
 /// Draws how far the weights are from those of f32, one curve per run.
@@ -43,9 +50,13 @@ pub(crate) fn distances(studies: [&Study; 2], args: &Args) -> Result<(), Box<dyn
         "distance from the weights of f32, as a part of the way that those have gone, seed {}",
         args.seed
     );
-    draw_all(studies, &args.distance_out, "How far low precision leads away", &what, |run, exact| {
-        Ok(run.distances(exact)?)
-    })
+    draw_all(
+        studies,
+        &args.distance_out,
+        "How far low precision leads away",
+        &what,
+        |run, exact| Ok(run.distances(exact)?),
+    )
 }
 
 /// Draws a panel for each problem, with what `values` makes of each run and the first.
@@ -61,8 +72,11 @@ fn draw_all(
     let (_, height) = below_titles.dim_in_pixel();
     let (panels, legend_area) = below_titles.split_vertically(height.saturating_sub(LEGEND_HEIGHT));
     for (area, study) in panels.split_evenly((1, studies.len())).iter().zip(studies) {
-        let values =
-            study.runs.iter().map(|run| values(run, &study.runs[0])).collect::<Result<Vec<_>, _>>()?;
+        let values = study
+            .runs
+            .iter()
+            .map(|run| values(run, &study.runs[0]))
+            .collect::<Result<Vec<_>, _>>()?;
         panel(area, study, &values)?;
     }
     legend(&legend_area)?;
@@ -87,7 +101,12 @@ fn panel(area: &Area<'_>, study: &Study, values: &[Vec<f32>]) -> Result<(), Box<
         discs: (0, width / 2),
         label: None,
     };
-    draw(area, &axes, range(values).log_scale(), values.iter().zip(STROKES).map(curve).collect())
+    draw(
+        area,
+        &axes,
+        range(values).log_scale(),
+        values.iter().zip(STROKES).map(curve).collect(),
+    )
 }
 
 /// The strokes with their variants, column by column.
@@ -95,10 +114,19 @@ fn legend(area: &Area<'_>) -> Result<(), Box<dyn Error>> {
     let rows = VARIANTS.len().div_ceil(LEGEND_COLUMNS);
     let cells = area.margin(10, 20, 60, 20).split_evenly((rows, LEGEND_COLUMNS));
     for (i, (variant, (colour, width))) in VARIANTS.iter().zip(STROKES).enumerate() {
-        let Some(cell) = cells.get(i % rows * LEGEND_COLUMNS + i / rows) else { continue };
+        let Some(cell) = cells.get(i % rows * LEGEND_COLUMNS + i / rows) else {
+            continue;
+        };
         let middle = (cell.dim_in_pixel().1 / 2) as i32;
-        cell.draw(&PathElement::new([(0, middle), (50, middle)], colour.stroke_width(width)))?;
-        cell.draw(&Text::new(variant.title, (65, middle - 8), ("sans-serif", 28).into_font().color(&INK)))?;
+        cell.draw(&PathElement::new(
+            [(0, middle), (50, middle)],
+            colour.stroke_width(width),
+        ))?;
+        cell.draw(&Text::new(
+            variant.title,
+            (65, middle - 8),
+            ("sans-serif", 28).into_font().color(&INK),
+        ))?;
     }
     Ok(())
 }
@@ -106,8 +134,12 @@ fn legend(area: &Area<'_>) -> Result<(), Box<dyn Error>> {
 /// From a little below all values to a little above them. What is 0, as the distance of f32 from itself, is
 /// on no logarithmic scale.
 fn range(all: &[Vec<f32>]) -> Range<f64> {
-    let values =
-        || all.iter().flat_map(|values| points(values)).map(|(_, value)| value).filter(|value| *value > 0.0);
+    let values = || {
+        all.iter()
+            .flat_map(|values| points(values))
+            .map(|(_, value)| value)
+            .filter(|value| *value > 0.0)
+    };
     let low = values().fold(1.0, f64::min);
     let high = values().fold(10.0 * low, f64::max);
     0.7 * low..1.3 * high

@@ -31,12 +31,19 @@ impl Regression {
     /// every device.
     pub(crate) fn new(seed: u64, device: &Device) -> Result<Self> {
         let mut random = Random::new(seed ^ SAMPLE_STREAM);
-        let weights = random.variable((FEATURES, TARGETS), 1.0, DType::F32, &Device::Cpu)?.detach();
-        let inputs = random.variable((SAMPLES, FEATURES), 1.0, DType::F32, &Device::Cpu)?.detach();
+        let weights = random
+            .variable((FEATURES, TARGETS), 1.0, DType::F32, &Device::Cpu)?
+            .detach();
+        let inputs = random
+            .variable((SAMPLES, FEATURES), 1.0, DType::F32, &Device::Cpu)?
+            .detach();
         let noise: Vec<f32> = (0..SAMPLES * TARGETS).map(|_| NOISE * random.uniform()).collect();
         let targets =
             (inputs.matmul(&weights)? + Tensor::from_vec(noise, (SAMPLES, TARGETS), &Device::Cpu)?)?;
-        Ok(Regression { inputs: inputs.to_device(device)?, targets: targets.to_device(device)? })
+        Ok(Regression {
+            inputs: inputs.to_device(device)?,
+            targets: targets.to_device(device)?,
+        })
     }
 }
 
@@ -56,7 +63,10 @@ impl Problem for Regression {
     }
 
     fn to_dtype(&self, dtype: DType) -> Result<Self> {
-        Ok(Regression { inputs: self.inputs.to_dtype(dtype)?, targets: self.targets.clone() })
+        Ok(Regression {
+            inputs: self.inputs.to_dtype(dtype)?,
+            targets: self.targets.clone(),
+        })
     }
 
     fn samples(&self) -> usize {
@@ -65,7 +75,9 @@ impl Problem for Regression {
 
     fn loss(&self, linear: &Linear, numbers: &[u32]) -> Result<Tensor> {
         let numbers = Tensor::new(numbers, self.inputs.device())?;
-        let outputs = linear.forward(&self.inputs.index_select(&numbers, 0)?)?.to_dtype(DType::F32)?;
+        let outputs = linear
+            .forward(&self.inputs.index_select(&numbers, 0)?)?
+            .to_dtype(DType::F32)?;
         mse(&outputs, &self.targets.index_select(&numbers, 0)?)
     }
 

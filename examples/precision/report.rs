@@ -21,7 +21,12 @@ pub(crate) fn header<P: Problem>(problem: &P, epochs: u32, seed: u64) {
 
 /// A line of the table.
 pub(crate) fn row(run: &Run) {
-    let Run { variant, bytes_per_parameter, nanoseconds_per_parameter, .. } = run;
+    let Run {
+        variant,
+        bytes_per_parameter,
+        nanoseconds_per_parameter,
+        ..
+    } = run;
     let (title, loss, told) = (variant.title, run.loss(), run.told());
     println!(
         "{title:>40}  {loss:>10.5}  {told:>8}  {bytes_per_parameter:>15.2}  \
@@ -55,8 +60,11 @@ pub(crate) fn spread(studies: &[Study]) {
     );
     for (i, run) in first.runs.iter().enumerate() {
         let losses: Vec<f64> = studies.iter().map(|study| study.runs[i].loss().into()).collect();
-        let above: Vec<f64> =
-            studies.iter().zip(&losses).map(|(study, loss)| loss - f64::from(study.runs[0].loss())).collect();
+        let above: Vec<f64> = studies
+            .iter()
+            .zip(&losses)
+            .map(|(study, loss)| loss - f64::from(study.runs[0].loss()))
+            .collect();
         let [(loss, of_loss), (more, of_more)] = [mean_and_deviation(&losses), mean_and_deviation(&above)];
         let name = run.variant.name;
         println!(

@@ -45,9 +45,13 @@ impl Run {
     /// other has gone.
     pub(crate) fn distances(&self, other: &Run) -> Result<Vec<f32>> {
         let size = |a: &Tensor, b: &Tensor| (a - b)?.sqr()?.sum_all()?.sqrt()?.to_scalar::<f32>();
-        let Some(start) = other.weights.first() else { return Ok(Vec::new()) };
+        let Some(start) = other.weights.first() else {
+            return Ok(Vec::new());
+        };
         let pairs = self.weights.iter().zip(&other.weights).skip(1);
-        pairs.map(|(own, other)| Ok(size(own, other)? / size(other, start)?)).collect()
+        pairs
+            .map(|(own, other)| Ok(size(own, other)? / size(other, start)?))
+            .collect()
     }
 
     /// How far another run's weights are from these in the end.
@@ -57,7 +61,8 @@ impl Run {
 
     /// The accuracy, or a dash where there is none.
     pub(crate) fn told(&self) -> String {
-        self.accuracy.map_or("-".to_string(), |accuracy| format!("{accuracy:.4}"))
+        self.accuracy
+            .map_or("-".to_string(), |accuracy| format!("{accuracy:.4}"))
     }
 }
 

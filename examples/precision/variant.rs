@@ -48,9 +48,24 @@ enum Keep {
 }
 
 pub(crate) const VARIANTS: [Variant; 11] = [
-    Variant { name: "f32", title: "f32", dtype: DType::F32, keep: Keep::Plain },
-    Variant { name: "bf16+master", title: "bf16, f32 masters", dtype: DType::BF16, keep: Keep::Masters },
-    Variant { name: "bf16+split", title: "bf16, split masters", dtype: DType::BF16, keep: Keep::Split },
+    Variant {
+        name: "f32",
+        title: "f32",
+        dtype: DType::F32,
+        keep: Keep::Plain,
+    },
+    Variant {
+        name: "bf16+master",
+        title: "bf16, f32 masters",
+        dtype: DType::BF16,
+        keep: Keep::Masters,
+    },
+    Variant {
+        name: "bf16+split",
+        title: "bf16, split masters",
+        dtype: DType::BF16,
+        keep: Keep::Split,
+    },
     Variant {
         name: "bf16+master+bf16-m",
         title: "bf16, f32 masters, m in bf16",
@@ -63,7 +78,12 @@ pub(crate) const VARIANTS: [Variant; 11] = [
         dtype: DType::F16,
         keep: Keep::MastersScaledLoss,
     },
-    Variant { name: "f32+q8", title: "f32, 8-bit moments", dtype: DType::F32, keep: Keep::EightBits },
+    Variant {
+        name: "f32+q8",
+        title: "f32, 8-bit moments",
+        dtype: DType::F32,
+        keep: Keep::EightBits,
+    },
     Variant {
         name: "bf16+master+q8",
         title: "bf16, f32 masters, 8-bit moments",
@@ -76,14 +96,24 @@ pub(crate) const VARIANTS: [Variant; 11] = [
         dtype: DType::BF16,
         keep: Keep::SplitEightBits,
     },
-    Variant { name: "bf16+kahan", title: "bf16, Kahan's summation", dtype: DType::BF16, keep: Keep::Kahan },
+    Variant {
+        name: "bf16+kahan",
+        title: "bf16, Kahan's summation",
+        dtype: DType::BF16,
+        keep: Keep::Kahan,
+    },
     Variant {
         name: "bf16+stochastic",
         title: "bf16, stochastic rounding",
         dtype: DType::BF16,
         keep: Keep::Stochastic,
     },
-    Variant { name: "bf16", title: "bf16 alone", dtype: DType::BF16, keep: Keep::Plain },
+    Variant {
+        name: "bf16",
+        title: "bf16 alone",
+        dtype: DType::BF16,
+        keep: Keep::Plain,
+    },
 ];
 
 impl Variant {
@@ -94,14 +124,18 @@ impl Variant {
     /// The network of a problem with its optimiser.
     pub(crate) fn trainer<P: Problem>(&self, problem: &P, seed: u64) -> Result<Trainer<P::Network>> {
         let network = problem.network(seed, self.dtype)?;
-        let rule = AdamW { lambda: LAMBDA, ..AdamW::new(P::ETA) };
+        let rule = AdamW {
+            lambda: LAMBDA,
+            ..AdamW::new(P::ETA)
+        };
         let mut scaler = None;
         let mut state = match self.keep {
             Keep::Plain => setup(rule, &network),
             Keep::Masters => setup(MixedPrecision::new(DType::F32, rule), &network),
-            Keep::MastersNarrowMoment => {
-                setup(MixedPrecision::new(DType::F32, StoreAs::new([("m", DType::BF16)], rule)), &network)
-            }
+            Keep::MastersNarrowMoment => setup(
+                MixedPrecision::new(DType::F32, StoreAs::new([("m", DType::BF16)], rule)),
+                &network,
+            ),
             Keep::MastersScaledLoss => {
                 scaler = Some(LossScaler::dynamic());
                 setup(MixedPrecision::new(DType::F32, rule), &network)
@@ -119,7 +153,11 @@ impl Variant {
         state.all().allow_low_precision();
         // A parameter without a gradient is an error, and not one that is never trained.
         state.require_all();
-        Ok(Trainer { network, state, scaler })
+        Ok(Trainer {
+            network,
+            state,
+            scaler,
+        })
     }
 }
 
@@ -134,7 +172,11 @@ impl<N: Model> Trainer<N> {
     /// Moves the parameters by one step against the gradient of the loss, and returns how long the optimiser
     /// took.
     pub(crate) fn step(&mut self, loss: &Tensor) -> Result<Duration> {
-        let Trainer { network, state, scaler } = self;
+        let Trainer {
+            network,
+            state,
+            scaler,
+        } = self;
         let grads = match scaler {
             Some(scaler) => scaler.scale(loss)?.backward()?.into_store(),
             None => loss.backward()?,
@@ -155,8 +197,19 @@ impl<N: Model> Trainer<N> {
     /// The most precise copies of all parameters in a row, on the CPU.
     pub(crate) fn weights(&self) -> Result<Tensor> {
         let masters = self.state.masters(&self.network)?;
-        let flat = |master: Tensor| master.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.flatten_all();
-        Ok(Tensor::cat(&masters.into_values().map(flat).collect::<candle_core::Result<Vec<_>>>()?, 0)?)
+        let flat = |master: Tensor| {
+            master
+                .to_device(&Device::Cpu)?
+                .to_dtype(DType::F32)?
+                .flatten_all()
+        };
+        Ok(Tensor::cat(
+            &masters
+                .into_values()
+                .map(flat)
+                .collect::<candle_core::Result<Vec<_>>>()?,
+            0,
+        )?)
     }
 
     /// How many numbers are trained.

@@ -42,7 +42,13 @@ struct Args {
 type Launch = unsafe extern "C" fn(blocks: u32, values: *const *const c_void);
 
 fn optimiser() -> MixedPrecision<AdamW> {
-    MixedPrecision::new(F32, AdamW { lambda: 0.1, ..AdamW::new(1e-3) })
+    MixedPrecision::new(
+        F32,
+        AdamW {
+            lambda: 0.1,
+            ..AdamW::new(1e-3)
+        },
+    )
 }
 
 /// Falls from step to step.
@@ -63,11 +69,25 @@ fn numbers(step: u32) -> Vec<bf16> {
 fn compiled(kernel: &PrintedKernel, folder: &Path) -> Result<Library, Box<dyn Error>> {
     let library = folder.join("kernel.so");
     let mut compiler = Command::new(std::env::var_os("CXX").unwrap_or("c++".into()))
-        .args(["-x", "c++", "-", "-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-o"])
+        .args([
+            "-x",
+            "c++",
+            "-",
+            "-std=c++17",
+            "-O2",
+            "-ffp-contract=off",
+            "-fPIC",
+            "-shared",
+            "-o",
+        ])
         .arg(&library)
         .stdin(Stdio::piped())
         .spawn()?;
-    compiler.stdin.take().ok_or("no input")?.write_all(kernel.host_source().as_bytes())?;
+    compiler
+        .stdin
+        .take()
+        .ok_or("no input")?
+        .write_all(kernel.host_source().as_bytes())?;
     if !compiler.wait()?.success() {
         return Err("the compiler refuses the kernel".into());
     }
@@ -96,14 +116,21 @@ impl Parameter {
             Ok((buffer.role.clone(), numbers))
         };
         let state = printed.state().iter().map(start).collect::<Result<_, _>>()?;
-        Ok(Parameter { dx: Vec::new(), state, x })
+        Ok(Parameter {
+            dx: Vec::new(),
+            state,
+            x,
+        })
     }
 
     fn step(&mut self, step: &PrintedStep, library: &Library) -> Result<(), Box<dyn Error>> {
         let words = step.words(self.x.len(), |array| match &array.role {
             BufferRole::Parameter => self.x.as_mut_ptr() as u64,
             BufferRole::Gradient => self.dx.as_ptr() as u64,
-            role => self.state.get_mut(role).map_or(0, |state| state.as_mut_ptr() as u64),
+            role => self
+                .state
+                .get_mut(role)
+                .map_or(0, |state| state.as_mut_ptr() as u64),
         });
         let values: Vec<*const c_void> = words.iter().map(|word| std::ptr::from_ref(word).cast()).collect();
         // SAFETY: the library has a function of this type, and the words are the values of its arguments:
@@ -124,12 +151,18 @@ fn expected() -> Result<(Vec<bf16>, Vec<f32>), Box<dyn Error>> {
         state.adjust(learning_rate(step))?;
         let dx = numbers(step);
         let gradients = GradientSlices::new().with("x", &dx)?;
-        update(&mut state, &ParameterSlices::new().with("x", ELEMENTS, &mut x)?, &gradients)?;
+        update(
+            &mut state,
+            &ParameterSlices::new().with("x", ELEMENTS, &mut x)?,
+            &gradients,
+        )?;
     }
     let mut master = Vec::new();
     let lent = state.leaf("x").ok_or("no leaf")?.tensor("master")?;
     lent.read(&mut |view| {
-        let Some(MemoryRef::F32(numbers)) = view.in_order() else { unreachable!("a master in F32") };
+        let Some(MemoryRef::F32(numbers)) = view.in_order() else {
+            unreachable!("a master in F32")
+        };
         master.extend_from_slice(numbers);
         Ok(())
     })?;
@@ -165,7 +198,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (x, master) = expected()?;
     let is_same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits();
     assert!(
-        parameter.x == x && parameter.state[&BufferRole::Master].iter().zip(&master).all(is_same),
+        parameter.x == x
+            && parameter.state[&BufferRole::Master]
+                .iter()
+                .zip(&master)
+                .all(is_same),
         "other bits"
     );
     println!(

@@ -46,7 +46,12 @@ const SHRINK: f32 = 1.6;
 const APART: f32 = 0.01;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let Args { steps, every, side, out } = Args::parse();
+    let Args {
+        steps,
+        every,
+        side,
+        out,
+    } = Args::parse();
     picture::check_writable(&out)?;
     let image = image();
     println!(
@@ -62,9 +67,16 @@ fn main() -> Result<(), Box<dyn Error>> {
         let (error, gradients) = splats.error(&image);
         update(&mut state, &splats.lend()?, &gradients.show()?)?;
         let of_means = gradients.means.chunks_exact(2);
-        pulled.iter_mut().zip(of_means).for_each(|(pulled, of_mean)| *pulled += of_mean[0].hypot(of_mean[1]));
+        pulled
+            .iter_mut()
+            .zip(of_means)
+            .for_each(|(pulled, of_mean)| *pulled += of_mean[0].hypot(of_mean[1]));
         if step % every == 0 {
-            println!("step {step}: {} Gaussians, {:.2} dB", splats.len(), decibels(error));
+            println!(
+                "step {step}: {} Gaussians, {:.2} dB",
+                splats.len(),
+                decibels(error)
+            );
             if step < steps {
                 let rows = change(&mut splats, &pulled);
                 state.resize_rows("splats", &splats.lend()?, &rows)?;
@@ -86,16 +98,24 @@ fn decibels(error: f32) -> f32 {
 /// Removes faint Gaussians and splits the half of the others that is pulled about more. Says which row each
 /// comes from: a half begins with the moments of the whole.
 fn change(splats: &mut Splats, pulled: &[f32]) -> Vec<Option<usize>> {
-    let mut kept: Vec<usize> = (0..splats.len()).filter(|&row| splats.weights[row].abs() > FAINT).collect();
+    let mut kept: Vec<usize> = (0..splats.len())
+        .filter(|&row| splats.weights[row].abs() > FAINT)
+        .collect();
     kept.sort_by(|&a, &b| pulled[a].total_cmp(&pulled[b]));
     let whole = kept.len() - kept.len() / 2;
     let split = kept.split_off(whole);
     kept.extend(split.iter().flat_map(|&row| [row, row]));
     *splats = splats.rows(&kept);
     for half in whole..splats.len() {
-        let side = if (half - whole).is_multiple_of(2) { APART } else { -APART };
+        let side = if (half - whole).is_multiple_of(2) {
+            APART
+        } else {
+            -APART
+        };
         splats.radii[half] -= SHRINK.ln();
-        splats.means[2 * half..2 * half + 2].iter_mut().for_each(|mean| *mean += side);
+        splats.means[2 * half..2 * half + 2]
+            .iter_mut()
+            .for_each(|mean| *mean += side);
     }
     kept.into_iter().map(Some).collect()
 }

@@ -32,12 +32,22 @@ impl Splats {
     /// As many per side, evenly.
     pub(crate) fn grid(side: usize) -> Self {
         let middle = |i: usize| (i as f32 + 0.5) / side as f32;
-        let means = (0..side * side).flat_map(|i| [middle(i % side), middle(i / side)]).collect();
-        Splats { means, radii: vec![0.1f32.ln(); side * side], weights: vec![0.1; side * side] }
+        let means = (0..side * side)
+            .flat_map(|i| [middle(i % side), middle(i / side)])
+            .collect();
+        Splats {
+            means,
+            radii: vec![0.1f32.ln(); side * side],
+            weights: vec![0.1; side * side],
+        }
     }
 
     pub(crate) fn zeros(count: usize) -> Self {
-        Splats { means: vec![0.0; 2 * count], radii: vec![0.0; count], weights: vec![0.0; count] }
+        Splats {
+            means: vec![0.0; 2 * count],
+            radii: vec![0.0; count],
+            weights: vec![0.0; count],
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -47,7 +57,10 @@ impl Splats {
     /// These Gaussians in this order.
     pub(crate) fn rows(&self, rows: &[usize]) -> Self {
         Splats {
-            means: rows.iter().flat_map(|&row| [self.means[2 * row], self.means[2 * row + 1]]).collect(),
+            means: rows
+                .iter()
+                .flat_map(|&row| [self.means[2 * row], self.means[2 * row + 1]])
+                .collect(),
             radii: rows.iter().map(|&row| self.radii[row]).collect(),
             weights: rows.iter().map(|&row| self.weights[row]).collect(),
         }
@@ -56,7 +69,11 @@ impl Splats {
     /// What the optimiser gets to see, for one call.
     pub(crate) fn lend(&mut self) -> optimisers::Result<ParameterSlices<'_>> {
         let count = self.len();
-        let Splats { means, radii, weights } = self;
+        let Splats {
+            means,
+            radii,
+            weights,
+        } = self;
         ParameterSlices::new()
             .with("splats.means", (count, 2), means)?
             .with("splats.radii", count, radii)?
@@ -64,7 +81,11 @@ impl Splats {
     }
 
     pub(crate) fn show(&self) -> optimisers::Result<GradientSlices<'_>> {
-        let Splats { means, radii, weights } = self;
+        let Splats {
+            means,
+            radii,
+            weights,
+        } = self;
         GradientSlices::new()
             .with("splats.means", means)?
             .with("splats.radii", radii)?
@@ -79,7 +100,12 @@ impl Splats {
             let touched = self.touched(pixel);
             let difference = self.light(&touched) - expected;
             error += difference * difference / image.len() as f32;
-            for Touch { splat, height, away: [x, y] } in touched {
+            for Touch {
+                splat,
+                height,
+                away: [x, y],
+            } in touched
+            {
                 let of_height = 2.0 * difference / image.len() as f32 * height;
                 let of_exponent = of_height * self.weights[splat];
                 let per_square = (-2.0 * self.radii[splat]).exp();
@@ -94,23 +120,34 @@ impl Splats {
 
     /// The image that the Gaussians make.
     pub(crate) fn painted(&self) -> Vec<f32> {
-        (0..SIDE * SIDE).map(|pixel| self.light(&self.touched(pixel))).collect()
+        (0..SIDE * SIDE)
+            .map(|pixel| self.light(&self.touched(pixel)))
+            .collect()
     }
 
     /// The Gaussians that are seen in a pixel.
     fn touched(&self, pixel: usize) -> Vec<Touch> {
         let at = [pixel % SIDE, pixel / SIDE].map(|i| (i as f32 + 0.5) / SIDE as f32);
-        (0..self.len()).filter_map(|splat| self.touch(splat, at)).collect()
+        (0..self.len())
+            .filter_map(|splat| self.touch(splat, at))
+            .collect()
     }
 
     fn light(&self, touched: &[Touch]) -> f32 {
-        touched.iter().map(|touch| self.weights[touch.splat] * touch.height).sum()
+        touched
+            .iter()
+            .map(|touch| self.weights[touch.splat] * touch.height)
+            .sum()
     }
 
     fn touch(&self, splat: usize, [x, y]: [f32; 2]) -> Option<Touch> {
         let away = [x - self.means[2 * splat], y - self.means[2 * splat + 1]];
         let exponent = -0.5 * (away[0] * away[0] + away[1] * away[1]) * (-2.0 * self.radii[splat]).exp();
-        (exponent > -12.0).then(|| Touch { splat, height: exponent.exp(), away })
+        (exponent > -12.0).then(|| Touch {
+            splat,
+            height: exponent.exp(),
+            away,
+        })
     }
 }
 

@@ -50,17 +50,28 @@ where
         builder.caption(caption, ("sans-serif", 32, &INK));
     }
     let (labels, names) = if axes.is_panel {
-        builder.margin(20).margin_right(30).x_label_area_size(80).y_label_area_size(100);
+        builder
+            .margin(20)
+            .margin_right(30)
+            .x_label_area_size(80)
+            .y_label_area_size(100);
         (28, 30)
     } else {
-        builder.margin(30).margin_top(10).margin_right(50).x_label_area_size(90).y_label_area_size(130);
+        builder
+            .margin(30)
+            .margin_top(10)
+            .margin_right(50)
+            .x_label_area_size(90)
+            .y_label_area_size(130);
         (30, 34)
     };
     let mut chart = builder.build_cartesian_2d(axes.x.clone(), y)?;
 
     let decimal = |loss: &f64| format!("{loss:.*}", (-loss.log10().floor()).max(0.0) as usize);
     let mut mesh = chart.configure_mesh();
-    mesh.bold_line_style(BLACK.mix(0.18)).light_line_style(BLACK.mix(0.06)).axis_style(INK);
+    mesh.bold_line_style(BLACK.mix(0.18))
+        .light_line_style(BLACK.mix(0.06))
+        .axis_style(INK);
     mesh.max_light_lines(if axes.is_logarithmic { 10 } else { 5 });
     if axes.is_logarithmic {
         mesh.y_labels(8).y_label_formatter(&decimal);
@@ -77,17 +88,32 @@ where
         .draw()?;
 
     let has_legend = curves.iter().any(|curve| curve.label.is_some());
-    for Curve { points, colour, width, discs: (from, radius), label } in curves {
+    for Curve {
+        points,
+        colour,
+        width,
+        discs: (from, radius),
+        label,
+    } in curves
+    {
         let stroke = colour.stroke_width(width);
         // Piece by piece: plotters gives the sharp corners of a thick line long spikes. Discs fill the gaps
         // between the pieces.
-        let series =
-            chart.draw_series(points.windows(2).map(|piece| PathElement::new(piece.to_vec(), stroke)))?;
+        let series = chart.draw_series(
+            points
+                .windows(2)
+                .map(|piece| PathElement::new(piece.to_vec(), stroke)),
+        )?;
         if let Some(label) = label {
-            series.label(label).legend(move |(x, y)| PathElement::new([(x, y), (x + 50, y)], stroke));
+            series
+                .label(label)
+                .legend(move |(x, y)| PathElement::new([(x, y), (x + 50, y)], stroke));
         }
         chart.draw_series(
-            points.into_iter().skip(from).map(|point| Circle::new(point, radius, colour.filled())),
+            points
+                .into_iter()
+                .skip(from)
+                .map(|point| Circle::new(point, radius, colour.filled())),
         )?;
     }
     if has_legend {
@@ -107,5 +133,7 @@ where
 /// Numbers from 1 on and losses, without what a logarithmic axis cannot show.
 pub(crate) fn points(losses: &[f32]) -> Vec<(usize, f64)> {
     let points = (1..).zip(losses).map(|(number, loss)| (number, f64::from(*loss)));
-    points.filter(|(_, loss)| loss.is_finite() && *loss > 0.0).collect()
+    points
+        .filter(|(_, loss)| loss.is_finite() && *loss > 0.0)
+        .collect()
 }

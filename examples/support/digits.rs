@@ -26,10 +26,21 @@ pub(crate) fn digits() -> Result<[Vec<Digit>; 2], Box<dyn Error>> {
     for (i, line) in include_str!("../data/digits.csv").lines().enumerate() {
         let row = line.split(',').map(str::parse).collect::<Result<Vec<f32>, _>>()?;
         let Some((label, image)) = row.split_last().filter(|(_, image)| image.len() == PIXELS) else {
-            return Err(format!("a row of {} values, expected {PIXELS} pixels and a label", row.len()).into());
+            return Err(format!(
+                "a row of {} values, expected {PIXELS} pixels and a label",
+                row.len()
+            )
+            .into());
         };
-        let digit = Digit { pixels: image.iter().map(|pixel| pixel / WHITE).collect(), label: *label as u32 };
-        if i % TEST_EVERY == 0 { test.push(digit) } else { train.push(digit) }
+        let digit = Digit {
+            pixels: image.iter().map(|pixel| pixel / WHITE).collect(),
+            label: *label as u32,
+        };
+        if i % TEST_EVERY == 0 {
+            test.push(digit)
+        } else {
+            train.push(digit)
+        }
     }
     Ok([train, test])
 }

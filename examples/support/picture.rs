@@ -15,14 +15,22 @@ pub(crate) const INK: RGBColor = RGBColor(40, 40, 40);
 /// A path for the picture, from the command line.
 pub(crate) fn png_path(path: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(path);
-    let is_png = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("png"));
-    if is_png { Ok(path) } else { Err("expected the name of a .png file".to_string()) }
+    let is_png = path
+        .extension()
+        .is_some_and(|extension| extension.eq_ignore_ascii_case("png"));
+    if is_png {
+        Ok(path)
+    } else {
+        Err("expected the name of a .png file".to_string())
+    }
 }
 
 /// Fails where the picture could not be written later. An existing one is left as it is.
 pub(crate) fn check_writable(path: &Path) -> Result<(), String> {
     let opened = OpenOptions::new().append(true).create(true).open(path);
-    opened.map(|_| ()).map_err(|error| format!("cannot write the picture {}: {error}", path.display()))
+    opened
+        .map(|_| ())
+        .map_err(|error| format!("cannot write the picture {}: {error}", path.display()))
 }
 
 /// An empty picture.
@@ -41,6 +49,8 @@ pub(crate) fn titled<'p>(
     title: &str,
     subtitle: &str,
 ) -> Result<DrawingArea<BitMapBackend<'p>, Shift>, Box<dyn Error>> {
-    let below = root.margin(20, 0, 0, 0).titled(title, ("sans-serif", 50).into_font().color(&INK))?;
+    let below = root
+        .margin(20, 0, 0, 0)
+        .titled(title, ("sans-serif", 50).into_font().color(&INK))?;
     Ok(below.titled(subtitle, ("sans-serif", 30).into_font().color(&INK.mix(0.8)))?)
 }

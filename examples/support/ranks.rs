@@ -81,8 +81,10 @@ impl World {
     #[cfg_attr(not(feature = "mpi"), allow(dead_code))]
     pub(crate) fn bytes_of_all(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, CommunicationError> {
         let lengths = self.of_all(own.len().to_le_bytes())?;
-        let mut all: Vec<Vec<u8>> =
-            lengths.into_iter().map(|length| vec![0; usize::from_le_bytes(length)]).collect();
+        let mut all: Vec<Vec<u8>> = lengths
+            .into_iter()
+            .map(|length| vec![0; usize::from_le_bytes(length)])
+            .collect();
         self.fill(own, &mut all)?;
         all[self.rank()] = own.to_vec();
         Ok(all)
@@ -100,7 +102,10 @@ pub(crate) fn options<A: Parser>() -> A {
     // As Open MPI, others with PMIx, and MPICH tell a process its rank before MPI is initialised.
     let is_other = |name| std::env::var(name).is_ok_and(|rank| rank != "0");
     A::try_parse().unwrap_or_else(|error| {
-        if ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"].into_iter().any(is_other) {
+        if ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"]
+            .into_iter()
+            .any(is_other)
+        {
             // The first failure ends the job, and that is to be the one of rank 0.
             std::process::exit(0);
         }
@@ -138,10 +143,17 @@ fn on_threads(
 ) -> Result<ExitCode, Box<dyn Error>> {
     let run = |world| run(World::Threads(world)).map_err(|error| error.to_string());
     let results: Vec<Result<ExitCode, String>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = ranks(count).into_iter().map(|world| scope.spawn(|| run(world))).collect();
+        let threads: Vec<_> = ranks(count)
+            .into_iter()
+            .map(|world| scope.spawn(|| run(world)))
+            .collect();
         threads
             .into_iter()
-            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .map(|thread| {
+                thread
+                    .join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            })
             .collect()
     });
     let (codes, errors): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
@@ -161,9 +173,19 @@ fn on_processes<P>(
     optimisers::mpi::run(|world| {
         let world = World::Mpi(world);
         let prepared = prepare(world.rank(), world.size());
-        let own = prepared.as_ref().err().map(ToString::to_string).unwrap_or_default();
-        let errors = world.bytes_of_all(own.as_bytes())?.into_iter().filter(|error| !error.is_empty());
-        match (prepared, all_said(errors.map(|error| String::from_utf8_lossy(&error).into_owned()))) {
+        let own = prepared
+            .as_ref()
+            .err()
+            .map(ToString::to_string)
+            .unwrap_or_default();
+        let errors = world
+            .bytes_of_all(own.as_bytes())?
+            .into_iter()
+            .filter(|error| !error.is_empty());
+        match (
+            prepared,
+            all_said(errors.map(|error| String::from_utf8_lossy(&error).into_owned())),
+        ) {
             (Ok(prepared), None) => run(&prepared, world.clone()).inspect_err(|_| {
                 // Most errors are the same on all ranks. The first says its own, and ends the job before the
                 // others are here.

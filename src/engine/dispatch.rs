@@ -64,7 +64,10 @@ fn by_route<I>(
     let (count, mut routed) = (items.size_hint().0, Vec::<(Route<Device>, Vec<I>)>::new());
     for item in items {
         let item_route = find_route(&item);
-        match routed.iter_mut().find(|(group_route, _)| item_route.is_same(group_route)) {
+        match routed
+            .iter_mut()
+            .find(|(group_route, _)| item_route.is_same(group_route))
+        {
             Some((_, group)) => group.push(item),
             None => {
                 let new_route = item_route.owned();
@@ -119,23 +122,39 @@ pub(super) fn reduce(engine: Engine, requests: &[ReductionRequest<'_, '_>]) -> R
         on_backend!(device, device::reduce_with, group, vec![None; group.len()])
     };
     let by_tensors = |request: ReductionRequest<'_, '_>| on_reference!(reduce, request, request.view.job);
-    answer_all(requests, |request| route_of(engine, request.view.job), by_device, by_tensors, cpu::reduce)
+    answer_all(
+        requests,
+        |request| route_of(engine, request.view.job),
+        by_device,
+        by_tensors,
+        cpu::reduce,
+    )
 }
 
 /// The elements of views as tensors of the compute dtype.
 pub(super) fn materialise(engine: Engine, views: &[LeafView<'_, '_>]) -> Result<Vec<Tensor>> {
-    let lazy_views: Vec<_> = views.iter().filter(|view| view.tensor().is_none()).copied().collect();
+    let lazy_views: Vec<_> = views
+        .iter()
+        .filter(|view| view.tensor().is_none())
+        .copied()
+        .collect();
     let by_device =
         |device: &Device, group: &[_]| on_backend!(device, device::copy_with, group, vec![None; group.len()]);
     let by_cpu = |isa, group: &[_]| group.iter().map(|view| cpu::materialise(isa, *view)).collect();
     let by_tensors = |view: LeafView<'_, '_>| on_reference!(materialise, view, view.job);
-    let computed = answer_all(&lazy_views, |view| route_of(engine, view.job), by_device, by_tensors, by_cpu)?;
+    let computed = answer_all(
+        &lazy_views,
+        |view| route_of(engine, view.job),
+        by_device,
+        by_tensors,
+        by_cpu,
+    )?;
     let mut computed_tensors = computed.into_iter();
     let take_tensor = |view: &LeafView<'_, '_>| match view.tensor() {
         Some(tensor) => Ok(in_dtype(tensor, view.job.compute)?),
-        None => {
-            computed_tensors.next().ok_or_else(|| view.job.defect("no engine has computed these elements"))
-        }
+        None => computed_tensors
+            .next()
+            .ok_or_else(|| view.job.defect("no engine has computed these elements")),
     };
     views.iter().map(take_tensor).collect()
 }
@@ -145,7 +164,9 @@ pub(super) fn materialise(engine: Engine, views: &[LeafView<'_, '_>]) -> Result<
 pub(super) fn copy_to(engine: Engine, view: LeafView<'_, '_>, target: &Tensor) -> Result<()> {
     match engine.route(view.job.x.device()) {
         Route::Cpu(isa) => cpu::copy_to(isa, view, target),
-        _ => materialise(engine, &[view])?.iter().try_for_each(|elements| Ok(set_part(target, 0, elements)?)),
+        _ => materialise(engine, &[view])?
+            .iter()
+            .try_for_each(|elements| Ok(set_part(target, 0, elements)?)),
     }
 }
 
@@ -162,10 +183,18 @@ pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
             Route::Cpu(isa) => cpu::commit(isa, jobs)?,
             Route::Device(device) => {
                 let group = &mut jobs[..];
-                let kernel_flags =
-                    on_backend!(&device, device::commit_with, &mut *group, vec![false; group.len()])?;
+                let kernel_flags = on_backend!(
+                    &device,
+                    device::commit_with,
+                    &mut *group,
+                    vec![false; group.len()]
+                )?;
                 for (job, has_kernel) in jobs.into_iter().zip(kernel_flags) {
-                    if has_kernel { job.finish()? } else { by_tensors(job)? }
+                    if has_kernel {
+                        job.finish()?
+                    } else {
+                        by_tensors(job)?
+                    }
                 }
             }
             // A `for` loop is refused by lints: without candle `by_tensors` always fails, so the loop would
@@ -189,13 +218,20 @@ pub(crate) fn download(gradient: &Tensor) -> Result<Tensor> {
 /// Writes the elements `range` of `values`, a tensor on the CPU, to the same elements of a parameter on any
 /// device, rounded to the dtype of the parameter.
 pub(super) fn upload(values: &Tensor, parameter: &dyn Lend, range: Range<usize>) -> Result<()> {
-    let slice = values.detach().flatten_all()?.narrow(0, range.start, range.len())?;
-    let Some(target) = parameter.tensor() else { return set_lent_part(parameter, range.start, &slice) };
+    let slice = values
+        .detach()
+        .flatten_all()?
+        .narrow(0, range.start, range.len())?;
+    let Some(target) = parameter.tensor() else {
+        return set_lent_part(parameter, range.start, &slice);
+    };
     match target.device() {
         #[cfg(feature = "cuda")]
-        Device::Cuda(_) => {
-            Ok(super::cuda::upload(&rounded(&slice, target.dtype())?.contiguous()?, target, range.start)?)
-        }
+        Device::Cuda(_) => Ok(super::cuda::upload(
+            &rounded(&slice, target.dtype())?.contiguous()?,
+            target,
+            range.start,
+        )?),
         device if device.is_cpu() => Ok(set_part(target, range.start, &slice)?),
         // The slice is copied, because candle transfers the whole storage of a view. The other arms transfer
         // nothing, or only the slice.

@@ -25,10 +25,17 @@ const FUNCTION_BATCH: usize = 1 << 20;
 pub(super) fn run(engine: Engine, jobs: &mut [&mut Job<'_>], functions: &[(usize, usize)]) -> Result<()> {
     // The storages that updates of any state write. A result in a written storage is copied.
     let targets = UpdateTargets::all_registered();
-    for batch in batches(functions.iter().copied(), |&(job, _)| jobs[job].length, FUNCTION_BATCH) {
+    for batch in batches(
+        functions.iter().copied(),
+        |&(job, _)| jobs[job].length,
+        FUNCTION_BATCH,
+    ) {
         let mut views = Vec::with_capacity(2 * batch.len());
         for &(job, step) in batch.iter().filter(|(job, _)| jobs[*job].length > 0) {
-            views.extend([LeafView::parameter(jobs[job]), LeafView::gradient(jobs[job], step)?]);
+            views.extend([
+                LeafView::parameter(jobs[job]),
+                LeafView::gradient(jobs[job], step)?,
+            ]);
         }
         let mut inputs = dispatch::materialise(engine, &views)?.into_iter();
         for (job, step) in batch {
@@ -50,8 +57,11 @@ pub(super) fn run(engine: Engine, jobs: &mut [&mut Job<'_>], functions: &[(usize
 fn skip_function(job: &mut Job<'_>, index: usize) -> Result<()> {
     let gradient = Lent::Tensor(zeros(job.x.shape(), job.compute, job.x.device())?);
     if let Step::Tensor(step) = std::mem::replace(&mut job.steps[index], Step::Identity) {
-        job.steps[index] =
-            Step::Output(Box::new(FunctionOutput { gradient, slots: step.slots, next: Vec::new() }));
+        job.steps[index] = Step::Output(Box::new(FunctionOutput {
+            gradient,
+            slots: step.slots,
+            next: Vec::new(),
+        }));
     }
     Ok(())
 }
@@ -63,7 +73,11 @@ fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], targets: &Writ
     };
     let TensorStep { function, slots, .. } = *step;
     let slot_value = |slot: &Buffer| {
-        if is_supported(slot.dtype()) { in_dtype(&slot.tensor()?, job.compute) } else { slot.tensor() }
+        if is_supported(slot.dtype()) {
+            in_dtype(&slot.tensor()?, job.compute)
+        } else {
+            slot.tensor()
+        }
     };
     let mut values = slots
         .iter()
@@ -73,15 +87,17 @@ fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], targets: &Writ
     // alive.
     let result = function(&x.detach(), dx.detach(), &mut values).map_err(|error| error.at(job.path))?;
     if check_gradient(job.path, &x, &result).is_err() {
-        return Err(Error::new(ErrorKind::Contract, "the tensor function of the rule returned")
-            .with_got(kind_of(result.dims(), dtype_of(&result), result.device()))
-            .with_expected(format_args!(
-                "F16, BF16, F32 or F64 with the shape {:?} on {:?}, as the parameter has",
-                x.shape(),
-                x.device().location()
-            ))
-            .with_remedy("fix the function that the rule gives to `Gradient::with_tensors`")
-            .at(job.path));
+        return Err(
+            Error::new(ErrorKind::Contract, "the tensor function of the rule returned")
+                .with_got(kind_of(result.dims(), dtype_of(&result), result.device()))
+                .with_expected(format_args!(
+                    "F16, BF16, F32 or F64 with the shape {:?} on {:?}, as the parameter has",
+                    x.shape(),
+                    x.device().location()
+                ))
+                .with_remedy("fix the function that the rule gives to `Gradient::with_tensors`")
+                .at(job.path),
+        );
     }
     for ((name, slot), next) in slots.iter().zip(&values) {
         if next.dims() != slot.shape() {
@@ -97,7 +113,10 @@ fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], targets: &Writ
     }
     // A function may return the parameter itself. The commit would then lock one storage twice, to read the
     // result and to write the parameter. So a result in memory that an update writes is copied.
-    let own_storages: OwnStorages = job.write_targets().filter_map(|(_, lender)| lender.memory()).collect();
+    let own_storages: OwnStorages = job
+        .write_targets()
+        .filter_map(|(_, lender)| lender.memory())
+        .collect();
     let unshared_result = |tensor: Tensor| {
         unshared("result of a function", tensor, targets, &own_storages).map_err(|error| error.at(job.path))
     };
@@ -105,7 +124,11 @@ fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], targets: &Writ
         Lent::Tensor(unshared_result(result)?),
         values.into_iter().map(unshared_result).collect::<Result<_>>()?,
     );
-    job.steps[index] = Step::Output(Box::new(FunctionOutput { gradient, slots, next }));
+    job.steps[index] = Step::Output(Box::new(FunctionOutput {
+        gradient,
+        slots,
+        next,
+    }));
     Ok(())
 }
 
@@ -145,7 +168,10 @@ pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
 /// # Errors
 /// Only if a device fails.
 pub(crate) fn sum_to<'a>(engine: Engine, x: &'a dyn Lend, sources: Sources<'a>, sum: &Tensor) -> Result<()> {
-    let job = Job { compute: dtype_of(sum), ..Job::new("", Operand::Lent(x), sources) };
+    let job = Job {
+        compute: dtype_of(sum),
+        ..Job::new("", Operand::Lent(x), sources)
+    };
     dispatch::copy_to(engine, LeafView::gradient(&job, 0)?, sum)
 }
 
@@ -160,12 +186,18 @@ pub(crate) fn elements<'a>(
     steps: Vec<Step<'a>>,
 ) -> Result<Tensor> {
     check_gradient("", x, &dx)?;
-    let job = Job { steps: steps.into(), ..Job::new("", Operand::Lent(x), smallvec![Lent::Tensor(dx)]) };
+    let job = Job {
+        steps: steps.into(),
+        ..Job::new("", Operand::Lent(x), smallvec![Lent::Tensor(dx)])
+    };
     if job.length == 0 {
         return Ok(zeros(x.shape(), job.compute, x.device())?);
     }
     let results = dispatch::materialise(engine, &[LeafView::gradient(&job, job.steps.len())?])?;
-    results.into_iter().next().ok_or_else(|| job.defect("no engine has computed these elements"))
+    results
+        .into_iter()
+        .next()
+        .ok_or_else(|| job.defect("no engine has computed these elements"))
 }
 
 /// Batches of neighbouring items. A batch has at most `limit` elements, or is one item that is larger.
@@ -196,7 +228,10 @@ mod tests {
     #[test]
     fn neighbours_are_together_while_they_are_small() {
         let batched = |lengths: &[usize]| batches(lengths.iter().copied(), |length| *length, 10);
-        assert_eq!(batched(&[5, 5, 1, 12, 3, 7, 1]), [vec![5, 5], vec![1], vec![12], vec![3, 7], vec![1]]);
+        assert_eq!(
+            batched(&[5, 5, 1, 12, 3, 7, 1]),
+            [vec![5, 5], vec![1], vec![12], vec![3, 7], vec![1]]
+        );
         assert_eq!(batched(&[]), Vec::<Vec<usize>>::new());
     }
 }

@@ -58,7 +58,9 @@ fn download_all(gradients: &mut Sources<'_>) -> Result<()> {
 /// first copied (a tensor on its device), which can fail for lack of memory. So this function runs before
 /// anything is written.
 pub(super) fn download_strided(jobs: &mut [&mut Job<'_>]) -> Result<()> {
-    let mut jobs_to_download = jobs.iter_mut().filter(|job| !job.sources.iter().all(is_contiguous_tensor));
+    let mut jobs_to_download = jobs
+        .iter_mut()
+        .filter(|job| !job.sources.iter().all(is_contiguous_tensor));
     jobs_to_download.try_for_each(|job| download_gradients(job))
 }
 
@@ -88,7 +90,10 @@ struct Upload<'a> {
 pub(super) fn commit<'a>(engine: Engine, mut jobs: Vec<&mut Job<'a>>) -> Result<()> {
     let mut devices: Vec<Device> = Vec::new();
     for parameter in jobs.iter().filter_map(|job| Some(job.offloaded?.parameter)) {
-        if !devices.iter().any(|device| device.same_device(parameter.device())) {
+        if !devices
+            .iter()
+            .any(|device| device.same_device(parameter.device()))
+        {
             devices.push(parameter.device().clone());
         }
     }
@@ -103,7 +108,11 @@ pub(super) fn commit<'a>(engine: Engine, mut jobs: Vec<&mut Job<'a>>) -> Result<
     let mut batches = functions::batches(transfers.into_iter().flatten(), length_of, BATCH_LENGTH);
     let mut job_slots: Vec<Option<&mut Job<'a>>> = jobs.into_iter().map(Some).collect();
     let mut compute = |batch: Vec<PieceTransfer<'a>>| {
-        commit_pieces(engine, &mut job_slots, batch.into_iter().map(|transfer| transfer.piece))
+        commit_pieces(
+            engine,
+            &mut job_slots,
+            batch.into_iter().map(|transfer| transfer.piece),
+        )
     };
     match &mut batches[..] {
         [] => Ok(()),
@@ -142,8 +151,12 @@ fn commit_overlapped<'a>(
                 }
             }
         });
-        let uploader = scope
-            .spawn(move || upload_receiver.into_iter().try_for_each(upload_all).and(synchronise(devices)));
+        let uploader = scope.spawn(move || {
+            upload_receiver
+                .into_iter()
+                .try_for_each(upload_all)
+                .and(synchronise(devices))
+        });
         // A thread that fails drops its ends of the channels, and the other threads then stop.
         let compute_result = download_receiver.into_iter().try_for_each(|download_result| {
             let (batch, uploads) = download_result.map_err(Stop::Failed)?;
@@ -153,7 +166,9 @@ fn commit_overlapped<'a>(
         // Without this drop the uploading thread would wait for more batches, and `join` would wait for
         // that thread.
         drop(upload_sender);
-        let upload_result = uploader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let upload_result = uploader
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         match compute_result {
             Err(Stop::Failed(error)) => Err(error),
             Ok(()) | Err(Stop::UploaderStopped) => upload_result,
@@ -173,13 +188,20 @@ fn download_batch<'a>(batch: &mut [PieceTransfer<'a>]) -> Result<Vec<Upload<'a>>
     for transfer in batch.iter_mut().filter(|transfer| !transfer.is_downloaded) {
         download_all(&mut transfer.piece.gradients)?;
     }
-    Ok(batch.iter_mut().filter_map(|transfer| transfer.upload.take()).collect())
+    Ok(batch
+        .iter_mut()
+        .filter_map(|transfer| transfer.upload.take())
+        .collect())
 }
 
 fn upload_all(uploads: Vec<Upload<'_>>) -> Result<()> {
-    uploads
-        .into_iter()
-        .try_for_each(|Upload { staging, parameter, range }| dispatch::upload(staging, parameter, range))
+    uploads.into_iter().try_for_each(
+        |Upload {
+             staging,
+             parameter,
+             range,
+         }| dispatch::upload(staging, parameter, range),
+    )
 }
 
 /// Cuts a job into pieces of at most `BATCH_LENGTH` elements. A job that cannot be divided becomes one piece.
@@ -191,15 +213,31 @@ fn cut_into_pieces<'a>(engine: Engine, index: usize, job: &mut Job<'a>) -> Resul
     let writes_x = job.epilogue.writes_x() && length > 0;
     let make_upload = |range: Range<usize>| {
         let written_target = offload_target.filter(|_| writes_x);
-        written_target.map(|OffloadTarget { staging, parameter, .. }| Upload { staging, parameter, range })
+        written_target.map(
+            |OffloadTarget {
+                 staging, parameter, ..
+             }| Upload {
+                staging,
+                parameter,
+                range,
+            },
+        )
     };
     // Only a contiguous gradient can be cut into ranges of elements.
     let is_divided =
         length > BATCH_LENGTH && is_splittable(engine, job) && job.sources.iter().all(is_contiguous_tensor);
     if !is_divided {
-        let piece =
-            Piece { job: index, window: None, is_last: true, gradients: std::mem::take(&mut job.sources) };
-        return Ok(vec![PieceTransfer { piece, is_downloaded, upload: make_upload(0..length) }]);
+        let piece = Piece {
+            job: index,
+            window: None,
+            is_last: true,
+            gradients: std::mem::take(&mut job.sources),
+        };
+        return Ok(vec![PieceTransfer {
+            piece,
+            is_downloaded,
+            upload: make_upload(0..length),
+        }]);
     }
     let flat_gradients = std::mem::take(&mut job.sources)
         .iter()
@@ -209,8 +247,17 @@ fn cut_into_pieces<'a>(engine: Engine, index: usize, job: &mut Job<'a>) -> Resul
         let upload = make_upload(range.clone());
         let slice_of = |gradient: &Tensor| Ok(Lent::Tensor(gradient.narrow(0, range.start, range.len())?));
         let gradients = flat_gradients.iter().map(slice_of).collect::<Result<_>>()?;
-        let piece = Piece { job: index, is_last: range.end == length, window: Some(range), gradients };
-        Ok(PieceTransfer { piece, is_downloaded, upload })
+        let piece = Piece {
+            job: index,
+            is_last: range.end == length,
+            window: Some(range),
+            gradients,
+        };
+        Ok(PieceTransfer {
+            piece,
+            is_downloaded,
+            upload,
+        })
     };
     piece_ranges(length).map(make_transfer).collect()
 }
@@ -219,6 +266,10 @@ fn cut_into_pieces<'a>(engine: Engine, index: usize, job: &mut Job<'a>) -> Resul
 fn piece_ranges(length: usize) -> impl Iterator<Item = Range<usize>> {
     // `range_length` is a multiple of 1024, and so of 128, because records of state (codes, low bits) have
     // 128 elements.
-    let range_length = length.div_ceil(length.div_ceil(BATCH_LENGTH)).next_multiple_of(1 << 10);
-    (0..length).step_by(range_length).map(move |start| start..length.min(start + range_length))
+    let range_length = length
+        .div_ceil(length.div_ceil(BATCH_LENGTH))
+        .next_multiple_of(1 << 10);
+    (0..length)
+        .step_by(range_length)
+        .map(move |start| start..length.min(start + range_length))
 }

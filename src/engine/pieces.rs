@@ -36,7 +36,13 @@ pub(crate) fn commit_pieces<'a>(
     pieces: impl IntoIterator<Item = Piece<'a>>,
 ) -> Result<()> {
     let mut whole_jobs = Vec::new();
-    for Piece { job: index, window, is_last, gradients } in pieces {
+    for Piece {
+        job: index,
+        window,
+        is_last,
+        gradients,
+    } in pieces
+    {
         let Some(job) = jobs[index].as_mut() else { continue };
         job.sources = gradients;
         match (window, engine.route(job.x.device())) {

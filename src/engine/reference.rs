@@ -33,7 +33,9 @@ fn evaluate<'j>(
     let dtype = x.dtype();
     // A gradient in lent memory may be a vector, so each gradient is reshaped.
     let mut read = |source: &Lent<'_>| Ok(source.tensor_or_copy()?.to_dtype(dtype)?.reshape(x.shape())?);
-    let sum = pairwise(sources, &mut read, &|a: Tensor, b: Tensor| -> Result<Tensor> { Ok((a + b)?) })?;
+    let sum = pairwise(sources, &mut read, &|a: Tensor, b: Tensor| -> Result<Tensor> {
+        Ok((a + b)?)
+    })?;
     let mut dx = sum.map_or_else(|| x.zeros_like(), Ok)?;
     let mut slots = Vec::new();
     for Link { kernel, slots: state } in links {
@@ -65,7 +67,13 @@ fn run_kernel(
     let values = evaluate_graph(graph, &inputs)?;
     // If a step ignores its inputs, its result is a scalar, and every element has that value.
     let expand = |node: usize| values[node].broadcast_as(x.shape())?.contiguous();
-    Ok((expand(dx_out)?, slots_out.into_iter().map(expand).collect::<candle_core::Result<_>>()?))
+    Ok((
+        expand(dx_out)?,
+        slots_out
+            .into_iter()
+            .map(expand)
+            .collect::<candle_core::Result<_>>()?,
+    ))
 }
 
 fn evaluate_graph(graph: Graph, inputs: &[&Tensor]) -> candle_core::Result<Vec<Tensor>> {
@@ -129,7 +137,9 @@ pub(super) fn commit(job: &mut Job<'_>) -> Result<()> {
         (Operand::Own(_), _) => (None, None),
     };
     let mut write_state = || {
-        slots_mut(&mut job.steps).zip(&slots).try_for_each(|(slot, next)| slot.set(next))?;
+        slots_mut(&mut job.steps)
+            .zip(&slots)
+            .try_for_each(|(slot, next)| slot.set(next))?;
         if let (Operand::Own(master), Some(next)) = (&mut job.x, &next) {
             master.set(next)?;
         }
@@ -143,12 +153,18 @@ pub(super) fn commit(job: &mut Job<'_>) -> Result<()> {
         (Some(lender), Some(next)) => set_lent_and(lender, next, &mut write_state)?,
         _ => write_state()?,
     }
-    follower.zip(next).map_or(Ok(()), |(parameter, x)| set_lent(parameter, &x))
+    follower
+        .zip(next)
+        .map_or(Ok(()), |(parameter, x)| set_lent(parameter, &x))
 }
 
 fn next_values(job: &Job<'_>) -> Result<NextValues> {
     let (low_bits, compute, dtype) = (job.low_bits.as_deref(), DType::from(job.compute), job.x.dtype());
-    let mut next = NextValues { slots: Vec::new(), x: None, rest: None };
+    let mut next = NextValues {
+        slots: Vec::new(),
+        x: None,
+        rest: None,
+    };
     for segment in job.segments() {
         let x = joined_x(&job.x, low_bits)?.to_dtype(compute)?;
         let sources = sources_after(&job.steps[..segment.start], &job.sources);
@@ -197,21 +213,27 @@ fn joined_x(operand: &Operand<'_>, low_bits: Option<&Buffer>) -> Result<Tensor> 
 /// Rounds up or down at random, on the host: the random bits are a hash of `key` and the element's index.
 fn rounded_at_random(dtype: DType, exact: &Tensor, key: [u32; 2]) -> candle_core::Result<Tensor> {
     let random = |element: usize| random_bits(key_at(key, element), element as u32);
-    let values = on_host::<f32>(&exact.to_dtype(DType::F32)?)?.into_iter().enumerate();
+    let values = on_host::<f32>(&exact.to_dtype(DType::F32)?)?
+        .into_iter()
+        .enumerate();
     let result = match dtype {
-        DType::BF16 => {
-            Tensor::from_iter(values.map(|(i, value)| stochastic_bf16(value, random(i))), &Device::Cpu)?
-        }
-        DType::F16 => {
-            Tensor::from_iter(values.map(|(i, value)| stochastic_f16(value, random(i))), &Device::Cpu)?
-        }
+        DType::BF16 => Tensor::from_iter(
+            values.map(|(i, value)| stochastic_bf16(value, random(i))),
+            &Device::Cpu,
+        )?,
+        DType::F16 => Tensor::from_iter(
+            values.map(|(i, value)| stochastic_f16(value, random(i))),
+            &Device::Cpu,
+        )?,
         _ => exact.clone(),
     };
     result.reshape(exact.shape())
 }
 
 pub(super) fn materialise(view: LeafView<'_, '_>) -> Result<Tensor> {
-    let Job { x, low_bits, compute, .. } = view.job;
+    let Job {
+        x, low_bits, compute, ..
+    } = view.job;
     let x = joined_x(x, low_bits.as_deref())?.to_dtype(DType::from(*compute))?;
     if view.is_parameter() {
         return Ok(x);
@@ -223,7 +245,10 @@ pub(super) fn materialise(view: LeafView<'_, '_>) -> Result<Tensor> {
 pub(super) fn reduce(ReductionRequest { view, reducer }: ReductionRequest<'_, '_>) -> Result<ChunkTotals> {
     let elements = materialise(view)?.to_device(&Device::Cpu)?;
     let values: Vec<f64> = on_host(&elements.to_dtype(DType::F64)?)?;
-    Ok(values.chunks(chunk_length(view.job.leaf_length)).map(|chunk| reduce_chunk(reducer, chunk)).collect())
+    Ok(values
+        .chunks(chunk_length(view.job.leaf_length))
+        .map(|chunk| reduce_chunk(reducer, chunk))
+        .collect())
 }
 
 /// The total of one chunk of host numbers, in the order and with the roundings of the fused CPU engine.

@@ -89,6 +89,9 @@ pub(super) fn warn_once(reason: &str) {
     static WARNED: AtomicBool = AtomicBool::new(false);
     // Relaxed, because the flag guards no other memory.
     if !WARNED.swap(true, Ordering::Relaxed) {
-        Warning::SlowEngine { reason: reason.to_string() }.log();
+        Warning::SlowEngine {
+            reason: reason.to_string(),
+        }
+        .log();
     }
 }

@@ -192,8 +192,13 @@ impl Error {
 
     /// Adds the rank whose gradient has the offending number, and names the rank in the remedy.
     pub(crate) fn caused_by_rank(mut self, rank: usize) -> Self {
-        let remedy = self.0.remedy.take().map_or_else(String::new, |remedy| format!("; {remedy}"));
-        self.of_rank(rank).with_remedy(format!("the cause is the gradient of rank {rank}{remedy}"))
+        let remedy = self
+            .0
+            .remedy
+            .take()
+            .map_or_else(String::new, |remedy| format!("; {remedy}"));
+        self.of_rank(rank)
+            .with_remedy(format!("the cause is the gradient of rank {rank}{remedy}"))
     }
 
     /// Adds the file, unless the error has one. `kind` is the kind of file: "checkpoint".
@@ -233,7 +238,11 @@ impl Error {
         if names.is_empty() {
             return self;
         }
-        let remedy = self.0.remedy.take().map_or_else(String::new, |remedy| format!("{remedy}; "));
+        let remedy = self
+            .0
+            .remedy
+            .take()
+            .map_or_else(String::new, |remedy| format!("{remedy}; "));
         self.with_remedy(format!(
             "{remedy}these parameters had already moved: {}; restore model and state from a checkpoint",
             comma_separated(&names)
@@ -243,7 +252,19 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Facts { problem, got, element, expected, remedy, path, role, file, place, cause, .. } = &*self.0;
+        let Facts {
+            problem,
+            got,
+            element,
+            expected,
+            remedy,
+            path,
+            role,
+            file,
+            place,
+            cause,
+            ..
+        } = &*self.0;
         if let Some((file_kind, file)) = file {
             write!(f, "{file_kind} {}: ", file.display())?;
         }
@@ -280,7 +301,11 @@ impl fmt::Display for Error {
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if f.alternate() { fmt::Debug::fmt(&self.0, f) } else { fmt::Display::fmt(self, f) }
+        if f.alternate() {
+            fmt::Debug::fmt(&self.0, f)
+        } else {
+            fmt::Display::fmt(self, f)
+        }
     }
 }
 

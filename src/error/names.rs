@@ -25,7 +25,11 @@ impl Error {
 
 /// The available names, as text for [`Error::with_expected`].
 pub(crate) fn one_of(available: &[impl AsRef<str>]) -> String {
-    format!("{}{}", if available.is_empty() { "" } else { "one of: " }, comma_separated(available))
+    format!(
+        "{}{}",
+        if available.is_empty() { "" } else { "one of: " },
+        comma_separated(available)
+    )
 }
 
 /// Names with commas, or "none". An empty name, which is the path of a model that is a single variable,
@@ -36,7 +40,13 @@ pub(crate) fn comma_separated(names: &[impl AsRef<str>]) -> String {
     }
     names
         .iter()
-        .map(|name| if name.as_ref().is_empty() { "\"\"" } else { name.as_ref() })
+        .map(|name| {
+            if name.as_ref().is_empty() {
+                "\"\""
+            } else {
+                name.as_ref()
+            }
+        })
         .collect::<Vec<_>>()
         .join(", ")
 }
@@ -54,7 +64,10 @@ pub(crate) fn first_names(names: impl Iterator<Item = impl Into<String>>) -> Vec
 /// The names without repetitions, in the order of their first occurrence.
 pub(crate) fn distinct<'n>(names: impl Iterator<Item = &'n str>) -> Vec<String> {
     let mut earlier = HashSet::new();
-    names.filter(|name| earlier.insert(*name)).map(str::to_string).collect()
+    names
+        .filter(|name| earlier.insert(*name))
+        .map(str::to_string)
+        .collect()
 }
 
 /// Names in other libraries and of other rules, each with the name in this crate. If a name has several rows,
@@ -83,7 +96,9 @@ pub(crate) fn suggestion(name: &str, available: &[impl AsRef<str>]) -> String {
     }
     let candidates = || available.iter().map(AsRef::as_ref);
     let is_available = |ours: &str| candidates().any(|candidate| candidate == ours);
-    let synonym = SYNONYMS.iter().find(|(theirs, ours)| *theirs == name && is_available(ours));
+    let synonym = SYNONYMS
+        .iter()
+        .find(|(theirs, ours)| *theirs == name && is_available(ours));
     let is_same = |candidate: &str| candidate.eq_ignore_ascii_case(name);
     let nearest = || {
         let distances = candidates().map(|candidate| (edit_distance(name, candidate), candidate));
@@ -107,7 +122,11 @@ fn edit_distance(from: &str, to: &str) -> usize {
         for j in 1..=to.len() {
             let exchanged = rows[i - 1][j - 1] + usize::from(from[i - 1] != to[j - 1]);
             let is_swap = i > 1 && j > 1 && from[i - 1] == to[j - 2] && from[i - 2] == to[j - 1];
-            let swapped = if is_swap { rows[i - 2][j - 2] + 1 } else { usize::MAX };
+            let swapped = if is_swap {
+                rows[i - 2][j - 2] + 1
+            } else {
+                usize::MAX
+            };
             row.push(exchanged.min(rows[i - 1][j] + 1).min(row[j - 1] + 1).min(swapped));
         }
         rows.push(row);
@@ -134,7 +153,10 @@ mod tests {
             assert_eq!(suggestion(name, &rules), format!(" (did you mean {expected}?)"));
         }
         let decay = ["decay_lambda", "decay_eta_max"].map(str::to_string);
-        assert_eq!(suggestion("weight_decay", &decay), " (did you mean decay_lambda?)");
+        assert_eq!(
+            suggestion("weight_decay", &decay),
+            " (did you mean decay_lambda?)"
+        );
         assert_eq!(suggestion("eta_max", &decay), " (did you mean decay_eta_max?)");
         for name in ["SGD", "momentum", "x", "", "inf"] {
             assert_eq!(suggestion(name, &rules), "", "{name}");

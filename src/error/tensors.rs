@@ -70,9 +70,9 @@ impl Error {
     /// Adds the number of bytes of the allocation, if the error is that there is no memory left.
     pub(crate) fn asking_for(self, bytes: usize) -> Self {
         match self.kind() {
-            ErrorKind::OutOfMemory => {
-                self.with_problem("there is no memory left for").with_got(format_args!("{bytes} bytes"))
-            }
+            ErrorKind::OutOfMemory => self
+                .with_problem("there is no memory left for")
+                .with_got(format_args!("{bytes} bytes")),
             _ => self,
         }
     }

@@ -287,7 +287,12 @@ pub enum Warning {
 impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Warning::WithoutGradient { missing, parameters, paths, remedy } => write!(
+            Warning::WithoutGradient {
+                missing,
+                parameters,
+                paths,
+                remedy,
+            } => write!(
                 f,
                 "{missing} of {parameters} parameters have no gradient and stay as they are: {}. {remedy}. \
                  `StateTree::require_all` makes this an error; if the gradients are missing on purpose, \
@@ -302,7 +307,13 @@ impl fmt::Display for Warning {
                     comma_separated(shapes)
                 )
             }
-            Warning::NotFinite { file, tensors, entry, index, value } => write!(
+            Warning::NotFinite {
+                file,
+                tensors,
+                entry,
+                index,
+                value,
+            } => write!(
                 f,
                 "tensors in {file:?} with numbers that are infinite or NaN: {tensors}, the first is \
                  {entry:?} with {value} at element {index}. The file was written, but a restore refuses such \
@@ -326,10 +337,17 @@ impl fmt::Display for Warning {
             Warning::LowPrecision { bf16, f16, paths } => {
                 let dtypes = [(*bf16, "BF16", "2⁻⁹ (1/512)"), (*f16, "F16", "2⁻¹² (1/4096)")];
                 let losses =
-                    dtypes.into_iter().filter(|(count, ..)| *count > 0).map(|(count, dtype, bound)| {
-                        let lose = if count == 1 { "parameter loses" } else { "parameters lose" };
-                        format!("{count} {dtype} {lose} every step below {bound} of an element")
-                    });
+                    dtypes
+                        .into_iter()
+                        .filter(|(count, ..)| *count > 0)
+                        .map(|(count, dtype, bound)| {
+                            let lose = if count == 1 {
+                                "parameter loses"
+                            } else {
+                                "parameters lose"
+                            };
+                            format!("{count} {dtype} {lose} every step below {bound} of an element")
+                        });
                 write!(
                     f,
                     "without a master, {}: {}. To keep such steps, put `MixedPrecision::new(F32, ..)`, \
@@ -340,7 +358,11 @@ impl fmt::Display for Warning {
                 )
             }
             Warning::WrongOrder { path, rule, faults } => {
-                write!(f, "the rules of {path:?}, {rule}, are in a wrong order: {}", faults.join("; "))
+                write!(
+                    f,
+                    "the rules of {path:?}, {rule}, are in a wrong order: {}",
+                    faults.join("; ")
+                )
             }
             Warning::ParameterNotFinite { path, index } => write!(
                 f,
@@ -356,7 +378,10 @@ impl fmt::Display for Warning {
                  begin anew"
             ),
             Warning::StepsSkipped { calls, reason } => {
-                write!(f, "{calls} calls were skipped since the last step, and no parameter moved: {reason}")
+                write!(
+                    f,
+                    "{calls} calls were skipped since the last step, and no parameter moved: {reason}"
+                )
             }
             Warning::StepDropped { moved, parameters } => write!(
                 f,
@@ -364,22 +389,39 @@ impl fmt::Display for Warning {
                  others have missed this step. Call `StreamedStep::finish`, or go on from a checkpoint"
             ),
             Warning::SlowEngine { reason } => {
-                write!(f, "updates run as single tensor operations, which is correct but slow: {reason}")
+                write!(
+                    f,
+                    "updates run as single tensor operations, which is correct but slow: {reason}"
+                )
             }
-            Warning::CoresShared { ranks, threads, cores } => write!(
+            Warning::CoresShared {
+                ranks,
+                threads,
+                cores,
+            } => write!(
                 f,
                 "{ranks} ranks on this machine have {threads} threads on {cores} cores and wait for each \
                  other: set RAYON_NUM_THREADS to {} for each rank, or have `mpirun` bind each rank to cores \
                  of its own (`--bind-to core`)",
                 (cores / ranks).max(1)
             ),
-            Warning::ScheduleDiffers { path, field, program: None, file } => write!(
+            Warning::ScheduleDiffers {
+                path,
+                field,
+                program: None,
+                file,
+            } => write!(
                 f,
                 "{field} of {path:?} keeps the value of the file: {file} has changed this value, but the \
                  state has no schedule. Before the restore, call `state.schedule` with the schedule of the \
                  run, and `state.set_steps` with the `last_epoch` of torch's scheduler"
             ),
-            Warning::ScheduleDiffers { path, field, program: Some(program), file } => write!(
+            Warning::ScheduleDiffers {
+                path,
+                field,
+                program: Some(program),
+                file,
+            } => write!(
                 f,
                 "{field} of {path:?} follows the schedule of the program, {program}, which differs from the \
                  schedule of the file, {file}. To go on with the schedule of the file, leave out \
@@ -399,13 +441,23 @@ impl fmt::Display for Warning {
                  of the file. To restore both, call `CheckpointFile::restore_with_model`, after weights of \
                  other files were loaded; if the parameters are meant, call `StateTree::refresh_masters`"
             ),
-            Warning::UnlikelyRate { path, own, peak, is_relative: true } => write!(
+            Warning::UnlikelyRate {
+                path,
+                own,
+                peak,
+                is_relative: true,
+            } => write!(
                 f,
                 "the schedule of {path:?} multiplies the own learning rate, {own}, by {peak} at its highest: its \
                  values are factors. If they are meant as rates, leave out `.relative()`; if they are factors, \
                  make the own rate smaller and the factors larger"
             ),
-            Warning::UnlikelyRate { path, own, peak, is_relative: false } => write!(
+            Warning::UnlikelyRate {
+                path,
+                own,
+                peak,
+                is_relative: false,
+            } => write!(
                 f,
                 "the schedule of {path:?} makes the learning rate {peak} at its highest, although the own rate \
                  is {own}: its values are rates. If they are meant as factors of the own rate, add \
@@ -418,14 +470,26 @@ impl fmt::Display for Warning {
                  Name the parameters, as a `VarMap` or `model!` does; `VarMap::all_vars` has another order in \
                  each process"
             ),
-            Warning::WireDiffers { parameters, path, values, travels, loses_bits: true } => write!(
+            Warning::WireDiffers {
+                parameters,
+                path,
+                values,
+                travels,
+                loses_bits: true,
+            } => write!(
                 f,
                 "the wire between ranks rounds gradients of {parameters} parameters: that of {path:?} has values of \
                  {values} from its layers, and travels in {travels}. To lose nothing, call \
                  `Setup::wire_as_computed` after a first forward pass of all layers, or return a dtype that holds \
                  these values from `Setup::wire`"
             ),
-            Warning::WireDiffers { parameters, path, values, travels, loses_bits: false } => write!(
+            Warning::WireDiffers {
+                parameters,
+                path,
+                values,
+                travels,
+                loses_bits: false,
+            } => write!(
                 f,
                 "gradients of {parameters} parameters travel between ranks in a wider dtype than needed: that of \
                  {path:?} in {travels}, although its layer computes in {values}. To send fewer bytes, call \
@@ -486,12 +550,19 @@ pub(crate) struct Warnings {
 impl Warnings {
     /// The warnings of a state that records none.
     pub(crate) fn ignoring_all() -> Self {
-        Warnings { ignores_all: true, ..Warnings::default() }
+        Warnings {
+            ignores_all: true,
+            ..Warnings::default()
+        }
     }
 
     /// The recorded warnings for a state with other leaves, without the caches.
     pub(crate) fn for_other_leaves(&self) -> Self {
-        Warnings { cache: OnceLock::new(), are_leaves_inspected: false, ..self.clone() }
+        Warnings {
+            cache: OnceLock::new(),
+            are_leaves_inspected: false,
+            ..self.clone()
+        }
     }
 
     /// The recorded warnings in their order, then the warnings that leaves `show` and no call has recorded
@@ -509,7 +580,10 @@ impl Warnings {
         if self.are_leaves_inspected || self.ignores_all {
             return Vec::new();
         }
-        let new = show().into_iter().filter_map(|warning| self.record(warning)).collect();
+        let new = show()
+            .into_iter()
+            .filter_map(|warning| self.record(warning))
+            .collect();
         // The flag is set last, because `record` clears it.
         self.are_leaves_inspected = true;
         new

@@ -76,21 +76,29 @@ impl Weights {
     /// # Errors
     /// If a file cannot be read or is not a whole safetensors file. If two files have a tensor of one name.
     pub fn open(files: impl IntoIterator<Item = impl AsRef<Path>>) -> Result<Self> {
-        let files: Arc<[WeightFile]> =
-            files.into_iter().map(|path| WeightFile::open(path.as_ref())).collect::<Result<_>>()?;
+        let files: Arc<[WeightFile]> = files
+            .into_iter()
+            .map(|path| WeightFile::open(path.as_ref()))
+            .collect::<Result<_>>()?;
         let mut file_indices = BTreeMap::new();
         for (i, file) in files.iter().enumerate() {
             for name in file.tensors.names() {
                 if let Some(other) = file_indices.insert(name.clone(), i) {
-                    let problem =
-                        format!("it has the tensor {name:?}, which {} has too", files[other].path.display());
+                    let problem = format!(
+                        "it has the tensor {name:?}, which {} has too",
+                        files[other].path.display()
+                    );
                     let error =
                         Error::new(ErrorKind::File, problem).with_remedy("pass the parts of one model only");
                     return Err(error.in_file(WEIGHTS, &file.path));
                 }
             }
         }
-        Ok(Weights { files, file_indices: Arc::new(file_indices), accept_non_finite: false })
+        Ok(Weights {
+            files,
+            file_indices: Arc::new(file_indices),
+            accept_non_finite: false,
+        })
     }
 
     /// Accepts infinities and NaN, which are refused by default.
@@ -121,8 +129,9 @@ impl Weights {
     /// number that is not finite, before or after rounding. Nothing changes then. If a device fails, or memory
     /// is not lent again, the error says how many variables were written before.
     pub fn load_into<M: Model + ?Sized>(&self, model: &M) -> Result<Vec<String>> {
-        let (values, unused) =
-            self.values(model, |name, x| Ok(rounded(&self.read(name, x.shape(), x.dtype())?, x.dtype())?))?;
+        let (values, unused) = self.values(model, |name, x| {
+            Ok(rounded(&self.read(name, x.shape(), x.dtype())?, x.dtype())?)
+        })?;
         let count = values.len();
         for (i, (variable, value)) in values.into_iter().enumerate() {
             set_lent(&*variable.x, &value)
@@ -152,13 +161,21 @@ impl Weights {
             });
             values.push((variable, value));
         }
-        Ok((values, self.names().filter(|name| unused.contains(name)).map(str::to_string).collect()))
+        Ok((
+            values,
+            self.names()
+                .filter(|name| unused.contains(name))
+                .map(str::to_string)
+                .collect(),
+        ))
     }
 
     /// The tensor for a parameter of this shape and dtype, in the dtype of the file.
     fn read(&self, path: &str, shape: &[usize], dtype: DType) -> Result<Tensor> {
         let (file, entry) = self.entry(path)?;
-        let tensor = self.check(&entry, shape, dtype).and_then(|()| entry.tensor().map_err(read_error));
+        let tensor = self
+            .check(&entry, shape, dtype)
+            .and_then(|()| entry.tensor().map_err(read_error));
         tensor.map_err(|error| error.at(path).in_file(WEIGHTS, &file.path))
     }
 
@@ -196,19 +213,28 @@ impl Weights {
     /// The tensor with this name, and its file.
     fn entry(&self, name: &str) -> Result<(&WeightFile, Entry<'_>)> {
         let file = self.file_indices.get(name).map(|&index| &self.files[index]);
-        file.and_then(|file| Some((file, file.tensors.entry(name)?))).ok_or_else(|| {
-            let paths: Vec<String> = self.paths().iter().map(|path| path.display().to_string()).collect();
-            let (problem, names) = ("there is no tensor for it", first_names(self.names()));
-            let error = match &*self.files {
-                [] => Error::missing(format!("{problem}, because there are no files")),
-                [only] => Error::missing(problem).in_file(WEIGHTS, &only.path),
-                _ => Error::missing(format!("{problem} in {}", paths.join(", "))),
-            };
-            let with_names = if names.is_empty() { error } else { error.with_expected(one_of(&names)) };
-            with_names
-                .at(name)
-                .with_remedy("pass a file of this model, or a model with the parameters that the file has")
-        })
+        file.and_then(|file| Some((file, file.tensors.entry(name)?)))
+            .ok_or_else(|| {
+                let paths: Vec<String> = self
+                    .paths()
+                    .iter()
+                    .map(|path| path.display().to_string())
+                    .collect();
+                let (problem, names) = ("there is no tensor for it", first_names(self.names()));
+                let error = match &*self.files {
+                    [] => Error::missing(format!("{problem}, because there are no files")),
+                    [only] => Error::missing(problem).in_file(WEIGHTS, &only.path),
+                    _ => Error::missing(format!("{problem} in {}", paths.join(", "))),
+                };
+                let with_names = if names.is_empty() {
+                    error
+                } else {
+                    error.with_expected(one_of(&names))
+                };
+                with_names.at(name).with_remedy(
+                    "pass a file of this model, or a model with the parameters that the file has",
+                )
+            })
     }
 
     fn paths(&self) -> Vec<PathBuf> {
@@ -220,7 +246,10 @@ impl WeightFiles for Weights {
     fn masters(&self, model: &dyn Model) -> Result<(BTreeMap<String, Tensor>, Vec<String>)> {
         let (values, unused) = self.values(model, |name, x| self.read(name, x.shape(), x.dtype()))?;
         Ok((
-            values.into_iter().map(|(variable, values)| (variable.path().to_string(), values)).collect(),
+            values
+                .into_iter()
+                .map(|(variable, values)| (variable.path().to_string(), values))
+                .collect(),
             unused,
         ))
     }
@@ -240,6 +269,9 @@ impl WeightFile {
     fn open(path: &Path) -> Result<Self> {
         let (tensors, _) =
             TensorFile::open(path).map_err(|source| open_error(source).in_file(WEIGHTS, path))?;
-        Ok(WeightFile { path: path.to_path_buf(), tensors })
+        Ok(WeightFile {
+            path: path.to_path_buf(),
+            tensors,
+        })
     }
 }

@@ -18,7 +18,10 @@ use crate::tensors::dtype_of;
 /// Shows every variable under its name. The map is locked during the visit.
 impl Model for VarMap {
     fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
-        let variables = self.data().lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let variables = self
+            .data()
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         for (name, variable) in variables.iter() {
             visitor.below(name, |visitor| visitor.tensor(variable));
         }
@@ -38,7 +41,14 @@ macro_rules! weight_and_bias {
     )*};
 }
 
-weight_and_bias!(Linear, LayerNorm, Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d);
+weight_and_bias!(
+    Linear,
+    LayerNorm,
+    Conv1d,
+    Conv2d,
+    ConvTranspose1d,
+    ConvTranspose2d
+);
 
 macro_rules! weight_only {
     ($($Layer:ty),*) => {$(
@@ -159,11 +169,16 @@ pub(crate) fn candle_variables<M: Model + ?Sized>(
         Lent::Tensor(tensor) => Ok(CandleVariable { paths, tensor }),
         x => Err(not_candle_variable(Variable { paths, x }.path())),
     };
-    in_path_order(model, is_selected)?.into_iter().map(to_candle).collect()
+    in_path_order(model, is_selected)?
+        .into_iter()
+        .map(to_candle)
+        .collect()
 }
 
 /// The error for a parameter that is not a variable of candle's.
 pub(crate) fn not_candle_variable(path: &str) -> Error {
     let problem = "this call needs candle variables, but the parameter is memory of another kind";
-    Error::new(ErrorKind::Unsupported, problem).with_remedy("make a model of `Var`s for this call").at(path)
+    Error::new(ErrorKind::Unsupported, problem)
+        .with_remedy("make a model of `Var`s for this call")
+        .at(path)
 }

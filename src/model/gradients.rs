@@ -119,9 +119,12 @@ impl GradientLookUp for () {
 
 /// The error for two gradients with one path.
 pub(crate) fn duplicate_gradient(path: &str) -> Error {
-    Error::new(ErrorKind::Contract, "the list has two gradients for this parameter")
-        .with_remedy("add the two up, or leave one out")
-        .at(path)
+    Error::new(
+        ErrorKind::Contract,
+        "the list has two gradients for this parameter",
+    )
+    .with_remedy("add the two up, or leave one out")
+    .at(path)
 }
 
 /// The collection in which an update looks gradients up. If `grads` has a map, stores the map in `map` and

@@ -22,7 +22,11 @@ static LAYERS: Mutex<Vec<Weak<LayerDtype>>> = Mutex::new(Vec::new());
 impl LayerDtype {
     /// Registers a layer. The registration ends when the last `Arc` is dropped.
     pub(crate) fn register(variables: Vec<TensorId>, intended: DType) -> Arc<Self> {
-        let layer = Arc::new(LayerDtype { variables, intended, decision: OnceLock::new() });
+        let layer = Arc::new(LayerDtype {
+            variables,
+            intended,
+            decision: OnceLock::new(),
+        });
         let mut layers = LAYERS.lock().unwrap_or_else(PoisonError::into_inner);
         layers.retain(|layer| layer.strong_count() > 0);
         layers.push(Arc::downgrade(&layer));
@@ -41,7 +45,10 @@ pub(crate) fn layer_dtypes() -> HashMap<TensorId, DType> {
     for layer in layers.iter().filter_map(Weak::upgrade) {
         for variable in &layer.variables {
             // The sum of the gradients of several layers is in F32.
-            dtypes.entry(*variable).and_modify(|dtype| *dtype = DType::F32).or_insert(layer.dtype());
+            dtypes
+                .entry(*variable)
+                .and_modify(|dtype| *dtype = DType::F32)
+                .or_insert(layer.dtype());
         }
     }
     dtypes

@@ -102,7 +102,9 @@ impl<'m, F: FnMut(&str, &Tensor)> TensorReceiver<'m> for F {
 
 impl std::fmt::Debug for Visitor<'_, '_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Visitor").field("path", &self.path).finish_non_exhaustive()
+        f.debug_struct("Visitor")
+            .field("path", &self.path)
+            .finish_non_exhaustive()
     }
 }
 
@@ -124,7 +126,10 @@ impl<'m, 'v> Visitor<'m, 'v> {
     }
 
     pub(crate) fn with_receiver(receiver: &'v mut dyn TensorReceiver<'m>) -> Self {
-        Visitor { path: String::new(), receiver }
+        Visitor {
+            path: String::new(),
+            receiver,
+        }
     }
 
     /// Shows a part of the model under its name.

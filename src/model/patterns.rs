@@ -30,7 +30,11 @@ impl Patterns {
                 false => _ = literals.entry(text.clone()).or_insert(pattern),
             }
         }
-        Patterns { texts, literals, wildcards }
+        Patterns {
+            texts,
+            literals,
+            wildcards,
+        }
     }
 
     pub(crate) fn texts(&self) -> &[String] {
@@ -40,25 +44,39 @@ impl Patterns {
     #[cfg(any(feature = "candle", feature = "config"))]
     fn matches(&self, pattern: usize, paths: &[impl AsRef<str>]) -> bool {
         match self.wildcards.binary_search_by_key(&pattern, |(index, _)| *index) {
-            Ok(wildcard) => paths.iter().any(|path| self.wildcards[wildcard].1.matches(path.as_ref())),
+            Ok(wildcard) => paths
+                .iter()
+                .any(|path| self.wildcards[wildcard].1.matches(path.as_ref())),
             Err(_) => paths.iter().any(|path| path.as_ref() == self.texts[pattern]),
         }
     }
 
     /// The index of the first pattern that matches any of a parameter's paths.
     pub(crate) fn first_match(&self, paths: &[impl AsRef<str>]) -> Option<usize> {
-        let literal = paths.iter().filter_map(|path| self.literals.get(path.as_ref()).copied()).min();
+        let literal = paths
+            .iter()
+            .filter_map(|path| self.literals.get(path.as_ref()).copied())
+            .min();
         let is_before = |pattern| literal.is_none_or(|literal| pattern < literal);
-        let mut earlier = self.wildcards.iter().take_while(|(pattern, _)| is_before(*pattern));
+        let mut earlier = self
+            .wildcards
+            .iter()
+            .take_while(|(pattern, _)| is_before(*pattern));
         let wildcard = earlier.find(|(_, text)| paths.iter().any(|path| text.matches(path.as_ref())));
         wildcard.map(|(pattern, _)| *pattern).or(literal)
     }
 
     /// Refuses a pattern that matches none of the paths, because such a pattern is probably mistyped.
     pub(crate) fn check_matched<'p>(&self, paths: impl Iterator<Item = &'p str> + Clone) -> Result<()> {
-        let matched: HashSet<&str> = paths.clone().filter(|path| self.literals.contains_key(*path)).collect();
-        let idle_literals =
-            self.literals.iter().filter(|(text, _)| !matched.contains(&***text)).map(|(_, index)| *index);
+        let matched: HashSet<&str> = paths
+            .clone()
+            .filter(|path| self.literals.contains_key(*path))
+            .collect();
+        let idle_literals = self
+            .literals
+            .iter()
+            .filter(|(text, _)| !matched.contains(&***text))
+            .map(|(_, index)| *index);
         let is_idle = |(_, text): &&(usize, WildMatch)| !paths.clone().any(|path| text.matches(path));
         let idle_wildcard = self.wildcards.iter().find(is_idle).map(|(index, _)| *index);
         let first_idle = idle_literals.chain(idle_wildcard).min();
@@ -68,8 +86,11 @@ impl Patterns {
     /// The error for a pattern that matches none of these paths, which may contain a path twice.
     fn unmatched_error<'p>(&self, pattern: usize, paths: impl Iterator<Item = &'p str>) -> Error {
         let available = first_names(distinct(paths).into_iter());
-        Error::new(ErrorKind::Argument, format!("the pattern {:?} matches no parameter", self.texts[pattern]))
-            .with_expected(format_args!("one that matches {}", one_of(&available)))
+        Error::new(
+            ErrorKind::Argument,
+            format!("the pattern {:?} matches no parameter", self.texts[pattern]),
+        )
+        .with_expected(format_args!("one that matches {}", one_of(&available)))
     }
 }
 
@@ -81,19 +102,36 @@ mod tests {
     #[test]
     fn the_first_pattern_that_matches_decides() {
         const TEXTS: [&str; 7] = ["a", "a.b", "a.*", "*", "?.b", "a.b.c", "x"];
-        let paths: [&[&str]; 6] = [&["a"], &["a.b"], &["a.b.c"], &["c.b"], &["c.b", "a"], &["z", "a.b"]];
+        let paths: [&[&str]; 6] = [
+            &["a"],
+            &["a.b"],
+            &["a.b.c"],
+            &["c.b"],
+            &["c.b", "a"],
+            &["z", "a.b"],
+        ];
         for list in 0..TEXTS.len().pow(3) {
             let texts = [list % 7, list / 7 % 7, list / 49].map(|place| TEXTS[place].to_string());
             let patterns = Patterns::new(texts.to_vec());
             let matches = |text: &String, path: &&str| WildMatch::new(text).matches(path);
             for paths in paths {
-                let first = texts.iter().position(|text| paths.iter().any(|path| matches(text, path)));
+                let first = texts
+                    .iter()
+                    .position(|text| paths.iter().any(|path| matches(text, path)));
                 assert_eq!(patterns.first_match(paths), first, "{texts:?} {paths:?}");
-                let idle = texts.iter().find(|text| !paths.iter().any(|path| matches(text, path)));
-                let error =
-                    patterns.check_matched(paths.iter().copied()).err().map(|error| error.to_string());
+                let idle = texts
+                    .iter()
+                    .find(|text| !paths.iter().any(|path| matches(text, path)));
+                let error = patterns
+                    .check_matched(paths.iter().copied())
+                    .err()
+                    .map(|error| error.to_string());
                 assert_eq!(error.is_some(), idle.is_some(), "{texts:?} {paths:?}");
-                assert!(error.zip(idle).is_none_or(|(error, idle)| error.contains(&format!("{idle:?}"))));
+                assert!(
+                    error
+                        .zip(idle)
+                        .is_none_or(|(error, idle)| error.contains(&format!("{idle:?}")))
+                );
             }
         }
     }

@@ -91,7 +91,12 @@ impl<'a> ParameterSlices<'a> {
         if self.by_path.insert(path, self.slices.len()).is_some() {
             return Err(duplicate_path_error(path));
         }
-        self.slices.push(ParameterSlice { path, shape, dtype: values.dtype(), memory: Mutex::new(values) });
+        self.slices.push(ParameterSlice {
+            path,
+            shape,
+            dtype: values.dtype(),
+            memory: Mutex::new(values),
+        });
         Ok(self)
     }
 
@@ -124,11 +129,20 @@ impl Lend for ParameterSlice<'_> {
     }
 
     fn read(&self, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {
-        run(View::new(self.memory.lock().unwrap_or_else(PoisonError::into_inner).as_memory_ref()))
+        run(View::new(
+            self.memory
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .as_memory_ref(),
+        ))
     }
 
     fn write(&self, run: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {
-        run(self.memory.lock().unwrap_or_else(PoisonError::into_inner).reborrow())
+        run(self
+            .memory
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .reborrow())
     }
 }
 
@@ -148,7 +162,10 @@ type GradientSlice<'a> = TensorSlice<'a, [usize; 1]>;
 
 impl<'a> GradientSlice<'a> {
     pub(crate) fn vector(values: MemoryRef<'a>) -> Self {
-        TensorSlice { shape: [values.len()], values }
+        TensorSlice {
+            shape: [values.len()],
+            values,
+        }
     }
 }
 
@@ -163,7 +180,11 @@ impl<'a> GradientSlices<'a> {
     /// # Errors
     /// If the path already has a gradient.
     pub fn with(mut self, path: &'a str, values: impl Into<MemoryRef<'a>>) -> Result<Self> {
-        if self.by_path.insert(path, GradientSlice::vector(values.into())).is_some() {
+        if self
+            .by_path
+            .insert(path, GradientSlice::vector(values.into()))
+            .is_some()
+        {
             return Err(duplicate_gradient(path));
         }
         Ok(self)
@@ -204,8 +225,13 @@ fn check_length(shape: &Shape, got: usize) -> Result<()> {
     if expected == got {
         return Ok(());
     }
-    let error = Error::new(ErrorKind::Memory, format!("its shape is {shape:?}, and the length of its slice"));
-    let error = error.with_got(got).with_remedy("pass its shape and all its elements");
+    let error = Error::new(
+        ErrorKind::Memory,
+        format!("its shape is {shape:?}, and the length of its slice"),
+    );
+    let error = error
+        .with_got(got)
+        .with_remedy("pass its shape and all its elements");
     Err(match expected {
         UNCOUNTED => error.with_expected("more than can be counted"),
         expected => error.with_expected(expected),

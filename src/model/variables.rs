@@ -118,7 +118,11 @@ pub(crate) fn select_variables<'m, M>(
 where
     M: Model + ?Sized,
 {
-    let mut by_path = ByPath { is_selected, parameters: BTreeMap::new(), duplicate_path: None };
+    let mut by_path = ByPath {
+        is_selected,
+        parameters: BTreeMap::new(),
+        duplicate_path: None,
+    };
     model.visit(&mut Visitor::with_receiver(&mut by_path));
     if let Some(path) = by_path.duplicate_path {
         return Err(duplicate_path_error(&path));
@@ -159,6 +163,9 @@ pub(crate) fn duplicate_path_error(path: &str) -> Error {
 
 /// The error for a model in which nothing can be trained.
 pub(crate) fn empty_model_error() -> Error {
-    Error::new(ErrorKind::Model, "the model has no trainable floating-point variable")
-        .with_remedy("make its tensors `Var`s (a `VarMap` does)")
+    Error::new(
+        ErrorKind::Model,
+        "the model has no trainable floating-point variable",
+    )
+    .with_remedy("make its tensors `Var`s (a `VarMap` does)")
 }

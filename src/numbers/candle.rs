@@ -65,7 +65,9 @@ mod tests {
     #[test]
     fn candles_dtypes_come_back_as_they_went() {
         use candle_core::DType::*;
-        for dtype in [U8, U32, I16, I32, I64, BF16, F16, F32, F64, F8E4M3, F6E2M3, F6E3M2, F4, F8E8M0] {
+        for dtype in [
+            U8, U32, I16, I32, I64, BF16, F16, F32, F64, F8E4M3, F6E2M3, F6E3M2, F4, F8E8M0,
+        ] {
             let own = DType::from(dtype);
             assert_eq!((own == dtype, candle_core::DType::from(own)), (true, dtype));
             assert!(dtype == own, "{dtype:?}");

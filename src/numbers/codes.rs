@@ -150,7 +150,9 @@ impl Code {
         if !has_non_finite(codes, size_mask) {
             return None;
         }
-        let index = codes.iter().position(|code| has_non_finite(&[*code], size_mask))?;
+        let index = codes
+            .iter()
+            .position(|code| has_non_finite(&[*code], size_mask))?;
         let mut number = [0.0];
         self.decode(record, index, &mut number, |number| number);
         Some((index, number[0]))
@@ -158,13 +160,19 @@ impl Code {
 
     /// The mask for the bits of a code without the sign.
     fn size_mask(self) -> u8 {
-        if self == Code::Signed { SIGNED_SIZE_MASK as u8 } else { u8::MAX }
+        if self == Code::Signed {
+            SIGNED_SIZE_MASK as u8
+        } else {
+            u8::MAX
+        }
     }
 }
 
 #[inline(always)]
 fn scale_of(record: &[u8; RECORD]) -> f32 {
-    record.first_chunk().map_or(0.0, |bytes| f32::from_le_bytes(*bytes))
+    record
+        .first_chunk()
+        .map_or(0.0, |bytes| f32::from_le_bytes(*bytes))
 }
 
 /// Encodes values, [`BLOCKS_TOGETHER`] blocks at a time: the division of a block has to wait for the block's
@@ -177,7 +185,10 @@ fn encode_all<const SIGNED: bool, T>(
 ) {
     let (blocks, rest) = values.as_chunks::<BLOCK>();
     let (whole_records, last_record) = records.split_at_mut(blocks.len().min(records.len()));
-    for (blocks, records) in blocks.chunks(BLOCKS_TOGETHER).zip(whole_records.chunks_mut(BLOCKS_TOGETHER)) {
+    for (blocks, records) in blocks
+        .chunks(BLOCKS_TOGETHER)
+        .zip(whole_records.chunks_mut(BLOCKS_TOGETHER))
+    {
         let mut scales = [None; BLOCKS_TOGETHER];
         for (scale, block) in scales.iter_mut().zip(blocks) {
             *scale = BlockScale::from_largest(largest_size(block, read));
@@ -188,7 +199,12 @@ fn encode_all<const SIGNED: bool, T>(
         }
     }
     if let [record, ..] = last_record {
-        encode::<SIGNED, T>(rest, BlockScale::from_largest(largest_size(rest, read)), read, record);
+        encode::<SIGNED, T>(
+            rest,
+            BlockScale::from_largest(largest_size(rest, read)),
+            read,
+            record,
+        );
     }
 }
 
@@ -196,7 +212,9 @@ fn encode_all<const SIGNED: bool, T>(
 /// above all others.
 #[inline(always)]
 fn largest_size<T>(values: &[T], read: impl Fn(&T) -> f32) -> u32 {
-    values.iter().fold(0, |largest, value| u32::max(largest, read(value).to_bits() & SIZE_MASK))
+    values.iter().fold(0, |largest, value| {
+        u32::max(largest, read(value).to_bits() & SIZE_MASK)
+    })
 }
 
 /// Encodes at most a block with this scale, which is `None` if a value is not finite.
@@ -236,12 +254,18 @@ impl BlockScale {
             return None;
         }
         if largest == 0 {
-            return Some(BlockScale { unit: 0.0, inverse: 0.0 });
+            return Some(BlockScale {
+                unit: 0.0,
+                inverse: 0.0,
+            });
         }
         // The unit is at least the smallest normal number, because the reciprocal of a subnormal number could
         // be infinite.
         let unit = f32::from_bits(largest).max(f32::MIN_POSITIVE);
-        Some(BlockScale { unit, inverse: f32::from_bits((1.0 / unit).to_bits() + 2) })
+        Some(BlockScale {
+            unit,
+            inverse: f32::from_bits((1.0 / unit).to_bits() + 2),
+        })
     }
 }
 
@@ -256,7 +280,10 @@ fn encode_non_finite<const SIGNED: bool, T>(
     // Infinity and NaN are replaced by the smallest number. With 0 instead the scale could be 0, and decoding
     // would make NaN of infinity.
     let mut numbers = [f32::from_bits(1); BLOCK];
-    numbers.iter_mut().zip(values).for_each(|(number, value)| *number = finite_or(*number, read(value)));
+    numbers
+        .iter_mut()
+        .zip(values)
+        .for_each(|(number, value)| *number = finite_or(*number, read(value)));
     let numbers = &numbers[..values.len()];
     encode::<SIGNED, f32>(
         numbers,
@@ -284,7 +311,11 @@ fn code_of<const SIGNED: bool>(number: f32, inverse: f32) -> u8 {
         return (rounded >> CUT_BITS & SIGNED_SIZE_MASK | number.to_bits() >> 24 & !SIGNED_SIZE_MASK) as u8;
     }
     // 0 is selected before the hash, because the hash of 0 is 0, and a selection among bytes takes longer.
-    let size = if abs.to_bits() == 0 { 0 } else { y.to_bits().max(SMALLEST) };
+    let size = if abs.to_bits() == 0 {
+        0
+    } else {
+        y.to_bits().max(SMALLEST)
+    };
     // The hash has 20 bits, below the cut. If the sum carries into the code, the code is rounded up.
     let hash = size.wrapping_mul(HASH) >> (32 - CUT_BITS);
     // The sum is limited, because the largest y is slightly above 1 and must not be rounded up beyond the
@@ -316,7 +347,10 @@ fn decode<const SIGNED: bool, T>(
 /// than a comparison for each code.
 #[inline(always)]
 fn has_non_finite(codes: &[u8], size_mask: u8) -> bool {
-    codes.iter().fold(0, |largest, code| u8::max(largest, code & size_mask)) >= size_mask - NAN as u8
+    codes
+        .iter()
+        .fold(0, |largest, code| u8::max(largest, code & size_mask))
+        >= size_mask - NAN as u8
 }
 
 /// Decodes codes of which at least one is that of infinity or NaN.
@@ -355,7 +389,11 @@ mod tests {
             let mut all = Vec::new();
             let top = if code == Code::Signed { 0x78 } else { 0xf8 };
             let is_code = |byte: &u8| {
-                if code == Code::Signed { byte & 0x7f <= top && *byte != 0x80 } else { *byte <= top }
+                if code == Code::Signed {
+                    byte & 0x7f <= top && *byte != 0x80
+                } else {
+                    *byte <= top
+                }
             };
             for codes in (0..=255u8).filter(is_code).collect::<Vec<_>>().chunks(BLOCK / 2) {
                 // The scale is the largest size in its block, so each block has to have it.
@@ -368,7 +406,9 @@ mod tests {
             }
             let numbers: Vec<f32> = all.iter().map(|bits| f32::from_bits(*bits)).collect();
             assert!(
-                numbers.windows(2).all(|pair| pair[0].abs() < pair[1].abs() || pair == [3.0, -numbers[1]]),
+                numbers
+                    .windows(2)
+                    .all(|pair| pair[0].abs() < pair[1].abs() || pair == [3.0, -numbers[1]]),
                 "{numbers:?}"
             );
             assert_eq!(numbers.iter().fold(0f32, |largest, size| largest.max(*size)), 3.0);
@@ -386,12 +426,20 @@ mod tests {
             };
             for bad in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
                 for (zeroed, place) in [(false, BLOCK + 5), (false, 3 * BLOCK - 1), (true, BLOCK)] {
-                    let mut without = if zeroed { vec![0.0; finite.len()] } else { finite.clone() };
+                    let mut without = if zeroed {
+                        vec![0.0; finite.len()]
+                    } else {
+                        finite.clone()
+                    };
                     without[place] = 0.0;
                     let mut with = without.clone();
                     with[place] = bad;
                     let mut expected = through(code, &without);
-                    expected[place] = if bad.is_nan() || code == Code::Signed { bad } else { f32::INFINITY };
+                    expected[place] = if bad.is_nan() || code == Code::Signed {
+                        bad
+                    } else {
+                        f32::INFINITY
+                    };
                     let records = code.records_of(&with);
                     let back = code.numbers_of(&records, with.len());
                     let is_same =
@@ -402,8 +450,12 @@ mod tests {
                         &back[place..]
                     );
                     assert!(scales(&records).all(f32::is_finite));
-                    let firsts: Vec<_> =
-                        records.as_chunks().0.iter().map(|record| code.first_non_finite(record)).collect();
+                    let firsts: Vec<_> = records
+                        .as_chunks()
+                        .0
+                        .iter()
+                        .map(|record| code.first_non_finite(record))
+                        .collect();
                     let (block, in_block) = (place / BLOCK, place % BLOCK);
                     for (index, first) in firsts.into_iter().enumerate() {
                         let got = first.map(|(place, number)| (place, number.is_nan(), number > 0.0));

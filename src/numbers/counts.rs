@@ -16,7 +16,9 @@ pub(crate) fn too_large(count: u64) -> Option<&'static str> {
 /// Refuses a count that is too large.
 pub(crate) fn check(problem: impl Into<String>, count: u64) -> Result<()> {
     let refuse = |expected| {
-        Err(Error::new(ErrorKind::Argument, problem.into()).with_got(count).with_expected(expected))
+        Err(Error::new(ErrorKind::Argument, problem.into())
+            .with_got(count)
+            .with_expected(expected))
     };
     too_large(count).map_or(Ok(()), refuse)
 }

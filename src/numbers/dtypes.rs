@@ -94,17 +94,29 @@ pub(crate) fn is_supported(dtype: impl Into<DType>) -> bool {
 
 /// The dtype of state and arithmetic for a parameter of `dtype`: F64 for F64, otherwise F32.
 pub(crate) fn compute_dtype(dtype: impl Into<DType>) -> DType {
-    if dtype.into() == DType::F64 { DType::F64 } else { DType::F32 }
+    if dtype.into() == DType::F64 {
+        DType::F64
+    } else {
+        DType::F32
+    }
 }
 
 /// The largest number of [`compute_dtype`].
 pub(crate) fn largest_number(dtype: impl Into<DType>) -> f64 {
-    if dtype.into() == DType::F64 { f64::MAX } else { f32::MAX.into() }
+    if dtype.into() == DType::F64 {
+        f64::MAX
+    } else {
+        f32::MAX.into()
+    }
 }
 
 /// The smallest number of [`compute_dtype`] that has all significant bits.
 pub(crate) fn smallest_normal(dtype: impl Into<DType>) -> f64 {
-    if dtype.into() == DType::F64 { f64::MIN_POSITIVE } else { f32::MIN_POSITIVE.into() }
+    if dtype.into() == DType::F64 {
+        f64::MIN_POSITIVE
+    } else {
+        f32::MIN_POSITIVE.into()
+    }
 }
 
 /// Whether the dtype of a master has more bytes than the dtype of its parameter.

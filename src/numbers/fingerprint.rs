@@ -34,9 +34,9 @@ impl Fingerprint {
     }
 
     fn hash_bytes(self, bytes: &[u8]) -> Self {
-        Fingerprint(
-            bytes.iter().fold(self.0, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)),
-        )
+        Fingerprint(bytes.iter().fold(self.0, |hash, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+        }))
     }
 }
 
@@ -58,14 +58,21 @@ mod tests {
         let of = |text: &str| Fingerprint::new().hash_bytes(text.as_bytes()).finish();
         assert_eq!(
             [of(""), of("a"), of("foobar")],
-            [0xcbf2_9ce4_8422_2325, 0xaf63_dc4c_8601_ec8c, 0x8594_4171_f739_67e8]
+            [
+                0xcbf2_9ce4_8422_2325,
+                0xaf63_dc4c_8601_ec8c,
+                0x8594_4171_f739_67e8
+            ]
         );
     }
 
     #[test]
     fn lists_of_texts_are_told_apart() {
         let of = |texts: &[&str]| {
-            texts.iter().fold(Fingerprint::new(), |print, text| print.bytes(text.as_bytes())).finish()
+            texts
+                .iter()
+                .fold(Fingerprint::new(), |print, text| print.bytes(text.as_bytes()))
+                .finish()
         };
         assert_ne!(of(&["ab", "c"]), of(&["a", "bc"]));
         assert_ne!(of(&["", ""]), of(&[""]));

@@ -12,7 +12,9 @@ pub(crate) fn ranges_to_read(elements: Range<usize>) -> impl Iterator<Item = Ran
     /// The number of elements: 1 MiB of f64 stays in the cache.
     const LENGTH: usize = 1 << 17;
     let end = elements.end;
-    elements.step_by(LENGTH).map(move |start| start..end.min(start + LENGTH))
+    elements
+        .step_by(LENGTH)
+        .map(move |start| start..end.min(start + LENGTH))
 }
 
 /// The first number that is infinite or NaN, or that `dtype` rounds to infinity, with its index.
@@ -20,7 +22,10 @@ pub(crate) fn first_non_finite(numbers: impl IntoIterator<Item = f64>, dtype: DT
     let limit = overflow_limit(dtype);
     // `>=` would be false for NaN.
     let is_beyond = |number: f64| number.abs().partial_cmp(&limit) != Some(Ordering::Less);
-    numbers.into_iter().enumerate().find(|(_, number)| is_beyond(*number))
+    numbers
+        .into_iter()
+        .enumerate()
+        .find(|(_, number)| is_beyond(*number))
 }
 
 /// [`first_non_finite`] of little-endian numbers of the dtype `from`, which are to be rounded to the dtype
@@ -34,23 +39,41 @@ pub(crate) fn first_non_finite_in(bytes: &[u8], from: DType, to: DType) -> Optio
     ) -> Option<(usize, f64)> {
         let encoded_numbers = bytes.as_chunks().0;
         // The fold has no early exit, so that the compiler vectorises it.
-        if from == to && encoded_numbers.iter().fold(true, |all, encoded| all & is_finite(*encoded)) {
+        if from == to
+            && encoded_numbers
+                .iter()
+                .fold(true, |all, encoded| all & is_finite(*encoded))
+        {
             return None;
         }
         first_non_finite(encoded_numbers.iter().map(|encoded| decode(*encoded)), to)
     }
     let dtypes = [from, to];
     match from {
-        DType::F16 => {
-            first(bytes, dtypes, |n| f16::from_le_bytes(n).is_finite(), |n| f16::from_le_bytes(n).into())
-        }
-        DType::BF16 => {
-            first(bytes, dtypes, |n| bf16::from_le_bytes(n).is_finite(), |n| bf16::from_le_bytes(n).into())
-        }
-        DType::F32 => {
-            first(bytes, dtypes, |n| f32::from_le_bytes(n).is_finite(), |n| f32::from_le_bytes(n).into())
-        }
-        DType::F64 => first(bytes, dtypes, |n| f64::from_le_bytes(n).is_finite(), f64::from_le_bytes),
+        DType::F16 => first(
+            bytes,
+            dtypes,
+            |n| f16::from_le_bytes(n).is_finite(),
+            |n| f16::from_le_bytes(n).into(),
+        ),
+        DType::BF16 => first(
+            bytes,
+            dtypes,
+            |n| bf16::from_le_bytes(n).is_finite(),
+            |n| bf16::from_le_bytes(n).into(),
+        ),
+        DType::F32 => first(
+            bytes,
+            dtypes,
+            |n| f32::from_le_bytes(n).is_finite(),
+            |n| f32::from_le_bytes(n).into(),
+        ),
+        DType::F64 => first(
+            bytes,
+            dtypes,
+            |n| f64::from_le_bytes(n).is_finite(),
+            f64::from_le_bytes,
+        ),
         _ => None,
     }
 }
@@ -60,10 +83,17 @@ pub(crate) fn first_negative_in(bytes: &[u8], dtype: DType) -> Option<(usize, f6
     fn first<const N: usize>(bytes: &[u8], decode: impl Fn([u8; N]) -> f64) -> Option<(usize, f64)> {
         let encoded_numbers = bytes.as_chunks().0;
         // The fold has no early exit, so that the compiler vectorises it.
-        if !encoded_numbers.iter().fold(false, |any, encoded| any | (decode(*encoded) < 0.0)) {
+        if !encoded_numbers
+            .iter()
+            .fold(false, |any, encoded| any | (decode(*encoded) < 0.0))
+        {
             return None;
         }
-        encoded_numbers.iter().map(|encoded| decode(*encoded)).enumerate().find(|(_, number)| *number < 0.0)
+        encoded_numbers
+            .iter()
+            .map(|encoded| decode(*encoded))
+            .enumerate()
+            .find(|(_, number)| *number < 0.0)
     }
     match dtype {
         DType::F16 => first(bytes, |n| f16::from_le_bytes(n).into()),

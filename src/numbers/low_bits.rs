@@ -47,7 +47,11 @@ pub(crate) const fn stored_bytes(numbers: usize) -> usize {
 /// or a number of another NaN.
 #[inline(always)]
 fn bits_of(value: f32) -> u32 {
-    if value.is_nan() { 0x7fc0_0000 } else { value.to_bits() }
+    if value.is_nan() {
+        0x7fc0_0000
+    } else {
+        value.to_bits()
+    }
 }
 
 /// The nearest bf16, ties to even.
@@ -81,7 +85,11 @@ pub(crate) fn joined(high: bf16, low: i32) -> f32 {
 pub(crate) fn distance_from(high: bf16, value: f32) -> i32 {
     let distance = i64::from(bits_of(value)) - (i64::from(high.to_bits()) << 16);
     let is_near = distance.abs() <= 2 * i64::from(HALF_UNIT);
-    if is_near { (distance as i32).clamp(-HALF_UNIT, HALF_UNIT) } else { 0 }
+    if is_near {
+        (distance as i32).clamp(-HALF_UNIT, HALF_UNIT)
+    } else {
+        0
+    }
 }
 
 /// [`split`] for at most a block of numbers. `read` converts a value to a number.
@@ -92,7 +100,9 @@ pub(crate) fn split_block<T>(
     high: &mut [bf16],
     record: &mut [u8; LOW_RECORD],
 ) {
-    let Some((halves, further)) = record.split_first_chunk_mut::<LOW_HALVES>() else { return };
+    let Some((halves, further)) = record.split_first_chunk_mut::<LOW_HALVES>() else {
+        return;
+    };
     let mut tie_flag = 0;
     for ((value, high), half) in values.iter().zip(high).zip(halves.as_chunks_mut().0) {
         let bits = bits_of(read(value));
@@ -126,7 +136,9 @@ pub(crate) fn join_block<T>(
     values: &mut [T],
     make: impl Fn(f32) -> T,
 ) {
-    let Some((halves, further)) = record.split_first_chunk::<LOW_HALVES>() else { return };
+    let Some((halves, further)) = record.split_first_chunk::<LOW_HALVES>() else {
+        return;
+    };
     let halves = &halves.as_chunks().0[first..];
     for ((value, high), half) in values.iter_mut().zip(high).zip(halves) {
         *value = make(joined(*high, i16::from_le_bytes(*half).into()));
@@ -196,7 +208,10 @@ pub(crate) fn distances_of(records: &[u8], length: usize) -> Vec<f32> {
 pub(crate) fn split_24(value: f32) -> (bf16, u8) {
     let exact = bits_of(value);
     let bits = exact.wrapping_add(0x7f + (exact >> 8 & 1)) & !0xff;
-    (bf16::from_bits((bits.wrapping_add(0x8000) >> 16) as u16), (bits >> 8) as u8)
+    (
+        bf16::from_bits((bits.wrapping_add(0x8000) >> 16) as u16),
+        (bits >> 8) as u8,
+    )
 }
 
 /// [`distance_from`] for a number that is rounded to 24 bits first, ties to even.
@@ -219,7 +234,9 @@ mod tests {
     /// Every upper half of an f32 with lower halves around each tie.
     fn samples() -> Vec<f32> {
         let lows = [0u32, 1, 0x7fff, 0x8000, 0x8001, 0xffff];
-        (0..=u32::from(u16::MAX)).flat_map(|high| lows.map(|low| f32::from_bits(high << 16 | low))).collect()
+        (0..=u32::from(u16::MAX))
+            .flat_map(|high| lows.map(|low| f32::from_bits(high << 16 | low)))
+            .collect()
     }
 
     fn is_same(a: f32, b: f32) -> bool {
@@ -231,7 +248,10 @@ mod tests {
         for value in samples() {
             let (high, low) = split(value);
             assert!(is_same(joined(high, low), value), "{value:e}");
-            assert!(is_same(high.to_f32(), bf16::from_f32(value).to_f32()), "{value:e}");
+            assert!(
+                is_same(high.to_f32(), bf16::from_f32(value).to_f32()),
+                "{value:e}"
+            );
             assert!(low.abs() <= HALF_UNIT, "{value:e}");
         }
     }

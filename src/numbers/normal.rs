@@ -24,7 +24,9 @@ mod tests {
         assert_ne!(gaussian(key, 0), gaussian(key, 1));
         assert_ne!(gaussian(key, 0), gaussian(random_key(7, 2, "a"), 0));
         let mean = |f: &dyn Fn(f64, f64) -> f64| {
-            (0..COUNT).map(|element| f(gaussian(key, element), gaussian(key, element + 1))).sum::<f64>()
+            (0..COUNT)
+                .map(|element| f(gaussian(key, element), gaussian(key, element + 1)))
+                .sum::<f64>()
                 / COUNT as f64
         };
         for (got, expected) in [

@@ -9,7 +9,9 @@ pub(crate) fn random_key(seed: u64, step: u64, path: &str) -> [u32; 2] {
     let path_hash = path.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
-    let mixed = [step, path_hash].into_iter().fold(mix(seed), |hash, part| mix(hash ^ part));
+    let mixed = [step, path_hash]
+        .into_iter()
+        .fold(mix(seed), |hash, part| mix(hash ^ part));
     [mixed as u32, (mixed >> 32) as u32]
 }
 
@@ -51,7 +53,9 @@ mod tests {
         assert_ne!(key, random_key(1, 1, "a"));
         assert_ne!(key, random_key(0, 2, "a"));
         assert_ne!(key, random_key(0, 1, "b"));
-        let ones: u32 = (0..1000).map(|element| random_bits(key, element).count_ones()).sum();
+        let ones: u32 = (0..1000)
+            .map(|element| random_bits(key, element).count_ones())
+            .sum();
         assert!((15_500..16_500).contains(&ones), "{ones} of 32000");
     }
 }

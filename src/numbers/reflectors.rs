@@ -51,7 +51,10 @@ impl Reflector {
         add_multiple(&mut q, u, -half);
         for (i, row) in matrix.chunks_exact_mut(n).skip(from).enumerate() {
             let (u_i, q_i) = (u[i], q[i]);
-            row[from..].iter_mut().zip(q.iter().zip(u)).for_each(|(b, (q, u))| *b -= u_i * q + q_i * u);
+            row[from..]
+                .iter_mut()
+                .zip(q.iter().zip(u))
+                .for_each(|(b, (q, u))| *b -= u_i * q + q_i * u);
         }
     }
 }
@@ -67,7 +70,10 @@ pub(super) fn product(reflectors: &[Reflector], n: usize) -> Vec<f64> {
     q.iter_mut().step_by(n + 1).for_each(|element| *element = 1.0);
     // The shortest reflection comes first, so that each reflection leaves out the columns before its own,
     // which are still those of the unit matrix.
-    reflectors.iter().rev().for_each(|reflector| reflector.apply(&mut q, n, n - reflector.u.len()));
+    reflectors
+        .iter()
+        .rev()
+        .for_each(|reflector| reflector.apply(&mut q, n, n - reflector.u.len()));
     q
 }
 

@@ -35,7 +35,11 @@ pub(crate) fn stochastic_f16(value: f32, random: u32) -> f16 {
     // below 1024 has room.
     let fraction = (random >> 21) as f32 * (1.0 / 2048.0);
     let subnormal = ((value.abs() / UNIT + fraction).floor() * UNIT).copysign(value);
-    let rounded = if value.abs() < SMALLEST_NORMAL { subnormal } else { normal };
+    let rounded = if value.abs() < SMALLEST_NORMAL {
+        subnormal
+    } else {
+        normal
+    };
     f16::from_f32_const(if value.is_finite() { rounded } else { value })
 }
 
@@ -77,8 +81,14 @@ mod tests {
             for random in [0, 1 << 16, 0x1234_5678, 0x8000_0000, u32::MAX] {
                 let brain = stochastic_bf16(value, random);
                 let exact = bf16::from_bits((value.to_bits() >> 16) as u16);
-                assert!(brain == exact || brain.to_bits() == exact.to_bits() + 1, "{value:e}");
-                assert!(value.to_bits() & 0xffff != 0 || brain == exact, "{value:e} is a bf16");
+                assert!(
+                    brain == exact || brain.to_bits() == exact.to_bits() + 1,
+                    "{value:e}"
+                );
+                assert!(
+                    value.to_bits() & 0xffff != 0 || brain == exact,
+                    "{value:e} is a bf16"
+                );
 
                 let half = stochastic_f16(value, random);
                 let widen = |h: f16| f64::from(h.to_f32_const());
@@ -90,7 +100,10 @@ mod tests {
         }
         for value in [f32::INFINITY, f32::NEG_INFINITY] {
             assert_eq!(
-                (stochastic_bf16(value, u32::MAX).to_f32(), stochastic_f16(value, u32::MAX).to_f32()),
+                (
+                    stochastic_bf16(value, u32::MAX).to_f32(),
+                    stochastic_f16(value, u32::MAX).to_f32()
+                ),
                 (value, value)
             );
         }
@@ -103,7 +116,9 @@ mod tests {
     fn stochastic_rounding_is_exact_in_the_mean() {
         for value in [1.0 + 3e-4, -0.1, 1e-3, 3e-6, -4.1e-8, 65000.3f32] {
             let mean = |round: &dyn Fn(u32) -> f64, bits: u32| {
-                (0..1u32 << bits).map(|random| round(random << (32 - bits))).sum::<f64>()
+                (0..1u32 << bits)
+                    .map(|random| round(random << (32 - bits)))
+                    .sum::<f64>()
                     / f64::from(1u32 << bits)
             };
             let brain = mean(&|random| stochastic_bf16(value, random).to_f64(), 16);

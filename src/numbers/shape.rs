@@ -37,8 +37,14 @@ impl Shape {
 /// How many elements a tensor with these dimensions has. [`UNCOUNTED`] if this number overflows, or if the
 /// tensor has no elements but a stride would overflow, because other code computes strides without a check.
 pub(crate) fn elem_count(dims: &[usize]) -> usize {
-    let nonzero_product = dims.iter().fold(1usize, |count, dim| count.saturating_mul((*dim).max(1)));
-    if nonzero_product < UNCOUNTED && dims.contains(&0) { 0 } else { nonzero_product }
+    let nonzero_product = dims
+        .iter()
+        .fold(1usize, |count, dim| count.saturating_mul((*dim).max(1)));
+    if nonzero_product < UNCOUNTED && dims.contains(&0) {
+        0
+    } else {
+        nonzero_product
+    }
 }
 
 /// The count of a shape with too many elements. No memory has that many elements, so length checks refuse the

@@ -38,8 +38,15 @@ pub(crate) fn eigen(mut matrix: Vec<f64>, n: usize) -> Option<Eigen> {
     (0..n).for_each(|l| isolate(l, &mut diagonal, &mut off, &mut rows));
     let mut order: Vec<usize> = (0..n).collect();
     order.sort_by(|i, j| diagonal[*j].total_cmp(&diagonal[*i]));
-    let vectors = order.iter().flat_map(|i| &rows[i * n..(i + 1) * n]).copied().collect();
-    Some(Eigen { values: order.iter().map(|i| diagonal[*i] * unit).collect(), vectors })
+    let vectors = order
+        .iter()
+        .flat_map(|i| &rows[i * n..(i + 1) * n])
+        .copied()
+        .collect();
+    Some(Eigen {
+        values: order.iter().map(|i| diagonal[*i] * unit).collect(),
+        vectors,
+    })
 }
 
 /// The tridiagonal form of a symmetric matrix: diagonal, off-diagonal (with a 0 at its end) and basis. The
@@ -55,15 +62,18 @@ fn tridiagonal(mut matrix: Vec<f64>, n: usize) -> (Vec<f64>, Vec<f64>, Vec<f64>)
         reflectors.push(reflector);
     }
     let columns = product(&reflectors, n);
-    let rows = (0..n * n).map(|index| columns[index % n * n + index / n]).collect();
+    let rows = (0..n * n)
+        .map(|index| columns[index % n * n + index / n])
+        .collect();
     (matrix.into_iter().step_by(n + 1).collect(), off, rows)
 }
 
 /// Brings the off-diagonal at `l` to zero, so that `diagonal[l]` is an eigenvalue.
 fn isolate(l: usize, diagonal: &mut [f64], off: &mut [f64], rows: &mut [f64]) {
     for _ in 0..MOST_STEPS {
-        let end =
-            (l..diagonal.len() - 1).find(|&m| off[m].abs() <= f64::EPSILON).unwrap_or(diagonal.len() - 1);
+        let end = (l..diagonal.len() - 1)
+            .find(|&m| off[m].abs() <= f64::EPSILON)
+            .unwrap_or(diagonal.len() - 1);
         if end == l {
             return;
         }
@@ -127,15 +137,24 @@ mod tests {
         let key = random_key(1, n as u64, "");
         let g = |row: usize, k: usize| gaussian(key, row * rank + k) * ratio.powi(row as i32);
         let element = |at: usize| scale * (0..rank).map(|k| g(at / n, k) * g(at % n, k)).sum::<f64>();
-        (0..n * n).map(element).map(|x| if is_rounded { f64::from(x as f32) } else { x }).collect()
+        (0..n * n)
+            .map(element)
+            .map(|x| if is_rounded { f64::from(x as f32) } else { x })
+            .collect()
     }
 
     /// The largest number in A·Aᵀ - I, where rows of `rows` are those of A.
     fn not_orthogonal(rows: &[f64], n: usize) -> f64 {
         let dot = |i: usize, j: usize| {
-            rows[i * n..(i + 1) * n].iter().zip(&rows[j * n..(j + 1) * n]).map(|(x, y)| x * y).sum::<f64>()
+            rows[i * n..(i + 1) * n]
+                .iter()
+                .zip(&rows[j * n..(j + 1) * n])
+                .map(|(x, y)| x * y)
+                .sum::<f64>()
         };
-        (0..n * n).map(|at| (dot(at / n, at % n) - f64::from(at % (n + 1) == 0)).abs()).fold(0.0, f64::max)
+        (0..n * n)
+            .map(|at| (dot(at / n, at % n) - f64::from(at % (n + 1) == 0)).abs())
+            .fold(0.0, f64::max)
     }
 
     fn transposed(matrix: &[f64], n: usize) -> Vec<f64> {
@@ -165,8 +184,9 @@ mod tests {
                                 eigen(matrix.clone(), n).expect("a finite matrix");
                             assert!(not_orthogonal(&vectors, n) < 1e-13, "{what}");
                             assert!(values.is_sorted_by(|a, b| a >= b), "{what}");
-                            let largest =
-                                matrix.iter().fold(f64::MIN_POSITIVE, |largest, x| largest.max(x.abs()));
+                            let largest = matrix
+                                .iter()
+                                .fold(f64::MIN_POSITIVE, |largest, x| largest.max(x.abs()));
                             for (at, expected) in matrix.iter().enumerate() {
                                 let part = |k: usize| {
                                     values[k] / largest * vectors[k * n + at / n] * vectors[k * n + at % n]
@@ -185,7 +205,10 @@ mod tests {
     fn first_columns_of_a_basis_span_those_of_the_matrix() {
         let n = 4;
         let matrix = product_of(n, n, (1.0, 1.0), false);
-        let (q, columns) = (transposed(&orthonormal(matrix.clone(), n), n), transposed(&matrix, n));
+        let (q, columns) = (
+            transposed(&orthonormal(matrix.clone(), n), n),
+            transposed(&matrix, n),
+        );
         let dot = |k: usize, j: usize| (0..n).map(|i| q[k * n + i] * columns[j * n + i]).sum::<f64>();
         assert!((0..n).all(|k| (0..k).all(|j| dot(k, j).abs() < 1e-12)));
     }

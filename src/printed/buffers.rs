@@ -14,7 +14,10 @@ use crate::tensors::{Device, Tensor, dtype_of, in_dtype};
 
 /// A parameter with two different elements, so that a copy of the parameter is no constant.
 pub(super) fn probe(dtype: DType) -> Result<Tensor> {
-    Ok(in_dtype(&Tensor::from_vec(vec![1f32, 2.0], 2, &Device::Cpu)?, dtype)?)
+    Ok(in_dtype(
+        &Tensor::from_vec(vec![1f32, 2.0], 2, &Device::Cpu)?,
+        dtype,
+    )?)
 }
 
 /// The buffers of a state for [`probe`].
@@ -22,7 +25,9 @@ pub(super) fn buffers(optimiser: &Optimiser, state: &State, x: &Tensor) -> Resul
     let parameter_values = in_dtype(x, DType::F64)?.to_vec1::<f64>()?;
     let describe = |(index, (name, buffer)): (usize, (String, &Buffer))| {
         let is_like_parameter = buffer.shape() == x.dims();
-        let values = in_dtype(&buffer.tensor()?, DType::F64)?.flatten_all()?.to_vec1::<f64>()?;
+        let values = in_dtype(&buffer.tensor()?, DType::F64)?
+            .flatten_all()?
+            .to_vec1::<f64>()?;
         let start = match values[..] {
             _ if !is_like_parameter => None,
             // In 8 bits only 0 can be described, because other numbers come with a scale.
@@ -48,7 +53,12 @@ pub(super) fn buffers(optimiser: &Optimiser, state: &State, x: &Tensor) -> Resul
             Error::new(ErrorKind::Unsupported, problem).with_remedy("use another rule, or `update`")
         };
         let start = start.ok_or_else(refusal)?;
-        Ok(StateBuffer { role, format: SlotFormat::from_buffer(buffer), start, parameter: dtype_of(x) })
+        Ok(StateBuffer {
+            role,
+            format: SlotFormat::from_buffer(buffer),
+            start,
+            parameter: dtype_of(x),
+        })
     };
     state.tensors().into_iter().enumerate().map(describe).collect()
 }

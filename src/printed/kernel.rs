@@ -151,7 +151,11 @@ impl PrintedKernel {
     /// The arrays among the arguments.
     pub fn arrays(&self) -> impl Iterator<Item = &KernelArray> {
         self.arguments.iter().filter_map(|argument| {
-            if let KernelArgument::Array(array) = argument { Some(array) } else { None }
+            if let KernelArgument::Array(array) = argument {
+                Some(array)
+            } else {
+                None
+            }
         })
     }
 }

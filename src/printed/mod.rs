@@ -46,8 +46,19 @@ pub fn printed<O: IntoOptimiser>(
     check_elementwise(&optimiser)?;
     let state = optimiser.make_state(&x)?;
     let buffers = buffers(&optimiser, &state, &x)?;
-    let parameter = ProbedParameter { path: String::new(), x, gradient };
-    let mut printed = Printed { optimiser, parameter, state, buffers, calls: 0, kernels: Vec::new() };
+    let parameter = ProbedParameter {
+        path: String::new(),
+        x,
+        gradient,
+    };
+    let mut printed = Printed {
+        optimiser,
+        parameter,
+        state,
+        buffers,
+        calls: 0,
+        kernels: Vec::new(),
+    };
     // The first kernel is printed here, so that an optimiser that cannot be printed is refused at once.
     printed.plan(false)?;
     Ok(printed)
@@ -138,7 +149,11 @@ impl Printed {
 
     /// Counters, numbers and calls after the last step.
     pub fn progress(&self) -> PrintedProgress {
-        PrintedProgress { counters: self.state.counters(), numbers: self.state.numbers(), calls: self.calls }
+        PrintedProgress {
+            counters: self.state.counters(),
+            numbers: self.state.numbers(),
+            calls: self.calls,
+        }
     }
 
     /// Resumes from this progress, as after a restart. The progress has no hyper-parameters.
@@ -163,7 +178,13 @@ impl Printed {
     pub fn resume(&mut self, progress: &PrintedProgress) -> Result<()> {
         let names = |progress: &PrintedProgress| -> Vec<String> {
             let numbers = progress.numbers.iter().map(|(name, _)| name);
-            progress.counters.iter().map(|(name, _)| name).chain(numbers).cloned().collect()
+            progress
+                .counters
+                .iter()
+                .map(|(name, _)| name)
+                .chain(numbers)
+                .cloned()
+                .collect()
         };
         let (expected, got) = (names(&self.progress()), names(progress));
         let has_same_counters = progress.counters.len() == self.state.counters().len();
@@ -196,11 +217,21 @@ impl Printed {
     fn plan(&mut self, advances: bool) -> Result<PrintedStep> {
         // Names and progress are taken before the plan borrows the state.
         let (names, progress_before) = (slot_names(&self.state), self.progress());
-        let Printed { optimiser, parameter, state, calls, kernels, .. } = self;
+        let Printed {
+            optimiser,
+            parameter,
+            state,
+            calls,
+            kernels,
+            ..
+        } = self;
         let mut job = parameter.job(optimiser, state, *calls)?;
         let (progress, windows) = (job.progress, job.windows);
-        let x_role =
-            if matches!(job.x, Operand::Own(_)) { BufferRole::Master } else { BufferRole::Parameter };
+        let x_role = if matches!(job.x, Operand::Own(_)) {
+            BufferRole::Master
+        } else {
+            BufferRole::Parameter
+        };
         let key = if let Epilogue::Stochastic([low, high]) = job.epilogue {
             u64::from(high) << 32 | u64::from(low)
         } else {
@@ -220,9 +251,18 @@ impl Printed {
             job.finish()?;
             *calls = if windows.open { counts::add(*calls, 1) } else { 0 };
         }
-        let CachedKernel { kernel, scalars: indices, .. } = &kernels[index];
+        let CachedKernel {
+            kernel,
+            scalars: indices,
+            ..
+        } = &kernels[index];
         let scalars = indices.iter().map(|&scalar| bound.scalars[scalar]).collect();
-        Ok(PrintedStep { kernel: kernel.clone(), scalars, key, moves: progress == Progress::Applied })
+        Ok(PrintedStep {
+            kernel: kernel.clone(),
+            scalars,
+            key,
+            moves: progress == Progress::Applied,
+        })
     }
 }
 
@@ -254,21 +294,39 @@ impl ProbedParameter {
         let dependencies = dependencies(bound, optimiser, progress, trace);
         let comment = text::comment(optimiser, dtype_of(&self.x), dtype_of(&self.gradient));
         let (kernel, scalars) = text::kernel(&bound.kernel, x, &slots, &dependencies, comment);
-        CachedKernel { traced: bound.kernel.clone(), slots, scalars, kernel: Arc::new(kernel) }
+        CachedKernel {
+            traced: bound.kernel.clone(),
+            slots,
+            scalars,
+            kernel: Arc::new(kernel),
+        }
     }
 }
 
 /// The full names of the slots that a job works on, in the order of its arrays.
 fn job_slots(job: &Job<'_>, slot_names: &[(usize, String)]) -> Vec<String> {
     let addresses = |step: &Step<'_>| -> Vec<usize> {
-        let Step::Map { slots, .. } = step else { return Vec::new() };
-        slots.iter().map(|(_, buffer)| std::ptr::from_ref(buffer).addr()).collect()
+        let Step::Map { slots, .. } = step else {
+            return Vec::new();
+        };
+        slots
+            .iter()
+            .map(|(_, buffer)| std::ptr::from_ref(buffer).addr())
+            .collect()
     };
-    let name = |address| slot_names.iter().find(|(slot, _)| *slot == address).map(|(_, name)| name.clone());
+    let name = |address| {
+        slot_names
+            .iter()
+            .find(|(slot, _)| *slot == address)
+            .map(|(_, name)| name.clone())
+    };
     job.steps.iter().flat_map(addresses).filter_map(name).collect()
 }
 
 /// The error for a step that writes nothing.
 fn nothing_written_error() -> Error {
-    Error::new(ErrorKind::Unsupported, "a step that writes nothing cannot be printed")
+    Error::new(
+        ErrorKind::Unsupported,
+        "a step that writes nothing cannot be printed",
+    )
 }

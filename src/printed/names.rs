@@ -49,7 +49,9 @@ pub(super) fn dependencies(
 ) -> Vec<String> {
     // Scalars of another kernel cannot be compared, nor can NaN, which would look unchanged.
     let scalars = |(optimiser, progress): &Causes| {
-        let traced = trace(optimiser, progress).ok().filter(|traced| traced.kernel == kernel.kernel)?;
+        let traced = trace(optimiser, progress)
+            .ok()
+            .filter(|traced| traced.kernel == kernel.kernel)?;
         (!traced.scalars.iter().any(|scalar| scalar.is_nan())).then_some(traced.scalars)
     };
     let causes = all_causes(optimiser, progress);
@@ -59,14 +61,25 @@ pub(super) fn dependencies(
         // The usual step: each cause gets the first candidate with which the kernel stays the same. Zeros of
         // hyper-parameters are replaced, because they would hide a dependence.
         for (_, cause) in &causes {
-            let field = |x: f64| if x.is_normal() { [x; 4] } else { [0.5, 2.0, -0.5, x] };
+            let field = |x: f64| {
+                if x.is_normal() {
+                    [x; 4]
+                } else {
+                    [0.5, 2.0, -0.5, x]
+                }
+            };
             let trials = variants(&usual, *cause, candidates, field);
-            usual = trials.into_iter().find(|trial| scalars(trial).is_some()).unwrap_or(usual);
+            usual = trials
+                .into_iter()
+                .find(|trial| scalars(trial).is_some())
+                .unwrap_or(usual);
         }
         let before = scalars(&usual).unwrap_or_else(|| kernel.scalars.clone());
         for ((_, cause), changes) in causes.iter().zip(&mut changes) {
             // Several values, because some are out of range or change the kernel.
-            let trials = variants(&usual, *cause, candidates, |x| [0.75 * x, 1.25 * x, 0.99 * x, 1.01 * x]);
+            let trials = variants(&usual, *cause, candidates, |x| {
+                [0.75 * x, 1.25 * x, 0.99 * x, 1.01 * x]
+            });
             for after in trials.iter().filter_map(scalars) {
                 for ((change, before), after) in changes.iter_mut().zip(&before).zip(&after) {
                     *change |= before.to_bits() != after.to_bits();
@@ -74,11 +87,18 @@ pub(super) fn dependencies(
             }
         }
     }
-    let changing_causes = || causes.iter().zip(&changes).filter(|(_, changes)| changes.contains(&true));
+    let changing_causes = || {
+        causes
+            .iter()
+            .zip(&changes)
+            .filter(|(_, changes)| changes.contains(&true))
+    };
     let suffixes = |index: usize| {
         let names = || changing_causes().map(|((name, _), _)| &**name);
         let scalar_causes = changing_causes().filter(|(_, changes)| changes[index]);
-        scalar_causes.map(|((name, _), _)| format!("_{}", identifier(name, names()))).collect()
+        scalar_causes
+            .map(|((name, _), _)| format!("_{}", identifier(name, names())))
+            .collect()
     };
     (0..kernel.scalars.len()).map(suffixes).collect()
 }
@@ -87,7 +107,12 @@ pub(super) fn dependencies(
 fn all_causes(optimiser: &Optimiser, progress: &PrintedProgress) -> Vec<(String, Cause)> {
     let mut causes = Vec::new();
     for (index, ((_, value), name)) in optimiser.fields().into_iter().zip(optimiser.places()).enumerate() {
-        let list_cause = |number| (format!("{name}{}", number + 1), Cause::Field((index, Some(number))));
+        let list_cause = |number| {
+            (
+                format!("{name}{}", number + 1),
+                Cause::Field((index, Some(number))),
+            )
+        };
         match value {
             FieldValue::Real(_) => causes.push((name, Cause::Field((index, None)))),
             value => causes.extend((0..value.numbers().len()).map(list_cause)),
@@ -127,7 +152,10 @@ fn variants(
     let with_field = |number| {
         let mut changed = optimiser.clone();
         let write = changed.write(&fields_with(optimiser, once((place, number))));
-        write.and_then(|()| changed.check()).is_ok().then(|| (changed, progress.clone()))
+        write
+            .and_then(|()| changed.check())
+            .is_ok()
+            .then(|| (changed, progress.clone()))
     };
     field(value).into_iter().filter_map(with_field).collect()
 }
@@ -138,6 +166,12 @@ fn identifier<'n>(name: &str, names: impl Iterator<Item = &'n str>) -> String {
         name.rsplit('.').next().unwrap_or(name)
     }
     let is_unique = names.filter(|other| last(other) == last(name)).count() == 1;
-    let name = if is_unique { last(name).to_string() } else { name.replace('.', "_") };
-    name.chars().filter(|letter| letter.is_ascii_alphanumeric() || *letter == '_').collect()
+    let name = if is_unique {
+        last(name).to_string()
+    } else {
+        name.replace('.', "_")
+    };
+    name.chars()
+        .filter(|letter| letter.is_ascii_alphanumeric() || *letter == '_')
+        .collect()
 }

@@ -20,9 +20,11 @@ pub(super) fn check_dtypes(parameter: DType, gradient: DType) -> Result<()> {
         .find(|(_, dtype)| !is_supported(*dtype))
     {
         None => Ok(()),
-        Some((what, dtype)) => Err(Error::new(ErrorKind::Argument, format!("the dtype of the {what} is"))
-            .with_got(format_args!("{dtype:?}"))
-            .with_expected(FLOATS)),
+        Some((what, dtype)) => Err(
+            Error::new(ErrorKind::Argument, format!("the dtype of the {what} is"))
+                .with_got(format_args!("{dtype:?}"))
+                .with_expected(FLOATS),
+        ),
     }
 }
 
@@ -60,7 +62,9 @@ pub(super) fn check_arithmetic(optimiser: &Optimiser, job: &Job<'_>) -> Result<(
         Step::Check => Some("a check of the whole gradient"),
         Step::Tensor(_) | Step::Output(_) => Some("a function of the whole parameter"),
     });
-    need.map_or(Ok(()), |need| Err(not_elementwise_error(optimiser, need, ONE_ELEMENT, FACTOR)))
+    need.map_or(Ok(()), |need| {
+        Err(not_elementwise_error(optimiser, need, ONE_ELEMENT, FACTOR))
+    })
 }
 
 /// The error for an optimiser with a `need` that no printed kernel meets. `limit` says what a kernel does.
@@ -75,9 +79,19 @@ fn not_elementwise_error(optimiser: &Optimiser, need: &str, limit: &str, remedy:
 fn rules_at_fault(optimiser: &Optimiser) -> String {
     let listings = catalogue();
     let is_not_elementwise = |name: &&str| {
-        listings.iter().any(|listing| listing.name == *name && listing.rule.kind() != Kind::Elementwise)
+        listings
+            .iter()
+            .any(|listing| listing.name == *name && listing.rule.kind() != Kind::Elementwise)
     };
-    let kinds = optimiser.description().all().into_iter().map(|member| member.rule.kind);
+    let kinds = optimiser
+        .description()
+        .all()
+        .into_iter()
+        .map(|member| member.rule.kind);
     let names: Vec<&str> = kinds.filter(is_not_elementwise).collect();
-    if names.is_empty() { optimiser.name() } else { names.join(", ") }
+    if names.is_empty() {
+        optimiser.name()
+    } else {
+        names.join(", ")
+    }
 }

@@ -43,8 +43,16 @@ impl PrintedProgress {
     /// Sets the counters and numbers of a state of the same optimiser.
     pub(super) fn write_to(&self, state: &mut State) {
         let parts = state.parts_mut();
-        parts.counters.into_iter().zip(&self.counters).for_each(|(counter, (_, next))| *counter = *next);
-        parts.numbers.into_iter().zip(&self.numbers).for_each(|(number, (_, next))| *number = *next);
+        parts
+            .counters
+            .into_iter()
+            .zip(&self.counters)
+            .for_each(|(counter, (_, next))| *counter = *next);
+        parts
+            .numbers
+            .into_iter()
+            .zip(&self.numbers)
+            .for_each(|(number, (_, next))| *number = *next);
     }
 }
 

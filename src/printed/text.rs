@@ -45,7 +45,10 @@ pub(super) fn kernel(
         elements_per_block: layout.chunk(),
         source: used_helpers(include_str!("../engine/cuda/intrinsics.cu"), &body) + "\n" + &body,
         host_source: host_source(&body, &declarations),
-        arguments: declarations.into_iter().map(|declaration| declaration.argument).collect(),
+        arguments: declarations
+            .into_iter()
+            .map(|declaration| declaration.argument)
+            .collect(),
         scalars: layout.names,
     };
     (kernel, layout.scalars)
@@ -64,7 +67,11 @@ fn declare_arguments(layout: &RowLayout, x: &BufferRole, slots: &[String]) -> Ve
             RowField::Length => declarations.push(declaration(KernelArgument::Length, "u64", "length")),
             RowField::Key => declarations.push(declaration(KernelArgument::Key, "u64", "key")),
             RowField::Pointer(pointer) => {
-                let format = if pointer.code.is_some() { SlotFormat::Q8 } else { pointer.dtype.into() };
+                let format = if pointer.code.is_some() {
+                    SlotFormat::Q8
+                } else {
+                    pointer.dtype.into()
+                };
                 let array = KernelArray {
                     name: pointer.name.clone(),
                     role: array_role(layout, pointer.to, x, slots),
@@ -103,8 +110,10 @@ fn array_role(layout: &RowLayout, to: PointerTo, x: &BufferRole, slots: &[String
             ArrayRole::Compensation => BufferRole::Compensation,
             ArrayRole::Slot(name) => {
                 // `name` is the slot's name in its rule. `slots` has the name with the place in a chain.
-                let slot_index =
-                    arrays[..index].iter().filter(|array| matches!(array.role, ArrayRole::Slot(_))).count();
+                let slot_index = arrays[..index]
+                    .iter()
+                    .filter(|array| matches!(array.role, ArrayRole::Slot(_)))
+                    .count();
                 BufferRole::Slot(slots.get(slot_index).map_or(name, |name| name).to_string())
             }
         },
@@ -136,11 +145,19 @@ pub(super) fn comment(optimiser: &Optimiser, parameter: DType, gradient: DType) 
 
 /// The function that a launch calls. It makes a row from its arguments and passes the row to `run_block`.
 fn entry_function(layout: &RowLayout, declarations: &[Declaration]) -> String {
-    let parameters: Vec<String> =
-        declarations.iter().map(|Declaration { c_type, name, .. }| format!("{c_type} {name}")).collect();
+    let parameters: Vec<String> = declarations
+        .iter()
+        .map(|Declaration { c_type, name, .. }| format!("{c_type} {name}"))
+        .collect();
     let misalignments: Vec<String> = layout
         .pointers()
-        .map(|pointer| format!("(u64){} % ({} * LANES)", pointer.name, pointer.dtype.size_in_bytes()))
+        .map(|pointer| {
+            format!(
+                "(u64){} % ({} * LANES)",
+                pointer.name,
+                pointer.dtype.size_in_bytes()
+            )
+        })
         .collect();
     let value = |field: &RowField| match field {
         RowField::Aligned => "aligned".to_string(),

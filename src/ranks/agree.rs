@@ -40,8 +40,14 @@ impl StateWorld {
     /// The world of a new state, without agreements.
     pub(crate) fn new(communicator: Arc<dyn Communicator>) -> Self {
         static STATES: AtomicU64 = AtomicU64::new(0);
-        let count = AgreementCount { state: STATES.fetch_add(1, Ordering::Relaxed), agreements: 0 };
-        StateWorld { communicator, count: Arc::new(Mutex::new(count)) }
+        let count = AgreementCount {
+            state: STATES.fetch_add(1, Ordering::Relaxed),
+            agreements: 0,
+        };
+        StateWorld {
+            communicator,
+            count: Arc::new(Mutex::new(count)),
+        }
     }
 
     pub(crate) fn rank(&self) -> usize {
@@ -63,7 +69,11 @@ impl StateWorld {
 
     /// If the transport has a device, refuses a tensor on any other device.
     pub(crate) fn check_device(&self, path: &str, device: &Device) -> Result<()> {
-        match self.communicator.device().filter(|expected| !expected.same_device(device)) {
+        match self
+            .communicator
+            .device()
+            .filter(|expected| !expected.same_device(device))
+        {
             Some(expected) => {
                 let remedy = "the transport moves tensors of no other device: make the model on a clone of \
                               the transport's device (each `Device::new_cuda` is a device of its own), or \
@@ -99,7 +109,10 @@ impl StateWorld {
         ))?;
         check_openings(&openings).inspect_err(|_| count.catch_up(&openings))?;
         // Refusals are counted as well, because all ranks have taken part.
-        *count = AgreementCount { state: openings[0].state, agreements: agreements + 1 };
+        *count = AgreementCount {
+            state: openings[0].state,
+            agreements: agreements + 1,
+        };
         let messages = self.gather_bytes(bytes, |rank| openings[rank].length as usize)?;
         if let Some(error) = refusal {
             return Err(error);
@@ -152,10 +165,13 @@ impl StateWorld {
     /// number of a rank's bytes.
     fn gather_bytes(&self, own_bytes: Vec<u8>, length_of: impl Fn(usize) -> usize) -> Result<Vec<Vec<u8>>> {
         let rank = self.rank();
-        let mut messages: Vec<Vec<u8>> =
-            (0..self.size()).map(|other| vec![0; if other == rank { 0 } else { length_of(other) }]).collect();
-        let mut from: Vec<Vec<&mut [u8]>> =
-            messages.iter_mut().map(|bytes| without_empty([&mut bytes[..]])).collect();
+        let mut messages: Vec<Vec<u8>> = (0..self.size())
+            .map(|other| vec![0; if other == rank { 0 } else { length_of(other) }])
+            .collect();
+        let mut from: Vec<Vec<&mut [u8]>> = messages
+            .iter_mut()
+            .map(|bytes| without_empty([&mut bytes[..]]))
+            .collect();
         let to = without_empty([&own_bytes[..]]);
         // If nobody has bytes, no rank calls the transport: all ranks have the same lengths.
         if !to.is_empty() || from.iter().any(|slices| !slices.is_empty()) {
@@ -171,9 +187,13 @@ impl AgreementCount {
     fn catch_up(&mut self, openings: &[Opening]) {
         // The name of a new state is a number of this rank, which may name another state on another rank.
         if self.agreements > 0 {
-            let same_state =
-                openings.iter().filter(|opening| opening.agreements > 0 && opening.state == self.state);
-            self.agreements = same_state.map(|opening| opening.agreements).max().unwrap_or(self.agreements);
+            let same_state = openings
+                .iter()
+                .filter(|opening| opening.agreements > 0 && opening.state == self.state);
+            self.agreements = same_state
+                .map(|opening| opening.agreements)
+                .max()
+                .unwrap_or(self.agreements);
         }
     }
 }
@@ -198,7 +218,11 @@ mod tests {
             });
         }
         drop(sender);
-        let next = |_| receiver.recv_timeout(Duration::from_secs(60)).expect("no deadlock, and no panic");
+        let next = |_| {
+            receiver
+                .recv_timeout(Duration::from_secs(60))
+                .expect("no deadlock, and no panic")
+        };
         let mut results: Vec<(usize, T)> = (0..size).map(next).collect();
         results.sort_by_key(|(rank, _)| *rank);
         results.into_iter().map(|(_, result)| result).collect()
@@ -233,8 +257,11 @@ mod tests {
     fn every_rank_gets_the_bytes_of_all() {
         let all = together(3, |own| {
             let world = world(&own);
-            let gather =
-                |length: usize| world.agree(Call::Update, Ok(vec![world.rank() as u8; length])).unwrap();
+            let gather = |length: usize| {
+                world
+                    .agree(Call::Update, Ok(vec![world.rank() as u8; length]))
+                    .unwrap()
+            };
             [gather(4), gather(world.rank()), gather(0)]
         });
         for answers in all {
@@ -259,18 +286,33 @@ mod tests {
             };
             let error = refused_by(&[2]).unwrap_err();
             let of_others = (ErrorKind::Ranks, Some(2));
-            let expected = if own.rank() == 2 { (ErrorKind::Other, None) } else { of_others };
-            assert_eq!((error.kind(), error.rank()), expected, "its own error is as it was");
+            let expected = if own.rank() == 2 {
+                (ErrorKind::Other, None)
+            } else {
+                of_others
+            };
+            assert_eq!(
+                (error.kind(), error.rank()),
+                expected,
+                "its own error is as it was"
+            );
             let refusals = [&[2][..], &[3, 1], &[0, 1, 2, 3]].map(|ranks| result_text(refused_by(ranks)));
             (refusals.to_vec(), agree(&world, Call::Plan))
         });
         let expected = [
-            ["rank 2 refused: no, says 2", "rank 1 refused: no, says 1", "no, says 0"],
+            [
+                "rank 2 refused: no, says 2",
+                "rank 1 refused: no, says 1",
+                "no, says 0",
+            ],
             ["rank 2 refused: no, says 2", "no, says 1", "no, says 1"],
             ["no, says 2", "rank 1 refused: no, says 1", "no, says 2"],
             ["rank 2 refused: no, says 2", "no, says 3", "no, says 3"],
         ];
-        assert_eq!(all, expected.map(|refusals| (refusals.map(str::to_string).to_vec(), "fine".to_string())));
+        assert_eq!(
+            all,
+            expected.map(|refusals| (refusals.map(str::to_string).to_vec(), "fine".to_string()))
+        );
     }
 
     #[test]
@@ -281,17 +323,29 @@ mod tests {
             let unlike = [
                 one(1, Call::Plan),
                 one(0, Call::Commit),
-                if own.rank() == 0 { Call::Update } else { Call::Reduce },
+                if own.rank() == 0 {
+                    Call::Update
+                } else {
+                    Call::Reduce
+                },
             ];
             let texts = unlike.map(|call| agree(&world, call)).to_vec();
             let result = world.agree(
                 one(2, Call::Setup),
-                if own.rank() == 1 { Err(Error::other("no")) } else { Ok(vec![1]) },
+                if own.rank() == 1 {
+                    Err(Error::other("no"))
+                } else {
+                    Ok(vec![1])
+                },
             );
             let refusal = result.unwrap_err();
             assert_eq!((refusal.kind(), refusal.rank()), (ErrorKind::Ranks, Some(2)));
             let unread = format!("rank 2 called setup, and rank 0 update; {ADVICE}");
-            assert_eq!(refusal.to_string(), unread, "nobody reads the reason of a refusal of something else");
+            assert_eq!(
+                refusal.to_string(),
+                unread,
+                "nobody reads the reason of a refusal of something else"
+            );
             (texts, agree(&world, Call::Update))
         });
         let texts = [
@@ -307,7 +361,11 @@ mod tests {
         let all = together(3, |own| {
             let [first, second] = [world(&own), world(&own)];
             let before = [&first, &second, &second].map(|world| agree(world, Call::Update));
-            let (one, other) = if own.rank() == 2 { (&second, &first) } else { (&first, &second) };
+            let (one, other) = if own.rank() == 2 {
+                (&second, &first)
+            } else {
+                (&first, &second)
+            };
             let new = world(&own);
             let swapped = [one, other, if own.rank() == 0 { one } else { &new }]
                 .map(|world| world.agree(Call::Update, Ok(vec![])));
@@ -317,7 +375,12 @@ mod tests {
             });
             let states = [&first, &second]
                 .map(|world| format!("update of the state {}", world.count.lock().unwrap().state));
-            (before, swapped, states, [first, second].map(|world| agree(&world, Call::Update)))
+            (
+                before,
+                swapped,
+                states,
+                [first, second].map(|world| agree(&world, Call::Update)),
+            )
         });
         let [first, second] = all[0].2.clone();
         assert_ne!(first, second);
@@ -334,7 +397,10 @@ mod tests {
             unlike((0, &first), (1, "update of a new state")),
         ];
         for (before, unlike, states, after) in &all {
-            assert_eq!((before, after), (&["fine"; 3].map(str::to_string), &["fine"; 2].map(str::to_string)));
+            assert_eq!(
+                (before, after),
+                (&["fine"; 3].map(str::to_string), &["fine"; 2].map(str::to_string))
+            );
             assert_eq!((unlike, states), (&swapped, &all[0].2));
         }
     }
@@ -356,7 +422,10 @@ mod tests {
             "rank 1 called update after 2 agreements among ranks, and rank 0 update after 1 agreements among \
              ranks; {ADVICE}"
         );
-        assert_eq!(all, vec![["fine".to_string(), text, "fine".to_string(), "4".to_string()]; 3]);
+        assert_eq!(
+            all,
+            vec![["fine".to_string(), text, "fine".to_string(), "4".to_string()]; 3]
+        );
     }
 
     #[test]
@@ -401,7 +470,11 @@ mod tests {
                     for its own error, and start all ranks anew from the last checkpoint";
         assert_eq!(
             all,
-            [vec![length, "fine", gone, gone], vec![length, "fine"], vec![length, "fine", gone, gone]]
+            [
+                vec![length, "fine", gone, gone],
+                vec![length, "fine"],
+                vec![length, "fine", gone, gone]
+            ]
         );
     }
 
@@ -439,7 +512,13 @@ mod tests {
     fn one_rank_does_not_talk() {
         let world = StateWorld::new(Arc::new(Alone));
         assert_eq!(world.agree(Call::Setup, Ok(vec![1, 2])).unwrap(), [[1, 2]]);
-        assert_eq!(world.agree(Call::Update, Err(Error::other("no"))).unwrap_err().to_string(), "no");
+        assert_eq!(
+            world
+                .agree(Call::Update, Err(Error::other("no")))
+                .unwrap_err()
+                .to_string(),
+            "no"
+        );
     }
 
     #[test]
@@ -466,6 +545,9 @@ mod tests {
             Nccl,
         ];
         assert!(calls.iter().zip(1..).all(|(call, number)| *call as u64 == number));
-        assert_eq!([Call::name(Reduce as u64), Call::name(99)], ["the sums of an update", "an unknown call"]);
+        assert_eq!(
+            [Call::name(Reduce as u64), Call::name(99)],
+            ["the sums of an update", "an unknown call"]
+        );
     }
 }

@@ -30,17 +30,26 @@ pub(crate) struct Agreement<'a> {
 
 impl Aspect {
     pub(crate) fn new(name: impl Into<String>, value: impl Display) -> Self {
-        Aspect { name: name.into(), value: vec![value.to_string()] }
+        Aspect {
+            name: name.into(),
+            value: vec![value.to_string()],
+        }
     }
 
     /// An aspect whose value is a list of words. An error shows the first word that differs.
     pub(crate) fn of_words(name: impl Into<String>, value: Vec<String>) -> Self {
-        Aspect { name: name.into(), value }
+        Aspect {
+            name: name.into(),
+            value,
+        }
     }
 
     fn fingerprint(&self) -> u64 {
         let of_name = Fingerprint::new().bytes(self.name.as_bytes());
-        self.value.iter().fold(of_name, |print, word| print.bytes(word.as_bytes())).finish()
+        self.value
+            .iter()
+            .fold(of_name, |print, word| print.bytes(word.as_bytes()))
+            .finish()
     }
 }
 
@@ -49,25 +58,40 @@ impl<'a> Agreement<'a> {
     pub(crate) fn new(mut aspects: Vec<Aspect>) -> Agreement<'static> {
         let fingerprints = aspects.iter().map(Aspect::fingerprint).collect();
         // An empty aspect stands for all indices at which only other ranks have an aspect.
-        aspects.push(Aspect { name: String::new(), value: Vec::new() });
+        aspects.push(Aspect {
+            name: String::new(),
+            value: Vec::new(),
+        });
         let last = aspects.len() - 1;
         let aspect = move |index: usize| {
             let Aspect { name, value } = &aspects[index.min(last)];
-            Aspect { name: name.clone(), value: value.clone() }
+            Aspect {
+                name: name.clone(),
+                value: value.clone(),
+            }
         };
-        Agreement { fingerprints, aspect: Box::new(aspect) }
+        Agreement {
+            fingerprints,
+            aspect: Box::new(aspect),
+        }
     }
 
     /// An agreement on aspects that `aspect` makes when an error needs their words. `fingerprints` has a
     /// fingerprint of each aspect.
     pub(crate) fn lazy(fingerprints: Vec<u64>, aspect: impl Fn(usize) -> Aspect + 'a) -> Self {
-        Agreement { fingerprints, aspect: Box::new(aspect) }
+        Agreement {
+            fingerprints,
+            aspect: Box::new(aspect),
+        }
     }
 
     /// The message of a rank: the number of aspects, their fingerprints, then the bytes in `payload`.
     fn message(&self, payload: &[u8]) -> Vec<u8> {
         let words = std::iter::once(self.fingerprints.len() as u64).chain(self.fingerprints.iter().copied());
-        words.flat_map(u64::to_le_bytes).chain(payload.iter().copied()).collect()
+        words
+            .flat_map(u64::to_le_bytes)
+            .chain(payload.iter().copied())
+            .collect()
     }
 }
 
@@ -93,11 +117,17 @@ impl StateWorld {
             .collect::<Result<Vec<_>>>()?;
         let first_difference = |(prints, _): &(&[[u8; 8]], &[u8])| {
             let expected = contents[0].0;
-            let index = expected.iter().zip(*prints).position(|(expected, print)| expected != print);
+            let index = expected
+                .iter()
+                .zip(*prints)
+                .position(|(expected, print)| expected != print);
             index.or_else(|| (expected.len() != prints.len()).then_some(expected.len().min(prints.len())))
         };
         match contents.iter().filter_map(first_difference).min() {
-            None => Ok((value, contents.iter().map(|(_, payload)| payload.to_vec()).collect())),
+            None => Ok((
+                value,
+                contents.iter().map(|(_, payload)| payload.to_vec()).collect(),
+            )),
             Some(index) => Err(self.describe_difference((agreement.aspect)(index))?),
         }
     }
@@ -119,11 +149,18 @@ impl StateWorld {
 
     /// The error for an aspect that differs, with the words of all ranks.
     fn describe_difference(&self, own_aspect: Aspect) -> Result<Error> {
-        let messages = self.agree(Call::Differ, serde_json::to_vec(&own_aspect).map_err(Error::other))?;
+        let messages = self.agree(
+            Call::Differ,
+            serde_json::to_vec(&own_aspect).map_err(Error::other),
+        )?;
         let aspect = |(rank, message): (usize, &Vec<u8>)| {
             serde_json::from_slice(message).map_err(|error| unreadable_error(rank).caused_by(error))
         };
-        let aspects = messages.iter().enumerate().map(aspect).collect::<Result<Vec<Aspect>>>()?;
+        let aspects = messages
+            .iter()
+            .enumerate()
+            .map(aspect)
+            .collect::<Result<Vec<Aspect>>>()?;
         let rank = odd_rank(&aspects).map_or(0, |odd| odd.rank);
         let name = aspects
             .iter()
@@ -174,7 +211,9 @@ pub(crate) fn difference_error(rank: usize, what: impl Display) -> Error {
 /// The error for a message that is unreadable, because another build must have sent it.
 pub(crate) fn unreadable_error(rank: usize) -> Error {
     let problem = format!("rank {rank} sent what this version of optimisers cannot read");
-    Error::new(ErrorKind::Communication, problem).of_rank(rank).with_remedy("run one build on all ranks")
+    Error::new(ErrorKind::Communication, problem)
+        .of_rank(rank)
+        .with_remedy("run one build on all ranks")
 }
 
 /// A word, cut to a length that fits an error.

@@ -49,23 +49,35 @@ impl Inbox {
         }
         let view =
             |&(dtype, start, length): &(DType, usize, usize)| Ok(self.0[&dtype].narrow(0, start, length)?);
-        positions.iter().map(|positions| positions.iter().map(view).collect()).collect()
+        positions
+            .iter()
+            .map(|positions| positions.iter().map(view).collect())
+            .collect()
     }
 
     /// The bytes of `views`, by rank. `memory` has the bytes of all tensors in the map's order.
     ///
     /// The views of a dtype follow each other in memory, so each is split off from the remaining bytes.
     fn slices<'b>(&self, views: &[Vec<Tensor>], memory: Vec<&'b mut [u8]>) -> Vec<Vec<&'b mut [u8]>> {
-        let mut remaining: HashMap<DType, (usize, &mut [u8])> =
-            self.0.keys().copied().zip(memory.into_iter().map(|bytes| (0, bytes))).collect();
+        let mut remaining: HashMap<DType, (usize, &mut [u8])> = self
+            .0
+            .keys()
+            .copied()
+            .zip(memory.into_iter().map(|bytes| (0, bytes)))
+            .collect();
         let mut slice = |view: &Tensor| {
             let (offset, bytes) = remaining.get_mut(&dtype_of(view))?;
-            let (start, length) =
-                (view.layout().start_offset() * view.dtype().size_in_bytes(), byte_length(view));
+            let (start, length) = (
+                view.layout().start_offset() * view.dtype().size_in_bytes(),
+                byte_length(view),
+            );
             bytes.split_off_mut(..start - std::mem::replace(offset, start + length))?;
             bytes.split_off_mut(..length)
         };
-        views.iter().map(|views| without_empty(views.iter().filter_map(&mut slice))).collect()
+        views
+            .iter()
+            .map(|views| without_empty(views.iter().filter_map(&mut slice)))
+            .collect()
     }
 
     /// Sends the tensors in `to[r]`, flat and of any layout, to rank r. Returns the tensors that each rank
@@ -76,12 +88,18 @@ impl Inbox {
         to: &[Vec<Tensor>],
         expected: &[ExpectedTensors],
     ) -> Result<Vec<Vec<Tensor>>> {
-        let to = to.iter().map(|tensors| make_sendable(world, tensors)).collect::<Result<Vec<_>>>()?;
+        let to = to
+            .iter()
+            .map(|tensors| make_sendable(world, tensors))
+            .collect::<Result<Vec<_>>>()?;
         if let Some(device) = world.communicator().device() {
             return self.on_device(world, device, &to, expected);
         }
         self.on_host(expected, |from| {
-            let locks = to.iter().map(|tensors| lock_all(tensors)).collect::<Result<Vec<_>>>()?;
+            let locks = to
+                .iter()
+                .map(|tensors| lock_all(tensors))
+                .collect::<Result<Vec<_>>>()?;
             let slices = locks.iter().map(|locks| locked_bytes(locks));
             let slices = slices.collect::<crate::tensors::Result<Vec<_>>>()?;
             Ok(world.communicator().exchange(&slices, from)?)
@@ -98,12 +116,20 @@ impl Inbox {
         let own = make_sendable(world, own)?;
         if let Some(device) = world.communicator().device() {
             let to: Vec<Vec<Tensor>> = (0..world.size())
-                .map(|rank| if rank == world.rank() { Vec::new() } else { own.clone() })
+                .map(|rank| {
+                    if rank == world.rank() {
+                        Vec::new()
+                    } else {
+                        own.clone()
+                    }
+                })
                 .collect();
             return self.on_device(world, device, &to, expected);
         }
         self.on_host(expected, |from| {
-            Ok(world.communicator().gather(&locked_bytes(&lock_all(&own)?)?, from)?)
+            Ok(world
+                .communicator()
+                .gather(&locked_bytes(&lock_all(&own)?)?, from)?)
         })
     }
 
@@ -130,7 +156,9 @@ impl Inbox {
         let mut outcome = Ok(());
         // `Inbox::slices` reads the keys: keys and values of an unchanged map have the same order.
         let memory: Vec<&Tensor> = self.0.values().collect();
-        with_bytes_mut(&memory, Vec::new(), &mut |memory| outcome = talk(&mut self.slices(&views, memory)))?;
+        with_bytes_mut(&memory, Vec::new(), &mut |memory| {
+            outcome = talk(&mut self.slices(&views, memory))
+        })?;
         outcome?;
         Ok(views)
     }
@@ -145,7 +173,10 @@ fn make_sendable(world: &StateWorld, tensors: &[Tensor]) -> Result<Vec<Tensor>> 
             // Not a `Once`, which would refuse all later calls after a panic of the logger.
             static WARNED: AtomicBool = AtomicBool::new(false);
             if !WARNED.swap(true, Ordering::Relaxed) {
-                log::warn!("what is on {:?} goes to other ranks through the host", device.location());
+                log::warn!(
+                    "what is on {:?} goes to other ranks through the host",
+                    device.location()
+                );
             }
             download(tensor)
         }

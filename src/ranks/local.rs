@@ -49,10 +49,18 @@ pub fn ranks(size: usize) -> Vec<LocalRank> {
         answers: (0..size).map(|_| None).collect(),
         first_left: None,
     };
-    let meeting = Arc::new(MeetingPlace { board: Mutex::new(empty), changed: Condvar::new() });
+    let meeting = Arc::new(MeetingPlace {
+        board: Mutex::new(empty),
+        changed: Condvar::new(),
+    });
     (0..size)
         .map(|rank| LocalRank {
-            handle: Arc::new(RankHandle { rank, size, meeting: meeting.clone(), turn: Mutex::new(()) }),
+            handle: Arc::new(RankHandle {
+                rank,
+                size,
+                meeting: meeting.clone(),
+                turn: Mutex::new(()),
+            }),
         })
         .collect()
 }
@@ -124,7 +132,13 @@ impl Communicator for LocalRank {
     fn gather(&self, own: &[&[u8]], from: &mut [Vec<&mut [u8]>]) -> Result<(), CommunicationError> {
         self.handle.call("gather", from, || {
             let letter = Letter::new(own.concat());
-            let to = |rank| if rank == self.handle.rank { Letter::default() } else { letter.clone() };
+            let to = |rank| {
+                if rank == self.handle.rank {
+                    Letter::default()
+                } else {
+                    letter.clone()
+                }
+            };
             Ok((0..self.handle.size).map(to).collect())
         })
     }
@@ -143,7 +157,13 @@ impl RankHandle {
         self.meeting.board().check_present()?;
         let expected: Vec<usize> = from.iter().map(|slices| total_length(slices)).collect();
         let checked = check_entries("from", [self.rank, self.size], expected.iter().copied());
-        let messages = checked.and_then(|()| Ok(RankMessages { function, letters: letters()?, expected }));
+        let messages = checked.and_then(|()| {
+            Ok(RankMessages {
+                function,
+                letters: letters()?,
+                expected,
+            })
+        });
         for (slices, letter) in from.iter_mut().zip(self.meeting.take_part(self.rank, messages)?) {
             fill(slices, &letter);
         }
@@ -192,7 +212,8 @@ impl MeetingPlace {
 impl CallState {
     /// Returns an error if a rank has left.
     fn check_present(&self) -> Result<(), CommunicationError> {
-        self.first_left.map_or(Ok(()), |rank| Err(CommunicationError::Gone { rank }))
+        self.first_left
+            .map_or(Ok(()), |rank| Err(CommunicationError::Gone { rank }))
     }
 
     /// Answers all ranks, once all have put messages on the board.
@@ -200,10 +221,17 @@ impl CallState {
         // All messages are taken from the board for the next call, before the second `collect` stops at the
         // first error.
         let messages: Vec<_> = self.messages.iter_mut().filter_map(Option::take).collect();
-        match messages.into_iter().collect::<Result<_, _>>().and_then(check_messages) {
+        match messages
+            .into_iter()
+            .collect::<Result<_, _>>()
+            .and_then(check_messages)
+        {
             Ok(messages) => {
                 for (rank, answer) in self.answers.iter_mut().enumerate() {
-                    *answer = Some(Ok(messages.iter().map(|sender| sender.letters[rank].clone()).collect()));
+                    *answer = Some(Ok(messages
+                        .iter()
+                        .map(|sender| sender.letters[rank].clone())
+                        .collect()));
                 }
             }
             Err(error) => self.answers.fill_with(|| Some(Err(error.clone()))),
@@ -215,8 +243,10 @@ impl CallState {
 fn check_messages(messages: Vec<RankMessages>) -> Result<Vec<RankMessages>, CommunicationError> {
     for (rank, sender) in messages.iter().enumerate() {
         if sender.function != messages[0].function {
-            let reason =
-                format!("rank {rank} called `{}`, and rank 0 `{}`", sender.function, messages[0].function);
+            let reason = format!(
+                "rank {rank} called `{}`, and rank 0 `{}`",
+                sender.function, messages[0].function
+            );
             return Err(CommunicationError::Other {
                 reason: reason + "; make the same calls in the same order on all ranks",
             });
@@ -249,6 +279,9 @@ impl Drop for LocalRank {
 
 impl std::fmt::Debug for LocalRank {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LocalRank").field("rank", &self.handle.rank).field("size", &self.handle.size).finish()
+        f.debug_struct("LocalRank")
+            .field("rank", &self.handle.rank)
+            .field("size", &self.handle.size)
+            .finish()
     }
 }

@@ -90,14 +90,19 @@ pub trait Communicator: std::fmt::Debug + Send + Sync {
     /// # Errors
     /// As [`exchange`](Communicator::exchange). The default implementation always returns an error.
     fn exchange_tensors(&self, _to: &[Vec<Tensor>], _from: &[Vec<Tensor>]) -> Result<(), CommunicationError> {
-        Err(CommunicationError::Other { reason: format!("{self:?} does not move tensors; give it bytes") })
+        Err(CommunicationError::Other {
+            reason: format!("{self:?} does not move tensors; give it bytes"),
+        })
     }
 }
 
 /// The slices that are not empty. The address of an empty slice is arbitrary, and a transport may give that
 /// address a meaning (`MPI_IN_PLACE`).
 pub(crate) fn without_empty<B: AsRef<[u8]>>(slices: impl IntoIterator<Item = B>) -> Vec<B> {
-    slices.into_iter().filter(|slice| !slice.as_ref().is_empty()).collect()
+    slices
+        .into_iter()
+        .filter(|slice| !slice.as_ref().is_empty())
+        .collect()
 }
 
 /// Refuses a list without exactly one entry for each rank, or with bytes from a rank to itself. `lengths` has
@@ -108,7 +113,10 @@ pub(crate) fn check_entries(
     lengths: impl ExactSizeIterator<Item = usize>,
 ) -> Result<(), CommunicationError> {
     let entries = lengths.len();
-    let reason = match lengths.enumerate().find(|(other, length)| *other == rank && *length > 0) {
+    let reason = match lengths
+        .enumerate()
+        .find(|(other, length)| *other == rank && *length > 0)
+    {
         _ if entries != size => {
             format!("rank {rank} gave `{list}` {entries} entries; give it one for each of the {size} ranks")
         }

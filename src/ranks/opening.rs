@@ -81,11 +81,25 @@ pub(super) struct Opening {
 impl Opening {
     /// The opening of a rank of this build.
     pub(super) fn new(call: Call, [state, agreements, refuses, length]: [u64; 4]) -> Self {
-        Opening { format: FORMAT, call: call as u64, state, agreements, refuses, length }
+        Opening {
+            format: FORMAT,
+            call: call as u64,
+            state,
+            agreements,
+            refuses,
+            length,
+        }
     }
 
     pub(super) fn to_bytes(self) -> Vec<u8> {
-        let Opening { format, call, state, agreements, refuses, length } = self;
+        let Opening {
+            format,
+            call,
+            state,
+            agreements,
+            refuses,
+            length,
+        } = self;
         [format, call, state, agreements, refuses, length]
             .iter()
             .flat_map(|word| word.to_le_bytes())
@@ -147,8 +161,10 @@ pub(super) fn check_openings(openings: &[Opening]) -> Result<()> {
         );
         return Err(Error::from(CommunicationError::Other { reason }).of_rank(rank));
     }
-    let calls: Vec<_> =
-        openings.iter().map(|opening| (opening.call, opening.agreements, opening.agreed_state())).collect();
+    let calls: Vec<_> = openings
+        .iter()
+        .map(|opening| (opening.call, opening.agreements, opening.agreed_state()))
+        .collect();
     if let Some(OddRank { rank, usual }) = odd_rank(&calls) {
         let (odd_opening, usual_opening) = (&openings[rank], &openings[usual]);
         let problem = format!(
@@ -158,7 +174,9 @@ pub(super) fn check_openings(openings: &[Opening]) -> Result<()> {
         );
         let remedy = "make the same calls in the same order on all ranks: look for a call that only some of \
                       them reach";
-        return Err(Error::new(ErrorKind::Ranks, problem).of_rank(rank).with_remedy(remedy));
+        return Err(Error::new(ErrorKind::Ranks, problem)
+            .of_rank(rank)
+            .with_remedy(remedy));
     }
     Ok(())
 }

@@ -34,7 +34,9 @@ impl LeafParts {
     pub(crate) fn all_on_first(length: usize, rank: usize, size: usize) -> Self {
         LeafParts {
             rank,
-            by_rank: (0..size).map(|rank| if rank == 0 { 0..length } else { length..length }).collect(),
+            by_rank: (0..size)
+                .map(|rank| if rank == 0 { 0..length } else { length..length })
+                .collect(),
             wire: None,
         }
     }
@@ -95,8 +97,9 @@ pub(crate) struct Divisible {
 pub(crate) fn divide(parameters: &[Divisible], rank: usize, size: usize) -> Vec<LeafParts> {
     let mut whole_on = vec![0; parameters.len()];
     let mut loads = vec![0; size];
-    let mut uncut: Vec<usize> =
-        (0..parameters.len()).filter(|&index| !parameters[index].can_be_cut).collect();
+    let mut uncut: Vec<usize> = (0..parameters.len())
+        .filter(|&index| !parameters[index].can_be_cut)
+        .collect();
     uncut.sort_by_key(|&index| std::cmp::Reverse(parameters[index].length));
     for index in uncut {
         let owner = (0..size).min_by_key(|&rank| loads[rank]).unwrap_or_default();
@@ -104,9 +107,15 @@ pub(crate) fn divide(parameters: &[Divisible], rank: usize, size: usize) -> Vec<
     }
 
     let total: usize = parameters.iter().map(|parameter| parameter.length).sum();
-    let room: Vec<usize> = loads.iter().map(|load| (total / size + 1).saturating_sub(*load)).collect();
-    let line_length: usize =
-        parameters.iter().filter(|parameter| parameter.can_be_cut).map(|parameter| parameter.length).sum();
+    let room: Vec<usize> = loads
+        .iter()
+        .map(|load| (total / size + 1).saturating_sub(*load))
+        .collect();
+    let line_length: usize = parameters
+        .iter()
+        .filter(|parameter| parameter.can_be_cut)
+        .map(|parameter| parameter.length)
+        .sum();
     let total_room: usize = room.iter().sum();
     // Where each rank ends in the line of all elements that can be cut. The product of two counts of elements
     // may not fit 64 bits, so the product is in u128. The division by `total_room` is needed because the
@@ -130,11 +139,17 @@ pub(crate) fn divide(parameters: &[Divisible], rank: usize, size: usize) -> Vec<
             true if rank + 1 == size => length,
             true => nearest_chunk(ends[rank].saturating_sub(start).min(length), length),
         };
-        let by_rank = (0..size).map(|rank| if rank == 0 { 0 } else { end(rank - 1) }..end(rank)).collect();
+        let by_rank = (0..size)
+            .map(|rank| if rank == 0 { 0 } else { end(rank - 1) }..end(rank))
+            .collect();
         if can_be_cut {
             start += length;
         }
-        LeafParts { rank, by_rank, wire: None }
+        LeafParts {
+            rank,
+            by_rank,
+            wire: None,
+        }
     };
     parameters.iter().enumerate().map(leaf_parts).collect()
 }
@@ -142,7 +157,11 @@ pub(crate) fn divide(parameters: &[Divisible], rank: usize, size: usize) -> Vec<
 /// The beginning of a chunk, or the end of the leaf, whichever is nearest to an element.
 fn nearest_chunk(element: usize, length: usize) -> usize {
     let chunk = chunk_length(length);
-    if element == length { length } else { ((element + chunk / 2) / chunk * chunk).min(length) }
+    if element == length {
+        length
+    } else {
+        ((element + chunk / 2) / chunk * chunk).min(length)
+    }
 }
 
 #[cfg(test)]
@@ -184,10 +203,20 @@ mod tests {
 
     #[test]
     fn neighbours_are_neighbours() {
-        let parameter = |length| Divisible { length, can_be_cut: true };
+        let parameter = |length| Divisible {
+            length,
+            can_be_cut: true,
+        };
         let parts = divide(&[parameter(1 << 15), parameter(100), parameter(1 << 15)], 1, 2);
         let all: Vec<_> = parts.iter().map(|parts| parts.all().to_vec()).collect();
-        assert_eq!(all, [vec![0..1 << 15, 1 << 15..1 << 15], vec![0..0, 0..100], vec![0..0, 0..1 << 15]]);
+        assert_eq!(
+            all,
+            [
+                vec![0..1 << 15, 1 << 15..1 << 15],
+                vec![0..0, 0..100],
+                vec![0..0, 0..1 << 15]
+            ]
+        );
         assert_eq!(parts[2].own(), 0..1 << 15);
         let held = |length, rank| divide(&[parameter(length)], rank, 2)[0].held();
         assert_eq!(

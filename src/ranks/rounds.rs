@@ -37,7 +37,10 @@ pub(crate) type Round = Vec<Vec<Run>>;
 
 /// The room for each rank in a round, in elements.
 fn room_per_rank(ranks: usize) -> usize {
-    ROUND_ELEMENTS.div_ceil(ranks).max(LEAST_PER_RANK).next_multiple_of(ALIGNED)
+    ROUND_ELEMENTS
+        .div_ceil(ranks)
+        .max(LEAST_PER_RANK)
+        .next_multiple_of(ALIGNED)
 }
 
 /// The rounds of these leaves. In each round the parts of all ranks have equally many elements until they run
@@ -49,21 +52,43 @@ pub(crate) fn rounds<'p>(
 ) -> impl Iterator<Item = Round> {
     let part = move |leaf: usize, rank: usize| parts(leaf).all()[rank].clone();
     // For each rank: the leaves that are not begun, and the rest of the leaf that is begun.
-    let mut remaining: Vec<(&[usize], Run)> = vec![(leaves, Run { leaf: 0, elements: 0..0 }); ranks];
+    let mut remaining: Vec<(&[usize], Run)> = vec![
+        (
+            leaves,
+            Run {
+                leaf: 0,
+                elements: 0..0
+            }
+        );
+        ranks
+    ];
     std::iter::from_fn(move || {
         let runs = remaining.iter_mut().enumerate().map(|(rank, (leaves, run))| {
             let (mut runs, mut room) = (Vec::new(), room_per_rank(ranks));
             loop {
                 let (start, length) = (run.elements.start, run.elements.len());
-                let count = if length <= room { length } else { room / ALIGNED * ALIGNED };
+                let count = if length <= room {
+                    length
+                } else {
+                    room / ALIGNED * ALIGNED
+                };
                 if count > 0 {
-                    runs.push(Run { leaf: run.leaf, elements: start..start + count });
+                    runs.push(Run {
+                        leaf: run.leaf,
+                        elements: start..start + count,
+                    });
                     (run.elements.start, room) = (start + count, room - count);
                 }
                 let (true, Some((leaf, others))) = (count == length, leaves.split_first()) else {
                     return runs;
                 };
-                (*leaves, *run) = (others, Run { leaf: *leaf, elements: part(*leaf, rank) });
+                (*leaves, *run) = (
+                    others,
+                    Run {
+                        leaf: *leaf,
+                        elements: part(*leaf, rank),
+                    },
+                );
             }
         });
         let round: Round = runs.collect();

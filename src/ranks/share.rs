@@ -20,15 +20,24 @@ pub(crate) fn share(world: &StateWorld, tensors: &[(LeafParts, Lent<'_>)]) -> Re
             // Several runs are copied, because `gather` locks all tensors that it sends. At most one tensor
             // of the model may be locked here, because a thread that computes with the model may hold several
             // locks at once.
-            Ok(if own_runs.len() > 1 { values.force_contiguous()? } else { values })
+            Ok(if own_runs.len() > 1 {
+                values.force_contiguous()?
+            } else {
+                values
+            })
         });
         let from_rank = |(rank, runs): (usize, &Vec<Run>)| -> ExpectedTensors {
             let runs = runs.iter().filter(|_| rank != world.rank());
-            runs.map(|run| (tensors[run.leaf].1.dtype(), run.elements.len())).collect()
+            runs.map(|run| (tensors[run.leaf].1.dtype(), run.elements.len()))
+                .collect()
         };
         let expected: Vec<ExpectedTensors> = round.iter().enumerate().map(from_rank).collect();
         let received = inbox.gather(world, &values.collect::<Result<Vec<_>>>()?, &expected)?;
-        for (run, values) in round.iter().zip(&received).flat_map(|(runs, values)| runs.iter().zip(values)) {
+        for (run, values) in round
+            .iter()
+            .zip(&received)
+            .flat_map(|(runs, values)| runs.iter().zip(values))
+        {
             set_lent_part(&*tensors[run.leaf].1, run.elements.start, values)?;
         }
     }

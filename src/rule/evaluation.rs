@@ -74,7 +74,10 @@ impl<'s> Evaluation<'s> {
     /// The rule's own state tensor with this name, if there is one. Held rules are not searched.
     pub fn slot(state: &'s State, name: &str) -> Option<Self> {
         let (_, slot) = state.tensors.iter().find(|(entry, _)| *entry == name)?;
-        Some(Evaluation { slot, steps: Vec::new() })
+        Some(Evaluation {
+            slot,
+            steps: Vec::new(),
+        })
     }
 
     /// Applies arithmetic, with these weights as dx and the parameter (or its master) as x.
@@ -82,7 +85,10 @@ impl<'s> Evaluation<'s> {
     /// x is in full precision. The result is F64 if the parameter, its master or the state tensor is F64,
     /// otherwise F32.
     pub fn map<A: Arithmetic<Slots<f64> = [f64; 0]>>(mut self, arithmetic: A) -> Self {
-        self.steps.push(Step::Map { kernel: erased(arithmetic), slots: &mut [] });
+        self.steps.push(Step::Map {
+            kernel: erased(arithmetic),
+            slots: &mut [],
+        });
         self
     }
 
@@ -99,12 +105,19 @@ impl<'s> Evaluation<'s> {
     pub(crate) fn tensor(self, x: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
         let slot = self.slot.tensor()?;
         // Without arithmetic `x` is not called, because it may copy the parameter.
-        if self.steps.is_empty() { Ok(slot) } else { elements(Engine::Fused, &x()?, slot, self.steps) }
+        if self.steps.is_empty() {
+            Ok(slot)
+        } else {
+            elements(Engine::Fused, &x()?, slot, self.steps)
+        }
     }
 }
 
 impl fmt::Debug for Evaluation<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Evaluation").field("slot", self.slot).field("steps", &self.steps.len()).finish()
+        f.debug_struct("Evaluation")
+            .field("slot", self.slot)
+            .field("steps", &self.steps.len())
+            .finish()
     }
 }

@@ -64,13 +64,23 @@ impl<'a> Parameter<'a> {
 
     pub(crate) fn new(x: &'a dyn Lend) -> Self {
         let device = x.tensor().map_or(&Device::Cpu, Tensor::device);
-        Parameter { shape: x.shape(), dtype: x.dtype(), device, values: Some(x) }
+        Parameter {
+            shape: x.shape(),
+            dtype: x.dtype(),
+            device,
+            values: Some(x),
+        }
     }
 
     /// The master of this parameter in a step: of this `dtype`, on the CPU or on the parameter's device.
     pub(crate) fn as_master(self, dtype: DType, is_on_cpu: bool) -> Self {
         let device = if is_on_cpu { &Device::Cpu } else { self.device };
-        Parameter { dtype, device, values: None, ..self }
+        Parameter {
+            dtype,
+            device,
+            values: None,
+            ..self
+        }
     }
 
     /// The values as a tensor. An error for the master in a step.

@@ -167,7 +167,9 @@ pub struct Describer<'v> {
 
 impl fmt::Debug for Describer<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Describer").field("kind", &self.description.kind).finish_non_exhaustive()
+        f.debug_struct("Describer")
+            .field("kind", &self.description.kind)
+            .finish_non_exhaustive()
     }
 }
 
@@ -237,14 +239,21 @@ impl Describer<'_> {
         self.next_index += 1;
         match (self.purpose, fault) {
             (Purpose::Write(values), _) => {
-                return values.iter().find_map(|(target, new)| (*target == index).then_some(*new));
+                return values
+                    .iter()
+                    .find_map(|(target, new)| (*target == index).then_some(*new));
             }
             (Purpose::Check, Some(expected)) => {
                 let kind = self.description.kind;
                 self.run_check(|| Err((out_of_range(kind, name, value, expected), Some(index))));
             }
             (Purpose::Read, _) => {
-                self.description.fields.push(FieldDescription { name, index, value, default });
+                self.description.fields.push(FieldDescription {
+                    name,
+                    index,
+                    value,
+                    default,
+                });
             }
             (Purpose::Check | Purpose::Choose(..) | Purpose::Show(_), _) => {}
         }
@@ -269,7 +278,12 @@ impl Describer<'_> {
     ///
     /// Fields of `rule` are addressed as if `rule` stood alone.
     pub fn holds(&mut self, rule: &mut dyn Rule) {
-        if self.description.parts.iter().any(|(place, _)| *place == ChildPlace::Inner) {
+        if self
+            .description
+            .parts
+            .iter()
+            .any(|(place, _)| *place == ChildPlace::Inner)
+        {
             self.refuse(
                 "it calls `holds` twice, but the fields and states of two rules need places",
                 "call `member` or `alternative` for each rule",
@@ -347,7 +361,11 @@ impl Describer<'_> {
     }
 
     fn contract_error(&self, fault: &str, remedy: &'static str) -> Error {
-        let rule = if self.description.kind.is_empty() { "a rule" } else { self.description.kind };
+        let rule = if self.description.kind.is_empty() {
+            "a rule"
+        } else {
+            self.description.kind
+        };
         let problem = format!("`Describe::describe` of {rule} is wrong: {fault}");
         Error::new(ErrorKind::Contract, problem).with_remedy(remedy)
     }
@@ -364,7 +382,13 @@ impl<'v> Describer<'v> {
         describe: &mut dyn FnMut(&mut Describer<'_>),
     ) -> Self {
         let description = Description::default();
-        let mut rule = Describer { purpose, description, next_index, next_number: 0, check_result: Ok(()) };
+        let mut rule = Describer {
+            purpose,
+            description,
+            next_index,
+            next_number: 0,
+            check_result: Ok(()),
+        };
         describe(&mut rule);
         rule.check_kind();
         rule
@@ -484,7 +508,8 @@ pub trait Rule: Describe + Holder + Adjust + DynClone + std::fmt::Debug + Send +
     /// # Errors
     /// If the device has no memory left, or the rule does not fit the parameter.
     fn init(&self, x: Parameter<'_>) -> Result<State> {
-        self.delegate().map_or_else(|| State::empty().with_held(self, x), |rule| rule.init(x))
+        self.delegate()
+            .map_or_else(|| State::empty().with_held(self, x), |rule| rule.init(x))
     }
 
     /// Plans a step on the gradient that the rules before have planned.

@@ -18,13 +18,18 @@ pub(super) fn listing<R: Rule + Default>() -> Listing {
     // The name is that of the type, so that no row can have another name than its rule.
     let path = std::any::type_name::<R>();
     let name = path.rsplit("::").next().unwrap_or(path);
-    Listing { name, rule: Box::new(R::default()) }
+    Listing {
+        name,
+        rule: Box::new(R::default()),
+    }
 }
 
 /// What a rule computes, in short. `None` for a name that the table of the page lacks.
 #[doc(hidden)]
 pub fn recurrence(rule: &str) -> Option<&'static str> {
     let begin = format!("| `{rule}` | ");
-    let row = include_str!("table.md").lines().find_map(|line| line.strip_prefix(&begin))?;
+    let row = include_str!("table.md")
+        .lines()
+        .find_map(|line| line.strip_prefix(&begin))?;
     row.split(" | ").next()
 }

@@ -28,6 +28,11 @@ impl Arithmetic for Corrected {
 
 /// The gradient plus γ·β / (1 - β) of its change, scaled down to a 2-norm of at most 1.
 pub(super) fn corrected<'a>(dx: Gradient<'a>, gamma: f64, beta: f64, last: Slots<'a>) -> Gradient<'a> {
-    let unclipped = dx.map(Corrected { weight: gamma * beta / (1.0 - beta) }, last);
+    let unclipped = dx.map(
+        Corrected {
+            weight: gamma * beta / (1.0 - beta),
+        },
+        last,
+    );
     unclipped.scale_by_norm(Norm::new(2.0), clip_factor(1.0))
 }

@@ -85,7 +85,10 @@ impl UpdateCall {
         };
         counts::check("Update: weight is", options.weight)?;
         // A scaler lowers its scale only for an overflow that a check has found.
-        let options = UpdateOptions { finite_only: options.finite_only || scale.is_some(), ..options };
+        let options = UpdateOptions {
+            finite_only: options.finite_only || scale.is_some(),
+            ..options
+        };
         Ok(UpdateCall {
             options,
             loss_scale: scale.unwrap_or(1.0),
@@ -101,10 +104,19 @@ impl UpdateCall {
 
     /// The call with the requirements, counts and norms of `state`.
     pub(crate) fn with_state_settings(self, state: &StateTree) -> Self {
-        let norms = if state.is_divided() { state.norms.fingerprint() } else { 0 };
+        let norms = if state.is_divided() {
+            state.norms.fingerprint()
+        } else {
+            0
+        };
         // A window that ends early may lack gradients of the calls that it did not wait for.
         let requires_all = state.requires_all && !self.options.releases_windows;
-        UpdateCall { calls: state.calls, norms, requires_all, ..self }
+        UpdateCall {
+            calls: state.calls,
+            norms,
+            requires_all,
+            ..self
+        }
     }
 
     /// The gradient that the rules get: the mean over ranks, without the loss scale.
@@ -131,7 +143,11 @@ impl UpdateCall {
         if self.options.finite_only {
             gradient = gradient.finite_only();
         }
-        if let Some(norms) = norms { gradient.request_norms(norms) } else { gradient }
+        if let Some(norms) = norms {
+            gradient.request_norms(norms)
+        } else {
+            gradient
+        }
     }
 }
 
@@ -144,7 +160,9 @@ pub(crate) fn sources<'l, 'g>(
 ) -> Result<Sources<'g>> {
     let mut gradients = Sources::new();
     for path in paths.take(if grads.has_paths() { usize::MAX } else { 1 }) {
-        let Some(gradient) = grads.find(path, x).map(Lent::new) else { continue };
+        let Some(gradient) = grads.find(path, x).map(Lent::new) else {
+            continue;
+        };
         check_gradient(path, x, &*gradient)?;
         if !is_among(&gradients, &gradient).map_err(|error| error.at(path))? {
             gradients.push(gradient);
@@ -156,7 +174,10 @@ pub(crate) fn sources<'l, 'g>(
 /// Whether `gradient` is in `sources`. Handles that cannot be compared count as equal if they share memory.
 fn is_among(sources: &[Lent<'_>], gradient: &Lent<'_>) -> Result<bool> {
     for source in sources {
-        if source.has_same_elements(gradient).map_or_else(|| source.has_same_address(gradient), Ok)? {
+        if source
+            .has_same_elements(gradient)
+            .map_or_else(|| source.has_same_address(gradient), Ok)?
+        {
             return Ok(true);
         }
     }

@@ -49,30 +49,44 @@ impl<'x> OwnLeaf<'x> {
     /// The dtype in which the gradient travels; `None` without a gradient.
     pub(crate) fn sent_dtype(&self) -> Option<DType> {
         let dtype = dtype_of(self.gradient.as_ref()?);
-        Some(self.parts.wire.filter(|wire| is_wider(dtype, *wire)).unwrap_or(dtype))
+        Some(
+            self.parts
+                .wire
+                .filter(|wire| is_wider(dtype, *wire))
+                .unwrap_or(dtype),
+        )
     }
 
     /// Refuses a gradient if a finite number would become infinite in the dtype in which it travels.
     fn check_no_overflow(&self, path: &str) -> Result<()> {
-        let (Some(gradient), Some(dtype)) = (&self.gradient, self.sent_dtype()) else { return Ok(()) };
+        let (Some(gradient), Some(dtype)) = (&self.gradient, self.sent_dtype()) else {
+            return Ok(());
+        };
         if gradient.dtype() == dtype {
             return Ok(());
         }
         // Numbers that are infinite or NaN already are found by the checks of the step.
         let or_zero = |number: f64| if number.is_finite() { number } else { 0.0 };
-        match find_number(gradient, |numbers| first_non_finite(numbers.into_iter().map(or_zero), dtype))? {
-            Some((index, number)) => {
-                Err(Error::too_large("the gradient that is sent to other ranks", number, index, dtype)
-                    .at(path)
-                    .with_remedy("send it as BF16, or skip such calls (`Update::finite_only`, `LossScaler`)"))
-            }
+        match find_number(gradient, |numbers| {
+            first_non_finite(numbers.into_iter().map(or_zero), dtype)
+        })? {
+            Some((index, number)) => Err(Error::too_large(
+                "the gradient that is sent to other ranks",
+                number,
+                index,
+                dtype,
+            )
+            .at(path)
+            .with_remedy("send it as BF16, or skip such calls (`Update::finite_only`, `LossScaler`)")),
             None => Ok(()),
         }
     }
 
     /// Whether all numbers of the gradient are finite.
     pub(crate) fn is_finite(&self) -> Result<bool> {
-        let Some(gradient) = &self.gradient else { return Ok(true) };
+        let Some(gradient) = &self.gradient else {
+            return Ok(true);
+        };
         Ok(find_number(gradient, |numbers| first_non_finite(numbers, DType::F64))?.is_none())
     }
 }
@@ -116,13 +130,17 @@ fn own_gradient(
         unshared("gradient", tensor, targets, &[]).map_err(|error| error.at(leaf.path()))
     };
     let gradients = sources.into_iter().map(prepare).collect::<Result<Vec<_>>>()?;
-    let [first, others @ ..] = &gradients[..] else { return Ok(None) };
+    let [first, others @ ..] = &gradients[..] else {
+        return Ok(None);
+    };
     if others.is_empty() {
         return Ok(Some(first.detach()));
     }
     let compute = leaf.compute_dtype(gradients.iter().map(|gradient| gradient.dtype()));
     let widen = |gradient: &Tensor| in_dtype(gradient, compute);
-    let total = others.iter().try_fold(widen(first)?, |total, other| sum(&total, &widen(other)?))?;
+    let total = others
+        .iter()
+        .try_fold(widen(first)?, |total, other| sum(&total, &widen(other)?))?;
     Ok(Some(total.detach()))
 }
 
@@ -144,8 +162,17 @@ const LEAF_ASPECTS: usize = 4;
 
 /// The fingerprints of the call, in the order of [`call_aspect`].
 fn call_fingerprints(call: &UpdateCall, leaf_count: usize) -> [u64; CALL_ASPECTS] {
-    let flags = named_options(call).iter().rev().fold(0, |flags, (_, is_on)| flags << 1 | u64::from(*is_on));
-    [leaf_count as u64, call.loss_scale.to_bits(), flags, call.calls, call.norms]
+    let flags = named_options(call)
+        .iter()
+        .rev()
+        .fold(0, |flags, (_, is_on)| flags << 1 | u64::from(*is_on));
+    [
+        leaf_count as u64,
+        call.loss_scale.to_bits(),
+        flags,
+        call.calls,
+        call.norms,
+    ]
 }
 
 /// The aspect with the index `aspect` of the call.
@@ -154,11 +181,18 @@ fn call_aspect(call: &UpdateCall, leaf_count: usize, aspect: usize) -> Aspect {
         0 => Aspect::new("the number of parameters in the state", leaf_count),
         1 => Aspect::new("the loss scale", call.loss_scale),
         2 => {
-            let names: Vec<_> =
-                named_options(call).into_iter().filter(|(_, is_on)| *is_on).map(|(name, _)| name).collect();
+            let names: Vec<_> = named_options(call)
+                .into_iter()
+                .filter(|(_, is_on)| *is_on)
+                .map(|(name, _)| name)
+                .collect();
             Aspect::new(
                 "the options of the call",
-                if names.is_empty() { "none".to_string() } else { names.join(" and ") },
+                if names.is_empty() {
+                    "none".to_string()
+                } else {
+                    names.join(" and ")
+                },
             )
         }
         3 => Aspect::new("the calls that windows of accumulation have counted", call.calls),
@@ -206,15 +240,27 @@ fn leaf_aspect(call: &UpdateCall, leaves: &[Box<Leaf>], index: usize, aspect: us
     let leaf = &leaves[index];
     let name = |what: &str| format!("{what} of {:?}", leaf.path());
     match aspect {
-        0 => Aspect::new(format!("the name of parameter {index}"), format!("{:?}", leaf.path())),
+        0 => Aspect::new(
+            format!("the name of parameter {index}"),
+            format!("{:?}", leaf.path()),
+        ),
         1 => leaf.optimiser_aspect(),
         2 => {
             let is_frozen = if leaf.is_frozen() { ", frozen" } else { "" };
-            let may_lack =
-                if leaf.missing_gradients.is_allowed { ", allowed to have no gradient" } else { "" };
-            Aspect::new(name("the progress"), format!("{} steps{is_frozen}{may_lack}", leaf.steps))
+            let may_lack = if leaf.missing_gradients.is_allowed {
+                ", allowed to have no gradient"
+            } else {
+                ""
+            };
+            Aspect::new(
+                name("the progress"),
+                format!("{} steps{is_frozen}{may_lack}", leaf.steps),
+            )
         }
-        _ => Aspect::new(name("the engine"), format!("{:?} on {:?}", call.options.engine, leaf.device)),
+        _ => Aspect::new(
+            name("the engine"),
+            format!("{:?} on {:?}", call.options.engine, leaf.device),
+        ),
     }
 }
 
@@ -226,13 +272,22 @@ fn progress_fingerprint(leaf: &Leaf) -> u64 {
 impl Contribution {
     /// This rank's message: its weight, and the dtypes of its gradients.
     pub(crate) fn message(call: &UpdateCall, own_leaves: &[OwnLeaf<'_>]) -> Vec<u8> {
-        let codes = own_leaves.iter().map(|leaf| leaf.sent_dtype().map_or(0, code_of_dtype));
-        call.options.weight.to_le_bytes().into_iter().chain(codes).collect()
+        let codes = own_leaves
+            .iter()
+            .map(|leaf| leaf.sent_dtype().map_or(0, code_of_dtype));
+        call.options
+            .weight
+            .to_le_bytes()
+            .into_iter()
+            .chain(codes)
+            .collect()
     }
 
     /// The contribution in the message of a rank. The message must have a dtype for each leaf.
     pub(crate) fn from_message((rank, message): (usize, &Vec<u8>), leaf_count: usize) -> Result<Self> {
-        let weight_and_codes = message.split_first_chunk().filter(|(_, codes)| codes.len() == leaf_count);
+        let weight_and_codes = message
+            .split_first_chunk()
+            .filter(|(_, codes)| codes.len() == leaf_count);
         let (weight, codes) = weight_and_codes.ok_or_else(|| unreadable_error(rank))?;
         Ok(Contribution {
             weight: u64::from_le_bytes(*weight),
@@ -245,7 +300,10 @@ impl Contribution {
 const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 
 fn code_of_dtype(dtype: DType) -> u8 {
-    DTYPES.iter().position(|entry| *entry == dtype).map_or(0, |index| index as u8 + 1)
+    DTYPES
+        .iter()
+        .position(|entry| *entry == dtype)
+        .map_or(0, |index| index as u8 + 1)
 }
 
 fn dtype_of_code(code: u8) -> Option<DType> {

@@ -67,8 +67,13 @@ impl ExchangeBuffers {
 
     /// This rank's values of a run, rounded to the dtype in which they travel; `None` without a gradient.
     fn values(&self, Run { leaf, elements }: &Run, dtype: DType) -> Result<Option<Tensor>> {
-        let Some(gradient) = self.gradients.get(leaf) else { return Ok(None) };
-        Ok(Some(rounded(&gradient.narrow(0, elements.start, elements.len())?, dtype)?))
+        let Some(gradient) = self.gradients.get(leaf) else {
+            return Ok(None);
+        };
+        Ok(Some(rounded(
+            &gradient.narrow(0, elements.start, elements.len())?,
+            dtype,
+        )?))
     }
 }
 
@@ -93,9 +98,13 @@ impl<'w> RankGradients<'w> {
     ) -> Result<Self> {
         let targets = UpdateTargets::all_registered();
         let gradients = GradientSource::for_all_leaves(by_leaf);
-        let own_leaves = leaves.iter().zip(parameters).zip(gradients).map(|((leaf, x), mut gradient)| {
-            OwnLeaf::new(call, leaf, &**x, gradient.take(leaf, &**x, grads), &targets)
-        });
+        let own_leaves = leaves
+            .iter()
+            .zip(parameters)
+            .zip(gradients)
+            .map(|((leaf, x), mut gradient)| {
+                OwnLeaf::new(call, leaf, &**x, gradient.take(leaf, &**x, grads), &targets)
+            });
         let prepared = own_leaves.collect::<Result<Vec<_>>>().map(|own_leaves| {
             let message = Contribution::message(call, &own_leaves);
             (own_leaves, update_agreement(call, leaves), message)
@@ -106,8 +115,10 @@ impl<'w> RankGradients<'w> {
             .enumerate()
             .map(|message| Contribution::from_message(message, leaves.len()))
             .collect::<Result<Vec<_>>>()?;
-        let weight =
-            contributions.iter().map(|contribution| contribution.weight).fold(0, u64::saturating_add);
+        let weight = contributions
+            .iter()
+            .map(|contribution| contribution.weight)
+            .fold(0, u64::saturating_add);
         let problem = format!("the sum of the weights of all {} ranks is", world.size());
         counts::check(problem, weight)
             .map_err(|error| error.with_remedy("set smaller weights with `Update::weight`"))?;
@@ -117,15 +128,23 @@ impl<'w> RankGradients<'w> {
         let weights = contributions.iter().map(|contribution| contribution.weight);
         let divisor = weights.fold(0, greatest_common_divisor);
         if divisor == 0 {
-            let error =
-                Error::new(ErrorKind::Argument, format!("the weights of all {} ranks are", world.size()))
-                    .with_got(0);
+            let error = Error::new(
+                ErrorKind::Argument,
+                format!("the weights of all {} ranks are", world.size()),
+            )
+            .with_got(0);
             let remedy = "set the weight of each rank with `Update::weight`";
             return Err(error.with_expected("at least one above 0").with_remedy(remedy));
         }
-        contributions.iter_mut().for_each(|contribution| contribution.weight /= divisor);
+        contributions
+            .iter_mut()
+            .for_each(|contribution| contribution.weight /= divisor);
         call.divisor = call.weight / divisor;
-        Ok(RankGradients { world, leaves: own_leaves, contributions })
+        Ok(RankGradients {
+            world,
+            leaves: own_leaves,
+            contributions,
+        })
     }
 
     /// This rank's part of the parameter of a leaf.
@@ -162,7 +181,12 @@ impl<'w> RankGradients<'w> {
         let mut sums: Vec<Option<Tensor>> = vec![None; jobs.len()];
         let mut buffers = ExchangeBuffers::default();
         for round in self.rounds(&early_leaves) {
-            for ReceivedRun { leaf, elements, gradients } in self.exchange(&round, jobs, &mut buffers)? {
+            for ReceivedRun {
+                leaf,
+                elements,
+                gradients,
+            } in self.exchange(&round, jobs, &mut buffers)?
+            {
                 let Some(job) = &jobs[leaf] else { continue };
                 let x = &self.leaves[leaf].x;
                 let part = x.part(elements.clone())?;
@@ -182,7 +206,9 @@ impl<'w> RankGradients<'w> {
             }
         }
         for leaf in early_leaves {
-            let (Some(job), Some(sum)) = (&mut jobs[leaf], sums[leaf].take()) else { continue };
+            let (Some(job), Some(sum)) = (&mut jobs[leaf], sums[leaf].take()) else {
+                continue;
+            };
             job.sources = Sources::from_iter([Lent::Tensor(sum.reshape(job.x.shape())?)]);
         }
         Ok(late_leaves)
@@ -192,13 +218,16 @@ impl<'w> RankGradients<'w> {
     /// a gradient.
     pub(super) fn add_origin(&self, error: Error, jobs: &[Option<Job<'_>>]) -> Error {
         let path = error.path().filter(|_| error.kind() == ErrorKind::NotFinite);
-        let Some(leaf) = path
-            .and_then(|path| jobs.iter().position(|job| job.as_ref().is_some_and(|job| job.path == path)))
-        else {
+        let Some(leaf) = path.and_then(|path| {
+            jobs.iter()
+                .position(|job| job.as_ref().is_some_and(|job| job.path == path))
+        }) else {
             return error;
         };
         // Every rank has the same error, so every rank takes part in this agreement.
-        let own_message = self.leaves[leaf].is_finite().map(|is_finite| vec![u8::from(!is_finite)]);
+        let own_message = self.leaves[leaf]
+            .is_finite()
+            .map(|is_finite| vec![u8::from(!is_finite)]);
         match self.world.agree(Call::Reduce, own_message) {
             Ok(messages) => match messages.iter().position(|message| *message == [1]) {
                 Some(rank) => error.caused_by_rank(rank),
@@ -218,11 +247,20 @@ impl<'w> RankGradients<'w> {
         let mut buffers = ExchangeBuffers::default();
         for round in self.rounds(late_leaves) {
             let runs = self.exchange(&round, jobs, &mut buffers)?;
-            let piece = |ReceivedRun { leaf, elements, gradients }| {
+            let piece = |ReceivedRun {
+                             leaf,
+                             elements,
+                             gradients,
+                         }| {
                 let length = self.leaves[leaf].parts.own().len();
                 let (is_last, is_whole) = (elements.end == length, elements.len() == length);
                 let gradients = gradients.into_iter().map(Lent::Tensor).collect();
-                Piece { job: leaf, window: (!is_whole).then_some(elements), is_last, gradients }
+                Piece {
+                    job: leaf,
+                    window: (!is_whole).then_some(elements),
+                    is_last,
+                    gradients,
+                }
             };
             let mut job_refs: Vec<_> = jobs.iter_mut().map(Option::as_mut).collect();
             commit_pieces(engine, &mut job_refs, runs.into_iter().map(piece))?;
@@ -232,7 +270,10 @@ impl<'w> RankGradients<'w> {
         let is_committed = |leaf: usize| {
             late_leaves.binary_search(&leaf).is_ok() && !self.leaves[leaf].parts.own().is_empty()
         };
-        let other_jobs = jobs.iter_mut().enumerate().filter(|(leaf, _)| !is_committed(*leaf));
+        let other_jobs = jobs
+            .iter_mut()
+            .enumerate()
+            .filter(|(leaf, _)| !is_committed(*leaf));
         commit(engine, other_jobs.filter_map(|(_, job)| job.as_mut()).collect())
     }
 
@@ -250,18 +291,23 @@ impl<'w> RankGradients<'w> {
     ) -> Result<Vec<ReceivedRun>> {
         let (ranks, own_rank) = (0..self.world.size(), self.world.rank());
         buffers.prepare(round, |leaf| {
-            self.dtype_on_wire(own_rank, leaf).and_then(|_| self.leaves[leaf].gradient.clone())
+            self.dtype_on_wire(own_rank, leaf)
+                .and_then(|_| self.leaves[leaf].gradient.clone())
         })?;
         let to_rank = |rank: usize| {
             let runs = round[rank].iter().filter(|_| rank != own_rank);
-            let values = runs
-                .filter_map(|run| buffers.values(run, self.dtype_on_wire(own_rank, run.leaf)?).transpose());
+            let values = runs.filter_map(|run| {
+                buffers
+                    .values(run, self.dtype_on_wire(own_rank, run.leaf)?)
+                    .transpose()
+            });
             values.collect::<Result<Vec<Tensor>>>()
         };
         let to = ranks.clone().map(to_rank).collect::<Result<Vec<_>>>()?;
         let from_rank = |rank: usize| -> ExpectedTensors {
             let runs = round[own_rank].iter().filter(|_| rank != own_rank);
-            runs.filter_map(|run| Some((self.dtype_on_wire(rank, run.leaf)?, run.elements.len()))).collect()
+            runs.filter_map(|run| Some((self.dtype_on_wire(rank, run.leaf)?, run.elements.len())))
+                .collect()
         };
         let expected: Vec<ExpectedTensors> = ranks.clone().map(from_rank).collect();
         let tensors = buffers.inbox.exchange(self.world, &to, &expected)?;
@@ -275,7 +321,11 @@ impl<'w> RankGradients<'w> {
             for (rank, dtype) in ranks.clone().filter_map(rank_and_dtype) {
                 // Own values are rounded as on the wire, so that the sum does not depend on which rank has
                 // the part.
-                let values = if rank == own_rank { buffers.values(run, dtype)? } else { from[rank].next() };
+                let values = if rank == own_rank {
+                    buffers.values(run, dtype)?
+                } else {
+                    from[rank].next()
+                };
                 let Some(values) = values else { continue };
                 let gradient = on_device(&values, self.leaves[leaf].x.device())?;
                 gradients.push(weighted(gradient, self.contributions[rank].weight, compute)?);
@@ -306,5 +356,9 @@ pub(crate) fn weighted(gradient: Tensor, weight: u64, compute: DType) -> Result<
 }
 
 fn greatest_common_divisor(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
+    if b == 0 {
+        a
+    } else {
+        greatest_common_divisor(b, a % b)
+    }
 }

@@ -39,7 +39,11 @@ impl<'s> Update<'s, &'s StateTree> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn functional(state: &'s StateTree) -> Self {
-        Update { state, options: UpdateOptions::default(), scaler: None }
+        Update {
+            state,
+            options: UpdateOptions::default(),
+            scaler: None,
+        }
     }
 
     /// Returns the new state, the new parameters and the outcome.
@@ -57,7 +61,11 @@ impl<'s> Update<'s, &'s StateTree> {
         parameters: &BTreeMap<String, Tensor>,
         grads: &G,
     ) -> Result<(StateTree, BTreeMap<String, Tensor>, Outcome)> {
-        let Update { state, options, scaler } = self;
+        let Update {
+            state,
+            options,
+            scaler,
+        } = self;
         let call = UpdateCall::new(options, scaler.as_deref(), grads.loss_scale())?;
         state.check_whole("`Update::functional`")?;
         check_known(state, grads)?;
@@ -83,9 +91,13 @@ fn apply_to_copies(
     if let Some(path) = parameters.keys().find(|path| state.leaf(path).is_none()) {
         return Err(not_in_state_error(path));
     }
-    let originals = state.leaves().map(|leaf| parameter(leaf, parameters)).collect::<Result<Vec<_>>>()?;
-    let copies =
-        originals.iter().map(|&(name, x)| Ok((name.clone(), Var::from_tensor(&x.detach())?.into_inner())));
+    let originals = state
+        .leaves()
+        .map(|leaf| parameter(leaf, parameters))
+        .collect::<Result<Vec<_>>>()?;
+    let copies = originals
+        .iter()
+        .map(|&(name, x)| Ok((name.clone(), Var::from_tensor(&x.detach())?.into_inner())));
     let copies: BTreeMap<String, Tensor> = copies.collect::<Result<_>>()?;
     let mut state = state.try_clone()?;
     state.rebind(&copies)?;

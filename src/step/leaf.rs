@@ -156,7 +156,9 @@ impl<'a> LeafUpdate<'_, 'a> {
         grads: &'a dyn GradientLookUp,
         targets: &WrittenStorages,
     ) -> Result<()> {
-        let (Some(leaf), x) = (self.leaf.take(), self.x) else { return Ok(()) };
+        let (Some(leaf), x) = (self.leaf.take(), self.x) else {
+            return Ok(());
+        };
         if let GradientSource::Pushed(plan) = &mut self.gradient {
             self.plan = std::mem::take(plan);
             return Ok(());
@@ -192,7 +194,16 @@ impl<'a> LeafUpdate<'_, 'a> {
         self.plan.norms = call.options.figures.then(LeafNorms::default);
         let (leaf_length, part_start, is_cut) = (leaf.shape.elem_count(), leaf.part().start, leaf.is_cut());
         let follows_master = leaf.state.outer_master().is_some();
-        let Leaf { path, optimiser, acting, state, steps, missing_gradients, last_checksum, .. } = leaf;
+        let Leaf {
+            path,
+            optimiser,
+            acting,
+            state,
+            steps,
+            missing_gradients,
+            last_checksum,
+            ..
+        } = leaf;
         let optimiser: &Optimiser = acting.as_ref().unwrap_or(optimiser);
         let locate = |error: Error| error.at(path).counted_from(part_start);
         let gradient = call.gradient(sources, path, self.plan.norms.as_ref());
@@ -245,7 +256,11 @@ impl<'a> LeafUpdate<'_, 'a> {
 fn check_copies(leaf: &mut Leaf, x: &dyn Lend) -> Result<()> {
     // `Job::check` would come too late, because the comparisons read the whole parameter.
     check_parameter("parameter", x, false).map_err(|error| error.at(&leaf.path))?;
-    let result = if leaf.is_unreached() { leaf.catch_up(x) } else { leaf.check_copies(x, Extent::First) };
+    let result = if leaf.is_unreached() {
+        leaf.catch_up(x)
+    } else {
+        leaf.check_copies(x, Extent::First)
+    };
     result.map_err(|error| error.counted_from(leaf.part().start))
 }
 
@@ -276,5 +291,7 @@ pub(super) fn needs_all_gradients_error(path: &str) -> Error {
                    gradients one at a time";
     let remedy = "collect the gradients, as `Segments::gradients` does, and call `update`, or \
                   `Update::apply_owned`, which frees each gradient after its use";
-    Error::new(ErrorKind::Unsupported, problem).at(path).with_remedy(remedy)
+    Error::new(ErrorKind::Unsupported, problem)
+        .at(path)
+        .with_remedy(remedy)
 }

@@ -121,12 +121,20 @@ impl Outcome {
 
     /// Why the call was skipped, if it was.
     pub fn skipped(&self) -> Option<&SkipReason> {
-        if let Status::Skipped(reason) = &self.status { Some(reason) } else { None }
+        if let Status::Skipped(reason) = &self.status {
+            Some(reason)
+        } else {
+            None
+        }
     }
 
     /// The parameter whose gradient is not finite, if the call was skipped for this reason.
     pub(crate) fn overflow(&self) -> Option<&str> {
-        if let Status::Skipped(SkipReason::NotFinite { path }) = &self.status { Some(path) } else { None }
+        if let Status::Skipped(SkipReason::NotFinite { path }) = &self.status {
+            Some(path)
+        } else {
+            None
+        }
     }
 }
 
@@ -144,7 +152,10 @@ pub struct Paths {
 impl Paths {
     /// The paths of these leaves.
     pub(crate) fn new(all_paths: &Arc<[String]>, leaves: Vec<usize>) -> Self {
-        Paths { all_paths: all_paths.clone(), leaves }
+        Paths {
+            all_paths: all_paths.clone(),
+            leaves,
+        }
     }
 
     /// The number of paths.
@@ -249,7 +260,12 @@ impl LeafFigures {
 /// The figures in one line.
 impl Display for LeafFigures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let LeafFigures { path, gradient, parameter, update } = self;
+        let LeafFigures {
+            path,
+            gradient,
+            parameter,
+            update,
+        } = self;
         write!(
             f,
             "{path}: gradient {gradient:.3e}, parameter {parameter:.3e}, update {update:.3e}, ratio {:.3e}",

@@ -52,9 +52,17 @@ pub(super) fn step<'g>(
     };
     register_memory(state, parameters);
     #[cfg(feature = "candle")]
-    let may_warn_of_wire =
-        state.warnings.would_record(|warning| matches!(warning, Warning::WireDiffers { .. }));
-    let StateTree { leaves, jobs: pool, sums, norms, world, .. } = &mut *state;
+    let may_warn_of_wire = state
+        .warnings
+        .would_record(|warning| matches!(warning, Warning::WireDiffers { .. }));
+    let StateTree {
+        leaves,
+        jobs: pool,
+        sums,
+        norms,
+        world,
+        ..
+    } = &mut *state;
     let (ranks, by_leaf) = Ranks::agree(world.as_ref(), &mut call, leaves, parameters, grads, by_leaf)?;
     let mut jobs = pool.take(leaves.len());
     let checksums: Vec<Option<u32>> = match leaves.iter().any(|leaf| leaf.last_checksum.is_some()) {
@@ -62,7 +70,14 @@ pub(super) fn step<'g>(
         false => Vec::new(),
     };
     let reduce_result = catch_unwind(AssertUnwindSafe(|| {
-        let call = StepCall { call: &call, ranks: &ranks, leaves: &mut *leaves, parameters, grads, by_leaf };
+        let call = StepCall {
+            call: &call,
+            ranks: &ranks,
+            leaves: &mut *leaves,
+            parameters,
+            grads,
+            by_leaf,
+        };
         call.plan(&mut jobs)?.reduce(norms, sums)
     }));
     let commits = matches!(&reduce_result, Ok(Ok(step)) if step.ending == Ending::Committed);
@@ -72,7 +87,10 @@ pub(super) fn step<'g>(
     if !commits {
         // The plan clears the checksums, because a commit may fail. This call writes nothing, so the old
         // checksums still hold.
-        leaves.iter_mut().zip(checksums).for_each(|(leaf, checksum)| leaf.last_checksum = checksum);
+        leaves
+            .iter_mut()
+            .zip(checksums)
+            .for_each(|(leaf, checksum)| leaf.last_checksum = checksum);
     }
     let ended_step = end_result.unwrap_or_else(|panic| resume_unwind(panic))?;
     // The outcome comes after `share`, because the warnings of the outcome read samples of whole parameters.
@@ -82,7 +100,9 @@ pub(super) fn step<'g>(
     let mut outcome = ended_step.outcome(state, parameters)?;
     outcome.warnings.extend(not_restored);
     #[cfg(feature = "candle")]
-    outcome.warnings.extend(wire_warning.and_then(|warning| state.warnings.record(warning)));
+    outcome
+        .warnings
+        .extend(wire_warning.and_then(|warning| state.warnings.record(warning)));
     Ok(outcome)
 }
 
@@ -116,7 +136,14 @@ pub(super) struct StepCall<'a> {
 impl<'a> StepCall<'a> {
     /// Plans all leaves; `jobs` has a place for the job of each leaf.
     pub(super) fn plan<'j>(self, jobs: &'j mut [Option<Job<'a>>]) -> Result<PlannedStep<'j, 'a>> {
-        let StepCall { call, ranks, leaves, parameters, grads, by_leaf } = self;
+        let StepCall {
+            call,
+            ranks,
+            leaves,
+            parameters,
+            grads,
+            by_leaf,
+        } = self;
         debug_assert!(by_leaf.is_empty() || by_leaf.len() == leaves.len());
         let gradients = GradientSource::for_all_leaves(by_leaf);
         let indexed_jobs = jobs.iter_mut().enumerate();
@@ -127,20 +154,44 @@ impl<'a> StepCall<'a> {
             plan: LeafPlan::default(),
             job,
         };
-        let mut updates: Vec<_> = leaves.iter_mut().zip(gradients).zip(indexed_jobs).map(update).collect();
+        let mut updates: Vec<_> = leaves
+            .iter_mut()
+            .zip(gradients)
+            .zip(indexed_jobs)
+            .map(update)
+            .collect();
         let targets = UpdateTargets::all_registered();
         let make = |update: &mut LeafUpdate<'_, 'a>| update.make(call, grads, &targets);
         let result = for_all(&mut updates, LeafUpdate::fetch, |update| {
-            if update.reads_device() { Ok(()) } else { make(update) }
+            if update.reads_device() {
+                Ok(())
+            } else {
+                make(update)
+            }
         })
         // Updates that read a device still have their leaf, because the closure has passed over such updates.
-        .and_then(|()| updates.iter_mut().filter(|update| update.leaf.is_some()).try_for_each(make));
+        .and_then(|()| {
+            updates
+                .iter_mut()
+                .filter(|update| update.leaf.is_some())
+                .try_for_each(make)
+        });
         ranks.settle(Call::Plan, result)?;
         let summary = StepSummary::new(call, updates.iter().map(|update| &update.plan));
         let plans = updates.into_iter().map(|update| update.plan);
         // Only a streamed step uses its plans again; other steps save the allocation.
-        let plans = if call.is_streamed { plans.collect() } else { Vec::new() };
-        Ok(PlannedStep { call, ranks, jobs, plans, summary })
+        let plans = if call.is_streamed {
+            plans.collect()
+        } else {
+            Vec::new()
+        };
+        Ok(PlannedStep {
+            call,
+            ranks,
+            jobs,
+            plans,
+            summary,
+        })
     }
 }
 
@@ -166,7 +217,11 @@ impl<'j, 'a> PlannedStep<'j, 'a> {
             self.give_up_windows()?;
         }
         if let Some(ending) = self.ending_of_plans() {
-            return Ok(ReducedStep { planned_step: self, ending, late_leaves: Vec::new() });
+            return Ok(ReducedStep {
+                planned_step: self,
+                ending,
+                late_leaves: Vec::new(),
+            });
         }
         if !self.summary.moves_or_collects() {
             // No gradient is used, so no sums are taken and rules that follow sums stay as they are.
@@ -174,7 +229,11 @@ impl<'j, 'a> PlannedStep<'j, 'a> {
         }
         let (ranks, engine) = (self.ranks, self.call.options.engine);
         let late_leaves = ranks.add_up(engine, self.jobs, sums)?;
-        let ReduceOutcome { offender, group_norms, limited } = ranks.reduce(engine, self.jobs)?;
+        let ReduceOutcome {
+            offender,
+            group_norms,
+            limited,
+        } = ranks.reduce(engine, self.jobs)?;
         self.summary.group_norms = group_norms.into_iter().collect();
         self.summary.limited = limited;
         let ending = match offender {
@@ -188,7 +247,11 @@ impl<'j, 'a> PlannedStep<'j, 'a> {
             },
             Some(path) => self.ending_of_overflow(path, sums)?,
         };
-        Ok(ReducedStep { planned_step: self, ending, late_leaves })
+        Ok(ReducedStep {
+            planned_step: self,
+            ending,
+            late_leaves,
+        })
     }
 
     /// The ending, if the plans alone decide it.
@@ -200,7 +263,10 @@ impl<'j, 'a> PlannedStep<'j, 'a> {
             _ if self.summary.is_refused() => Some(Ending::Refused),
             // No window has collected: open windows have counted empty calls, or their leaves are frozen.
             _ if self.call.options.releases_windows && !self.summary.moves_or_collects() => {
-                Some(Ending::Skipped { reason: SkipReason::NothingToMove, ends_windows: true })
+                Some(Ending::Skipped {
+                    reason: SkipReason::NothingToMove,
+                    ends_windows: true,
+                })
             }
             _ if !self.summary.moves => Some(Ending::skipped(SkipReason::NothingToMove)),
             _ => None,
@@ -211,9 +277,19 @@ impl<'j, 'a> PlannedStep<'j, 'a> {
     /// step needs this: its pushed leaves have moved, so the call cannot be skipped as a whole.
     fn give_up_windows(&mut self) -> Result<()> {
         let (engine, mut any_given_up) = (self.call.options.engine, false);
-        for (job, plan) in self.jobs.iter_mut().zip(&mut self.plans).filter(|(_, plan)| !plan.has_gradient) {
+        for (job, plan) in self
+            .jobs
+            .iter_mut()
+            .zip(&mut self.plans)
+            .filter(|(_, plan)| !plan.has_gradient)
+        {
             // Each leaf is reduced by itself, because a reduction of all leaves ends at the first offender.
-            if self.ranks.reduce(engine, slice::from_mut(job))?.offender.is_some() {
+            if self
+                .ranks
+                .reduce(engine, slice::from_mut(job))?
+                .offender
+                .is_some()
+            {
                 *job = None;
                 (plan.progress, plan.gives_up_window) = (Some(Progress::WithoutGradient), true);
                 any_given_up = true;
@@ -229,8 +305,11 @@ impl<'j, 'a> PlannedStep<'j, 'a> {
     /// sum of a window is not: no later call could end that window, so all windows are given up.
     fn ending_of_overflow(&mut self, path: String, sums: &mut KeptSums) -> Result<Ending> {
         let ends_windows = self.summary.windows.released && self.are_gradients_finite(sums)?;
-        let reason =
-            if ends_windows { SkipReason::WindowsGivenUp { path } } else { SkipReason::NotFinite { path } };
+        let reason = if ends_windows {
+            SkipReason::WindowsGivenUp { path }
+        } else {
+            SkipReason::NotFinite { path }
+        };
         Ok(Ending::Skipped { reason, ends_windows })
     }
 
@@ -240,8 +319,16 @@ impl<'j, 'a> PlannedStep<'j, 'a> {
         let mut call = self.call.clone();
         call.options.finite_only = true;
         for entry in self.jobs.iter_mut() {
-            *entry =
-                entry.take().map(|Job { path, x, leaf_length, sources, offloaded, addresses, .. }| {
+            *entry = entry.take().map(
+                |Job {
+                     path,
+                     x,
+                     leaf_length,
+                     sources,
+                     offloaded,
+                     addresses,
+                     ..
+                 }| {
                     let gradient = call.gradient(sources, path, None);
                     Job {
                         leaf_length,
@@ -249,7 +336,8 @@ impl<'j, 'a> PlannedStep<'j, 'a> {
                         addresses,
                         ..Flow::Step(gradient).into_job(x, Epilogue::StateOnly)
                     }
-                });
+                },
+            );
         }
         let engine = call.options.engine;
         self.ranks.add_up(engine, self.jobs, sums)?;
@@ -272,7 +360,10 @@ pub(super) enum Ending {
 
 impl Ending {
     fn skipped(reason: SkipReason) -> Self {
-        Ending::Skipped { reason, ends_windows: false }
+        Ending::Skipped {
+            reason,
+            ends_windows: false,
+        }
     }
 }
 
@@ -291,15 +382,35 @@ impl ReducedStep<'_, '_> {
             job.as_ref().filter(|job| !job.numbers.is_empty()).map(|_| leaf)
         };
         // Collected before the commit, which takes the numbers out of the jobs.
-        let numbered_leaves = self.planned_step.jobs.iter().enumerate().filter_map(numbered_leaf).collect();
+        let numbered_leaves = self
+            .planned_step
+            .jobs
+            .iter()
+            .enumerate()
+            .filter_map(numbered_leaf)
+            .collect();
         self.write()?;
-        let ReducedStep { planned_step: PlannedStep { summary, .. }, ending, .. } = self;
-        Ok(EndedStep { summary, ending, numbered_leaves })
+        let ReducedStep {
+            planned_step: PlannedStep { summary, .. },
+            ending,
+            ..
+        } = self;
+        Ok(EndedStep {
+            summary,
+            ending,
+            numbered_leaves,
+        })
     }
 
     /// Commits, and keeps the step, so that [`ReducedStep::may_have_moved`] can be called after an error.
     pub(super) fn write(&mut self) -> Result<()> {
-        let ReducedStep { planned_step: PlannedStep { call, ranks, jobs, .. }, ending, late_leaves } = self;
+        let ReducedStep {
+            planned_step: PlannedStep {
+                call, ranks, jobs, ..
+            },
+            ending,
+            late_leaves,
+        } = self;
         if *ending == Ending::Committed {
             ranks.commit(call.options.engine, jobs, late_leaves)
         } else {
@@ -309,7 +420,11 @@ impl ReducedStep<'_, '_> {
 
     /// Whether anything may have been written. On a device any error may leave parameters moved in part.
     pub(super) fn may_have_moved(&self) -> bool {
-        self.planned_step.jobs.iter().flatten().any(|job| job.has_moved || !job.x.device().is_cpu())
+        self.planned_step
+            .jobs
+            .iter()
+            .flatten()
+            .any(|job| job.has_moved || !job.x.device().is_cpu())
     }
 }
 
@@ -324,12 +439,20 @@ pub(super) struct EndedStep {
 impl EndedStep {
     /// The leaves that have moved.
     fn moved_leaves(&self) -> &[usize] {
-        if self.ending == Ending::Committed { &self.summary.moved_leaves } else { &[] }
+        if self.ending == Ending::Committed {
+            &self.summary.moved_leaves
+        } else {
+            &[]
+        }
     }
 
     /// Updates the state as a whole, and makes the outcome for the caller.
     fn outcome(self, state: &mut StateTree, parameters: &[Lent<'_>]) -> Result<Outcome> {
-        let EndedStep { summary, ending, numbered_leaves } = self;
+        let EndedStep {
+            summary,
+            ending,
+            numbered_leaves,
+        } = self;
         match ending {
             Ending::Refused => Err(summary.refusal(state)),
             Ending::Skipped { reason, ends_windows } => {
@@ -341,14 +464,17 @@ impl EndedStep {
                     state.end_windows()?;
                 }
                 let given_up_warning = match &reason {
-                    SkipReason::WindowsGivenUp { path } => {
-                        state.warnings.record(Warning::WindowsGivenUp { path: path.clone() })
-                    }
+                    SkipReason::WindowsGivenUp { path } => state
+                        .warnings
+                        .record(Warning::WindowsGivenUp { path: path.clone() }),
                     _ => None,
                 };
                 let skip_warning = reason.advice().and_then(|advice| state.warn_of_skipped(advice));
                 let warnings = given_up_warning.into_iter().chain(skip_warning).collect();
-                Ok(Outcome { warnings, ..summary.outcome(state, Status::Skipped(reason)) })
+                Ok(Outcome {
+                    warnings,
+                    ..summary.outcome(state, Status::Skipped(reason))
+                })
             }
             Ending::Committed => {
                 state.norms.record(&summary.limited);

@@ -35,7 +35,9 @@ impl<'w> Ranks<'w> {
         grads: &'g dyn GradientLookUp,
         by_leaf: Vec<GradientSource<'g>>,
     ) -> Result<(Self, Vec<GradientSource<'g>>)> {
-        let Some(world) = StateWorld::several(world) else { return Ok((Ranks::ALONE, by_leaf)) };
+        let Some(world) = StateWorld::several(world) else {
+            return Ok((Ranks::ALONE, by_leaf));
+        };
         let gradients = RankGradients::agree(world, call, leaves, parameters, grads, by_leaf)?;
         let sources = gradients.promised_sources();
         Ok((Ranks(Some(gradients)), sources))
@@ -47,7 +49,9 @@ impl<'w> Ranks<'w> {
 
     /// This rank's part of the parameter of a leaf.
     pub(super) fn part<'a>(&'a self, leaf: usize, parameters: &'a [Lent<'_>]) -> &'a dyn Lend {
-        self.0.as_ref().map_or_else(|| &*parameters[leaf] as _, |gradients| &**gradients.part(leaf))
+        self.0
+            .as_ref()
+            .map_or_else(|| &*parameters[leaf] as _, |gradients| &**gradients.part(leaf))
     }
 
     /// The value of `result`, if no rank refuses.
@@ -63,7 +67,9 @@ impl<'w> Ranks<'w> {
         jobs: &mut [Option<Job<'_>>],
         sums: &mut KeptSums,
     ) -> Result<Vec<usize>> {
-        let Some(gradients) = &self.0 else { return Ok(Vec::new()) };
+        let Some(gradients) = &self.0 else {
+            return Ok(Vec::new());
+        };
         let late_leaves = gradients.add_up(engine, jobs, sums);
         late_leaves.or_else(|error| self.settle(Call::Plan, Err(error)))
     }
@@ -88,14 +94,20 @@ impl<'w> Ranks<'w> {
             Some(gradients) => gradients.commit(engine, jobs, late_leaves),
             None => commit(engine, jobs.iter_mut().flatten().collect()),
         };
-        let moved_paths = jobs.iter().flatten().filter(|job| job.has_moved).map(|job| job.path);
+        let moved_paths = jobs
+            .iter()
+            .flatten()
+            .filter(|job| job.has_moved)
+            .map(|job| job.path);
         self.settle(Call::Commit, result.map_err(|error| error.after(moved_paths)))
     }
 
     /// See [`wire::wire_warning`].
     #[cfg(feature = "candle")]
     pub(super) fn wire_warning(&self, leaves: &[Box<Leaf>]) -> Option<Warning> {
-        self.0.as_ref().and_then(|gradients| wire::wire_warning(&gradients.leaves, leaves))
+        self.0
+            .as_ref()
+            .and_then(|gradients| wire::wire_warning(&gradients.leaves, leaves))
     }
 
     /// Exchanges the new values of moved leaves, because each rank has updated only its own parts.
@@ -108,13 +120,21 @@ impl<'w> Ranks<'w> {
         let Some(world) = self.world() else { return Ok(()) };
         let parts_and_parameter =
             |leaf: &usize| Ok((leaves[*leaf].parts_of_ranks()?, parameters[*leaf].clone()));
-        share(world, &moved_leaves.iter().map(parts_and_parameter).collect::<Result<Vec<_>>>()?)
+        share(
+            world,
+            &moved_leaves
+                .iter()
+                .map(parts_and_parameter)
+                .collect::<Result<Vec<_>>>()?,
+        )
     }
 }
 
 impl Gather for Ranks<'_> {
     fn gather(&self, own_totals: Result<Vec<ChunkTotals>>) -> Result<Vec<ChunkTotals>> {
-        let Some(world) = self.world() else { return own_totals };
+        let Some(world) = self.world() else {
+            return own_totals;
+        };
         let mut bytes = Vec::new();
         let count = own_totals.as_ref().map_or(0, Vec::len);
         let own_message = own_totals.map(|lists| {
@@ -130,7 +150,12 @@ impl Gather for Ranks<'_> {
             let mut words = message.as_chunks().0.iter();
             for list in &mut totals {
                 let length = words.next().map_or(0, |word| u64::from_le_bytes(*word));
-                list.extend(words.by_ref().take(length as usize).map(|word| f64::from_le_bytes(*word)));
+                list.extend(
+                    words
+                        .by_ref()
+                        .take(length as usize)
+                        .map(|word| f64::from_le_bytes(*word)),
+                );
             }
             if words.next().is_some() {
                 return Err(difference_error(

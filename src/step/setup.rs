@@ -168,7 +168,10 @@ impl Setup {
     /// that differs, and the rank. Also if the transport has a [device](crate::Communicator::device), and a
     /// parameter is on another device.
     pub fn over<C: Communicator + Clone + 'static>(world: &C) -> Self {
-        Setup { world: Some(StateWorld::new(Arc::new(world.clone()))), wire: Wire::Own }
+        Setup {
+            world: Some(StateWorld::new(Arc::new(world.clone()))),
+            wire: Wire::Own,
+        }
     }
 
     /// Chooses for each parameter the dtype in which its gradients travel between ranks.
@@ -191,7 +194,10 @@ impl Setup {
         choose: impl Fn(&str, Parameter<'_>) -> Option<D> + Send + Sync + 'static,
     ) -> Self {
         let choose = move |path: &str, x: Parameter<'_>| choose(path, x).map(Into::into);
-        Setup { wire: Wire::Chosen(Arc::new(choose)), ..self }
+        Setup {
+            wire: Wire::Chosen(Arc::new(choose)),
+            ..self
+        }
     }
 
     /// Lets gradients travel in the dtype in which the layers of [`Autocast`](crate::Autocast) compute.
@@ -228,7 +234,10 @@ impl Setup {
     /// ```
     #[cfg(feature = "candle")]
     pub fn wire_as_computed(self) -> Self {
-        Setup { wire: Wire::AsComputed, ..self }
+        Setup {
+            wire: Wire::AsComputed,
+            ..self
+        }
     }
 
     /// As [`setup`].
@@ -239,7 +248,10 @@ impl Setup {
         let choices = || {
             let optimiser = Arc::new(optimiser.into_optimiser());
             optimiser.check()?;
-            Ok(variables(model)?.into_iter().map(|variable| (variable, Some(optimiser.clone()))).collect())
+            Ok(variables(model)?
+                .into_iter()
+                .map(|variable| (variable, Some(optimiser.clone())))
+                .collect())
         };
         self.assemble(choices())
     }
@@ -336,14 +348,19 @@ where
 {
     let world = StateWorld::new(Arc::new(world.clone()));
     let prepared = in_path_order(model, |tensor| tensor.is_variable()).and_then(|variables| {
-        let aspects =
-            variables.iter().map(|variable| variable_aspect(&world, variable)).collect::<Result<Vec<_>>>()?;
+        let aspects = variables
+            .iter()
+            .map(|variable| variable_aspect(&world, variable))
+            .collect::<Result<Vec<_>>>()?;
         Ok((variables, Agreement::new(aspects), Vec::new()))
     });
     let (variables, _) = world.agree_on(Call::Broadcast, prepared)?;
     // As if rank 0 had all of the state, so that `share` gives the values of rank 0 to all other ranks.
     let parts = |x: &Lent<'_>| LeafParts::all_on_first(x.elem_count(), world.rank(), world.size());
-    let tensors: Vec<_> = variables.into_iter().map(|variable| (parts(&variable.x), variable.x)).collect();
+    let tensors: Vec<_> = variables
+        .into_iter()
+        .map(|variable| (parts(&variable.x), variable.x))
+        .collect();
     share(&world, &tensors)
 }
 
@@ -352,11 +369,17 @@ fn variable_aspect(world: &StateWorld, variable: &Variable<'_>) -> Result<Aspect
     let (path, x) = (variable.path(), &*variable.x);
     world.check_device(path, x.device())?;
     if !x.tensor().is_none_or(Tensor::is_contiguous) {
-        return Err(Error::new(ErrorKind::Memory, "it is not contiguous, so its values cannot be sent")
-            .with_remedy("replace the variable by a contiguous copy")
-            .at(path));
+        return Err(Error::new(
+            ErrorKind::Memory,
+            "it is not contiguous, so its values cannot be sent",
+        )
+        .with_remedy("replace the variable by a contiguous copy")
+        .at(path));
     }
-    Ok(Aspect::new("a variable", format!("{:?} of shape {:?} in {:?}", variable.paths, x.shape(), x.dtype())))
+    Ok(Aspect::new(
+        "a variable",
+        format!("{:?} of shape {:?} in {:?}", variable.paths, x.shape(), x.dtype()),
+    ))
 }
 
 /// A variable with its optimiser and the parts (ranges of its elements) of all ranks. A variable without an
@@ -384,21 +407,23 @@ impl Wire {
             Wire::Own => Ok(vec![None; choices.len()]),
             #[cfg(feature = "candle")]
             Wire::AsComputed => wire_of_layers(choices),
-            Wire::Chosen(choose) => {
-                choices.iter().map(|(variable, _)| chosen_dtype(&**choose, variable)).collect()
-            }
+            Wire::Chosen(choose) => choices
+                .iter()
+                .map(|(variable, _)| chosen_dtype(&**choose, variable))
+                .collect(),
         }
     }
 }
 
 fn chosen_dtype(choose: &ChooseDtype, variable: &Variable<'_>) -> Result<Option<DType>> {
     match choose(variable.path(), Parameter::new(&*variable.x)) {
-        Some(dtype) if !is_supported(dtype) => {
-            Err(Error::new(ErrorKind::Argument, "the dtype that `Setup::wire` chose for its gradient is")
-                .with_got(format_args!("{dtype:?}"))
-                .with_expected(FLOATS)
-                .at(variable.path()))
-        }
+        Some(dtype) if !is_supported(dtype) => Err(Error::new(
+            ErrorKind::Argument,
+            "the dtype that `Setup::wire` chose for its gradient is",
+        )
+        .with_got(format_args!("{dtype:?}"))
+        .with_expected(FLOATS)
+        .at(variable.path())),
         chosen => Ok(chosen),
     }
 }
@@ -421,13 +446,18 @@ fn choice_aspects(
 ) -> Result<[Aspect; 8]> {
     let (x, path) = (&*variable.x, variable.path());
     let name = |what: &str| format!("{what} of {path:?}");
-    let words = optimiser.as_ref().map(|optimiser| optimiser.description().record().words());
+    let words = optimiser
+        .as_ref()
+        .map(|optimiser| optimiser.description().record().words());
     Ok([
         Aspect::new("a parameter", format!("{path:?}")),
         Aspect::new(name("the paths"), format!("{:?}", variable.paths)),
         Aspect::new(name("the shape"), format!("{:?}", x.shape())),
         Aspect::new(name("the dtype"), format!("{:?}", x.dtype())),
-        Aspect::of_words(name("the optimiser"), words.unwrap_or_else(|| vec!["none".to_string()])),
+        Aspect::of_words(
+            name("the optimiser"),
+            words.unwrap_or_else(|| vec!["none".to_string()]),
+        ),
         // The `Debug` text is compared as well, because this text also has fields that a rule does not
         // describe.
         Aspect::new(name("the optimiser"), format!("{optimiser:?}")),
@@ -455,14 +485,19 @@ fn divide_choices<'m>(
     });
     let ((choices, wires), _) = world.agree_on(Call::Setup, prepared)?;
 
-    let included = choices.iter().filter_map(|(variable, optimiser)| Some((variable, optimiser.as_ref()?)));
+    let included = choices
+        .iter()
+        .filter_map(|(variable, optimiser)| Some((variable, optimiser.as_ref()?)));
     let divisible = included.map(|(variable, optimiser)| Divisible {
         length: variable.x.elem_count(),
         can_be_cut: optimiser.is_divisible(),
     });
     let mut parts = divide(&divisible.collect::<Vec<_>>(), world.rank(), world.size()).into_iter();
     let add_parts = |((variable, optimiser), wire): ((Variable<'m>, Option<Arc<Optimiser>>), _)| {
-        (variable, optimiser.map(|optimiser| (optimiser, parts.next().map(|parts| parts.with_wire(wire)))))
+        (
+            variable,
+            optimiser.map(|optimiser| (optimiser, parts.next().map(|parts| parts.with_wire(wire)))),
+        )
     };
     Ok(choices.into_iter().zip(wires).map(add_parts).collect())
 }
@@ -474,7 +509,9 @@ fn choice_agreement(
     wires: &[Option<DType>],
 ) -> Result<Agreement<'static>> {
     let is_offloaded = |optimiser: &Option<Arc<Optimiser>>| {
-        optimiser.as_ref().is_some_and(|optimiser| optimiser.is_offloaded())
+        optimiser
+            .as_ref()
+            .is_some_and(|optimiser| optimiser.is_offloaded())
     };
     if let Some((variable, _)) = choices.iter().find(|(_, optimiser)| is_offloaded(optimiser)) {
         return Err(Error::new(
@@ -488,7 +525,10 @@ fn choice_agreement(
         .iter()
         .filter(|(_, optimiser)| optimiser.is_some())
         .try_for_each(|(variable, _)| world.check_device(variable.path(), variable.x.device()))?;
-    let aspects = choices.iter().zip(wires).map(|(choice, wire)| choice_aspects(choice, *wire));
+    let aspects = choices
+        .iter()
+        .zip(wires)
+        .map(|(choice, wire)| choice_aspects(choice, *wire));
     let aspects_by_choice = aspects.collect::<Result<Vec<_>>>()?;
     Ok(Agreement::new(aspects_by_choice.into_iter().flatten().collect()))
 }

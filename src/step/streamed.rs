@@ -130,11 +130,21 @@ impl<'s> Update<'s> {
     ///   gradients in the same order.
     /// - With a [scaler](Update::scaler) also the errors of [`apply`](Update::apply).
     pub fn begin<M: Model + ?Sized>(self, model: &'s M) -> Result<StreamedStep<'s>> {
-        let Update { state, options, scaler } = self;
+        let Update {
+            state,
+            options,
+            scaler,
+        } = self;
         state.check_whole("a step whose gradients come one at a time")?;
-        let options = UpdateOptions { finite_only: true, ..options };
+        let options = UpdateOptions {
+            finite_only: true,
+            ..options
+        };
         let call = UpdateCall::new(options, scaler.as_deref(), None)?.with_state_settings(state);
-        let call = UpdateCall { is_streamed: true, ..call };
+        let call = UpdateCall {
+            is_streamed: true,
+            ..call
+        };
         state.go_to_step(state.steps)?;
         let parameters = state.parameters(model)?;
         state.check_parameters()?;
@@ -146,8 +156,16 @@ impl<'s> Update<'s> {
         // Memory is registered before the first push, because the plan of a push reads which memory updates
         // write.
         register_memory(state, &parameters);
-        let open_leaf = |leaf| Mutex::new(OpenLeaf { leaf, gradient_source: None });
-        let leaves = std::mem::take(&mut state.leaves).into_iter().map(open_leaf).collect();
+        let open_leaf = |leaf| {
+            Mutex::new(OpenLeaf {
+                leaf,
+                gradient_source: None,
+            })
+        };
+        let leaves = std::mem::take(&mut state.leaves)
+            .into_iter()
+            .map(open_leaf)
+            .collect();
         Ok(StreamedStep {
             state,
             leaves,
@@ -267,7 +285,10 @@ impl StreamedStep<'_> {
         x: &Lent<'_>,
         gradient: Lent<'_>,
     ) -> Result<Option<SkipReason>> {
-        let OpenLeaf { leaf, gradient_source } = open_leaf;
+        let OpenLeaf {
+            leaf,
+            gradient_source,
+        } = open_leaf;
         let mut job = None;
         let planned_step = plan_leaf(&self.call, leaf, x, [gradient], &mut job)?;
         let plan = planned_step.plans[0].clone();
@@ -303,8 +324,14 @@ impl StreamedStep<'_> {
     ///   pushed.
     pub fn finish(mut self) -> Result<Outcome> {
         let gradient_sources = self.put_back();
-        let call = UpdateCall { overflow: self.overflow_path.get().cloned(), ..self.call.clone() };
-        let sources_by_leaf = gradient_sources.into_iter().map(Option::unwrap_or_default).collect();
+        let call = UpdateCall {
+            overflow: self.overflow_path.get().cloned(),
+            ..self.call.clone()
+        };
+        let sources_by_leaf = gradient_sources
+            .into_iter()
+            .map(Option::unwrap_or_default)
+            .collect();
         let mut outcome = step(call, self.state, &self.parameters, &(), sources_by_leaf)?;
         outcome.warnings.extend(self.not_restored.take());
         if let Some(scaler) = self.scaler.take() {
@@ -322,8 +349,14 @@ impl StreamedStep<'_> {
         let open_leaves = std::mem::take(&mut self.leaves)
             .into_iter()
             .map(|open_leaf| open_leaf.into_inner().unwrap_or_else(PoisonError::into_inner));
-        let (leaves, gradient_sources): (_, Vec<_>) =
-            open_leaves.map(|OpenLeaf { leaf, gradient_source }| (leaf, gradient_source)).unzip();
+        let (leaves, gradient_sources): (_, Vec<_>) = open_leaves
+            .map(
+                |OpenLeaf {
+                     leaf,
+                     gradient_source,
+                 }| (leaf, gradient_source),
+            )
+            .unzip();
         self.state.leaves = leaves;
         let has_moved = |source: &&_| matches!(source, GradientSource::Pushed(plan) if plan.moves);
         self.moved_count = gradient_sources.iter().flatten().filter(has_moved).count();
@@ -339,10 +372,20 @@ fn plan_leaf<'j, 'a>(
     gradient: impl IntoIterator<Item = Lent<'a>>,
     job: &'j mut Option<Job<'a>>,
 ) -> Result<PlannedStep<'j, 'a>> {
-    let (leaves, parameters, by_leaf) =
-        (slice::from_mut(leaf), slice::from_ref(x), vec![GradientSource::from_handles(gradient)]);
-    StepCall { call, ranks: &Ranks::ALONE, leaves, parameters, grads: &(), by_leaf }
-        .plan(slice::from_mut(job))
+    let (leaves, parameters, by_leaf) = (
+        slice::from_mut(leaf),
+        slice::from_ref(x),
+        vec![GradientSource::from_handles(gradient)],
+    );
+    StepCall {
+        call,
+        ranks: &Ranks::ALONE,
+        leaves,
+        parameters,
+        grads: &(),
+        by_leaf,
+    }
+    .plan(slice::from_mut(job))
 }
 
 impl Drop for StreamedStep<'_> {
@@ -354,12 +397,19 @@ impl Drop for StreamedStep<'_> {
         }
         let (moved, overflow_path) = (self.moved_count, self.overflow_path.take());
         // `finish` takes the scaler before it accounts for the overflow, so nothing is accounted for twice.
-        if let Some(scaler) = self.scaler.take().filter(|_| moved > 0 || overflow_path.is_some()) {
+        if let Some(scaler) = self
+            .scaler
+            .take()
+            .filter(|_| moved > 0 || overflow_path.is_some())
+        {
             // No caller can get this error. If the scale is at its floor, the next overflow reports that.
             let _ = scaler.account_overflow(&mut Outcome::default(), self.call.loss_scale, overflow_path);
         }
         if is_open && moved > 0 {
-            self.state.warnings.record(Warning::StepDropped { moved, parameters: self.state.len() });
+            self.state.warnings.record(Warning::StepDropped {
+                moved,
+                parameters: self.state.len(),
+            });
         }
     }
 }
@@ -367,7 +417,9 @@ impl Drop for StreamedStep<'_> {
 /// The error for a gradient or a window that is not finite.
 fn not_finite_error(path: &str, subject: &str, remedy: &'static str) -> Error {
     let problem = format!("{subject} a number that is infinite, NaN or too large to be squared");
-    Error::new(ErrorKind::NotFinite, problem).at(path).with_remedy(remedy)
+    Error::new(ErrorKind::NotFinite, problem)
+        .at(path)
+        .with_remedy(remedy)
 }
 
 /// The error for a second gradient.

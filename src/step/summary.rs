@@ -69,7 +69,9 @@ impl StepSummary {
             summary.windows.open |= plan.windows.open;
             summary.windows.released |= plan.windows.released;
             summary.given_up.extend(plan.gives_up_window.then_some(leaf));
-            summary.norms.extend(plan.norms.clone().map(|norms| (leaf, norms)));
+            summary
+                .norms
+                .extend(plan.norms.clone().map(|norms| (leaf, norms)));
             match plan.progress {
                 None => summary.frozen += 1,
                 Some(Progress::Applied) => summary.moved_leaves.push(leaf),
@@ -114,7 +116,11 @@ impl StepSummary {
     /// Counts a committed call in windows and steps, and makes its outcome.
     pub(super) fn committed_outcome(self, state: &mut StateTree, parameters: &[Lent<'_>]) -> Result<Outcome> {
         let has_stepped = !self.moved_leaves.is_empty();
-        state.calls = if self.windows.open { counts::add(state.calls, 1) } else { 0 };
+        state.calls = if self.windows.open {
+            counts::add(state.calls, 1)
+        } else {
+            0
+        };
         if has_stepped {
             // A call that only collects is not counted, because averages count steps.
             state.count_missed_steps(&self.moved_leaves);
@@ -136,23 +142,43 @@ impl StepSummary {
         for &leaf in &self.given_up {
             let leaf = &mut state.leaves[leaf];
             leaf.end_window().map_err(|error| error.at(&leaf.path))?;
-            given_up_warnings.push(Warning::WindowsGivenUp { path: leaf.path.clone() });
+            given_up_warnings.push(Warning::WindowsGivenUp {
+                path: leaf.path.clone(),
+            });
         }
-        let status = if has_stepped { Status::Stepped } else { Status::Accumulated };
+        let status = if has_stepped {
+            Status::Stepped
+        } else {
+            Status::Accumulated
+        };
         // A call without any gradient comes here only if such calls are allowed, so there is nothing to warn
         // of.
-        let missing_warning = if self.has_gradient { self.missing.warn(state) } else { None };
+        let missing_warning = if self.has_gradient {
+            self.missing.warn(state)
+        } else {
+            None
+        };
         let warnings = missing_warning.into_iter().chain(state.warn_of_leaves());
         let mut warnings: Vec<Warning> = warnings.collect();
         if has_stepped {
-            self.moved_leaves.iter().for_each(|&leaf| state.leaves[leaf].keep_checksum(&*parameters[leaf]));
+            self.moved_leaves
+                .iter()
+                .for_each(|&leaf| state.leaves[leaf].keep_checksum(&*parameters[leaf]));
             warnings.extend(state.warn_of_numbers(parameters));
             warnings.extend(state.warn_of_rate_of_zero());
         }
-        warnings.extend(given_up_warnings.into_iter().filter_map(|warning| state.warnings.record(warning)));
+        warnings.extend(
+            given_up_warnings
+                .into_iter()
+                .filter_map(|warning| state.warnings.record(warning)),
+        );
         let figures = |(leaf, norms): &(usize, LeafNorms)| LeafFigures::new(&state.leaves[*leaf], norms);
         let figures = self.norms.iter().filter_map(figures).collect();
-        Ok(Outcome { warnings, figures, ..self.outcome(state, status) })
+        Ok(Outcome {
+            warnings,
+            figures,
+            ..self.outcome(state, status)
+        })
     }
 
     /// The outcome of a call with this status.
@@ -195,7 +221,12 @@ struct Missing {
 impl Missing {
     /// An empty list.
     fn new(requires_all: bool) -> Self {
-        Missing { leaves: Vec::new(), requires_all, refused: Vec::new(), has_required: false }
+        Missing {
+            leaves: Vec::new(),
+            requires_all,
+            refused: Vec::new(),
+            has_required: false,
+        }
     }
 
     /// Adds a leaf.
@@ -232,7 +263,9 @@ impl Missing {
     /// Warns, once in the life of a state, of parameters that are not trained.
     fn warn(&self, state: &mut StateTree) -> Option<Warning> {
         if !self.has_required
-            || !state.warnings.would_record(|warning| matches!(warning, Warning::WithoutGradient { .. }))
+            || !state
+                .warnings
+                .would_record(|warning| matches!(warning, Warning::WithoutGradient { .. }))
         {
             return None;
         }
@@ -244,12 +277,21 @@ impl Missing {
         };
         let paths = labels(required());
         let (missing, parameters, remedy) = (required().count(), state.len(), advice(&paths));
-        state.warnings.record(Warning::WithoutGradient { missing, parameters, paths, remedy })
+        state.warnings.record(Warning::WithoutGradient {
+            missing,
+            parameters,
+            paths,
+            remedy,
+        })
     }
 
     /// The paths of the leaves.
     fn into_paths(self, state: &StateTree) -> Paths {
-        if self.leaves.is_empty() { Paths::default() } else { Paths::new(state.paths(), self.leaves) }
+        if self.leaves.is_empty() {
+            Paths::default()
+        } else {
+            Paths::new(state.paths(), self.leaves)
+        }
     }
 }
 

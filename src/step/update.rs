@@ -149,7 +149,11 @@ pub struct Update<'s, S = &'s mut StateTree> {
 impl<'s> Update<'s> {
     /// An update of `state`, with the default options.
     pub fn new(state: &'s mut StateTree) -> Self {
-        Update { state, options: UpdateOptions::default(), scaler: None }
+        Update {
+            state,
+            options: UpdateOptions::default(),
+            scaler: None,
+        }
     }
 }
 
@@ -356,7 +360,11 @@ impl<'s> Update<'s> {
     /// # Errors
     /// As [`update`].
     pub fn release_windows<M: Model + ?Sized>(self, model: &M) -> Result<Outcome> {
-        let Update { state, options, scaler } = self;
+        let Update {
+            state,
+            options,
+            scaler,
+        } = self;
         let options = UpdateOptions {
             // The scaler's check for finite numbers stays, because a sum of finite gradients can overflow.
             finite_only: options.finite_only || scaler.is_some(),
@@ -364,7 +372,11 @@ impl<'s> Update<'s> {
             releases_windows: true,
             ..options
         };
-        let update = Update { state, options, scaler: None };
+        let update = Update {
+            state,
+            options,
+            scaler: None,
+        };
         update.run(model, None, Ok(&()), |_, _| Ok(Vec::new()))
     }
 
@@ -377,7 +389,9 @@ impl<'s> Update<'s> {
     {
         let mut map = None;
         let collection = look_up(&grads, &mut map);
-        self.run(model, loss_scale, collection, |state, _| check_known(state, grads).map(|()| Vec::new()))
+        self.run(model, loss_scale, collection, |state, _| {
+            check_known(state, grads).map(|()| Vec::new())
+        })
     }
 
     /// Applies the step to the gradients in `grads`, or to the sources that `make_sources` returns, one for
@@ -389,7 +403,11 @@ impl<'s> Update<'s> {
         grads: Result<&'g dyn GradientLookUp>,
         make_sources: impl FnOnce(&StateTree, &[Lent<'_>]) -> Result<Vec<GradientSource<'g>>>,
     ) -> Result<Outcome> {
-        let Update { state, options, mut scaler } = self;
+        let Update {
+            state,
+            options,
+            mut scaler,
+        } = self;
         let begin = || {
             let call = UpdateCall::new(options, scaler.as_deref(), loss_scale)?;
             // The model is read before the gradients: if a parameter was added after `setup`, the error about
@@ -404,7 +422,9 @@ impl<'s> Update<'s> {
             Err(error) => return state.settle(Call::Update, Err(error)),
         };
         let (scale, counts) = (call.loss_scale, (state.steps, state.calls));
-        let result = catch_unwind(AssertUnwindSafe(|| step(call, state, &parameters, grads, by_leaf)));
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            step(call, state, &parameters, grads, by_leaf)
+        }));
         let mut outcome = result.unwrap_or_else(|panic| {
             // The gradients of a call that was counted must not be applied once more.
             if let (true, Some(scaler)) = ((state.steps, state.calls) != counts, &mut scaler) {
@@ -428,8 +448,12 @@ fn owned_sources(
     grads: &dyn GradientLookUp,
 ) -> Result<Option<Vec<GradientSource<'static>>>> {
     let source = |(leaf, x): (&Leaf, &Lent<'_>)| {
-        let handles = sources(leaf.paths(), &**x, grads)?.into_iter().map(Lent::into_owned);
-        Ok(handles.collect::<Option<Sources<'_>>>().map(GradientSource::from_handles))
+        let handles = sources(leaf.paths(), &**x, grads)?
+            .into_iter()
+            .map(Lent::into_owned);
+        Ok(handles
+            .collect::<Option<Sources<'_>>>()
+            .map(GradientSource::from_handles))
     };
     state.leaves().zip(parameters).map(source).collect()
 }

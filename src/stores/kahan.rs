@@ -44,7 +44,10 @@ pub struct Kahan<R> {
 impl<R: Rule + Clone> Kahan<R> {
     /// Runs `inner`, and keeps the rounding errors of its steps.
     pub fn new(inner: R) -> Self {
-        Kahan { store: Store::Compensated, inner }
+        Kahan {
+            store: Store::Compensated,
+            inner,
+        }
     }
 }
 

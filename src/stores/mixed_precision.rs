@@ -69,7 +69,10 @@ pub struct MixedPrecision<R> {
 impl<R: Rule + Clone> MixedPrecision<R> {
     /// Keeps masters in `dtype` (F32 or F64) and runs `inner` on them.
     pub fn new(dtype: impl MasterDType, inner: R) -> Self {
-        MixedPrecision { store: Store::Master(dtype.into()), inner }
+        MixedPrecision {
+            store: Store::Master(dtype.into()),
+            inner,
+        }
     }
 }
 

@@ -155,7 +155,12 @@ mod tests {
         for (mixed, dtype, near_names, far_names) in [
             (false, DType::F32, vec!["m", "v"], vec!["master", "m", "v"]),
             (true, DType::F32, vec!["m", "v"], vec!["master", "m", "v"]),
-            (true, DType::BF16, vec!["master", "m", "v"], vec!["master", "m", "v"]),
+            (
+                true,
+                DType::BF16,
+                vec!["master", "m", "v"],
+                vec!["master", "m", "v"],
+            ),
         ] {
             let x = Var::ones(3, dtype, &Device::Cpu).expect("a variable");
             let adam = Adam::new(0.1);
@@ -175,7 +180,10 @@ mod tests {
             let third = far.state_for(&moved, &x).expect("a state on a third device");
             assert_eq!((names(&third), third.staging.is_some()), (names(&moved), true));
             let returned = near.state_for(&third, &x).expect("a state on the CPU");
-            assert_eq!((names(&returned), returned.staging.is_some()), (names(&state), false));
+            assert_eq!(
+                (names(&returned), returned.staging.is_some()),
+                (names(&state), false)
+            );
         }
     }
 }

@@ -58,12 +58,18 @@ pub struct SplitMaster<R> {
 impl<R: Rule + Clone> SplitMaster<R> {
     /// Runs `inner` on f32 masters that are split.
     pub fn new(inner: R) -> Self {
-        SplitMaster { store: Store::Split(LowBits::All), inner }
+        SplitMaster {
+            store: Store::Split(LowBits::All),
+            inner,
+        }
     }
 
     /// Runs `inner` on masters of 24 bits.
     pub fn of_24_bits(inner: R) -> Self {
-        SplitMaster { store: Store::Split(LowBits::Byte), inner }
+        SplitMaster {
+            store: Store::Split(LowBits::Byte),
+            inner,
+        }
     }
 }
 

@@ -43,7 +43,10 @@ pub struct StochasticRounding<R> {
 impl<R: Rule + Clone> StochasticRounding<R> {
     /// Runs `inner` and rounds its steps at random.
     pub fn new(seed: u64, inner: R) -> Self {
-        StochasticRounding { store: Store::Stochastic { seed }, inner }
+        StochasticRounding {
+            store: Store::Stochastic { seed },
+            inner,
+        }
     }
 }
 

@@ -35,7 +35,10 @@ byte_function!(bytes_mut, &mut CpuStorage, &mut [u8], cast_slice_mut);
 /// The dtype of numbers and their size in bytes. If [`bytes`] refuses the dtype, the size is `usize::MAX`:
 /// any length check may pass, because no code makes a pointer to such numbers.
 pub(crate) fn cpu_extent(numbers: &CpuStorage) -> (DType, usize) {
-    (dtype_of_numbers(numbers), bytes(numbers).map_or(usize::MAX, <[u8]>::len))
+    (
+        dtype_of_numbers(numbers),
+        bytes(numbers).map_or(usize::MAX, <[u8]>::len),
+    )
 }
 
 /// The bytes of a contiguous tensor on the CPU, in place.
@@ -54,5 +57,7 @@ pub(crate) fn write_values(values: &[u8], size: usize, out: &mut dyn Write) -> i
     if cfg!(target_endian = "little") {
         return out.write_all(values);
     }
-    values.chunks(size).try_for_each(|value| out.write_all(&value.iter().rev().copied().collect::<Vec<u8>>()))
+    values
+        .chunks(size)
+        .try_for_each(|value| out.write_all(&value.iter().rev().copied().collect::<Vec<u8>>()))
 }

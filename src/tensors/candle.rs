@@ -52,7 +52,11 @@ pub(crate) fn dtype_of_numbers(numbers: &CpuStorage) -> DType {
 
 /// The numbers of a locked tensor, if they are on the CPU.
 pub(crate) fn cpu_numbers(storage: &Storage) -> Option<&CpuStorage> {
-    if let Storage::Cpu(numbers) = storage { Some(numbers) } else { None }
+    if let Storage::Cpu(numbers) = storage {
+        Some(numbers)
+    } else {
+        None
+    }
 }
 
 /// Writes the elements of a layout to `to`, in row-major order from `start` on.
@@ -107,9 +111,15 @@ pub(crate) fn with_numbers_mut(
     tensor: &Tensor,
     run: &mut dyn FnMut(&mut CpuStorage, &Layout) -> error::Result<()>,
 ) -> error::Result<()> {
-    let operation = LendNumbers { run: RefCell::new(run), outcome: RefCell::new(Ok(Ok(()))) };
+    let operation = LendNumbers {
+        run: RefCell::new(run),
+        outcome: RefCell::new(Ok(Ok(()))),
+    };
     tensor.inplace_op1(&operation)?;
-    operation.outcome.into_inner().unwrap_or_else(|panic| resume_unwind(panic))
+    operation
+        .outcome
+        .into_inner()
+        .unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 /// A function that writes the numbers of a tensor.
@@ -138,7 +148,11 @@ impl InplaceOp1 for LendNumbers<'_> {
 /// The result of an operation on the elements of a tensor. A tensor without elements is returned as it is,
 /// because candle would launch a kernel for it, and CUDA refuses a launch without threads.
 fn unless_empty(tensor: &Tensor, operation: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
-    if tensor.elem_count() == 0 { Ok(tensor.clone()) } else { operation() }
+    if tensor.elem_count() == 0 {
+        Ok(tensor.clone())
+    } else {
+        operation()
+    }
 }
 
 /// The tensor in another dtype, rounded as candle does.

@@ -42,7 +42,8 @@ const FILE_DTYPES: [(DType, Dtype); 9] = [
 /// The dtype of this crate for the dtype of a tensor in a file.
 pub(crate) fn dtype_from_file(dtype: Dtype) -> Result<DType> {
     let row = FILE_DTYPES.iter().find(|row| row.1 == dtype);
-    row.map(|row| row.0).ok_or_else(|| failure(format!("tensors of dtype {dtype:?} are not read")))
+    row.map(|row| row.0)
+        .ok_or_else(|| failure(format!("tensors of dtype {dtype:?} are not read")))
 }
 
 /// The dtype of a file's tensor for a dtype of this crate; `None` if no file can have the dtype.

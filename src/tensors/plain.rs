@@ -130,7 +130,9 @@ pub(crate) trait WithDType: Copy {
 /// Copies the elements of a layout, in row-major order.
 fn copy<T: Copy>(from: &[T], layout: &Layout, to: Option<&mut [T]>) -> Result<()> {
     let length_error = || failure("the numbers are fewer than the elements");
-    let to = to.and_then(|numbers| numbers.get_mut(..layout.elem_count())).ok_or_else(length_error)?;
+    let to = to
+        .and_then(|numbers| numbers.get_mut(..layout.elem_count()))
+        .ok_or_else(length_error)?;
     if let Some((start, end)) = layout.contiguous_offsets() {
         to.copy_from_slice(from.get(start..end).ok_or_else(length_error)?);
         return Ok(());
@@ -149,7 +151,10 @@ pub(crate) fn failure(text: impl Into<String>) -> TensorError {
 
 /// A tensor of these numbers, which are in row-major order.
 pub(crate) fn tensor_of(numbers: CpuStorage, shape: impl Into<Shape>) -> Tensor {
-    Tensor::with_layout(Arc::new(RwLock::new(Storage(numbers))), Layout::row_major(shape.into()))
+    Tensor::with_layout(
+        Arc::new(RwLock::new(Storage(numbers))),
+        Layout::row_major(shape.into()),
+    )
 }
 
 pub(crate) fn zeros(shape: impl Into<Shape>, dtype: DType, _device: &Device) -> Result<Tensor> {
@@ -163,7 +168,10 @@ pub(crate) fn from_bytes(bytes: &[u8], dtype: DType, shape: &[usize]) -> Result<
     let mut numbers = zero_numbers(shape.elem_count(), dtype);
     let number_bytes = super::bytes_mut(&mut numbers)?;
     if number_bytes.len() != bytes.len() {
-        return Err(failure(format!("{} bytes are no tensor of {dtype:?} and shape {shape:?}", bytes.len())));
+        return Err(failure(format!(
+            "{} bytes are no tensor of {dtype:?} and shape {shape:?}",
+            bytes.len()
+        )));
     }
     number_bytes.copy_from_slice(bytes);
     Ok(tensor_of(numbers, shape))
@@ -201,7 +209,11 @@ pub(crate) struct Layout {
 impl Layout {
     /// The layout of row-major order from the first number on.
     fn row_major(shape: Shape) -> Self {
-        Layout { stride: row_major_strides(shape.dims()), shape, start: 0 }
+        Layout {
+            stride: row_major_strides(shape.dims()),
+            shape,
+            start: 0,
+        }
     }
 
     pub(crate) fn dims(&self) -> &[usize] {
@@ -232,7 +244,8 @@ impl Layout {
 
     /// The range of the elements in the storage, if they are in row-major order without gaps.
     pub(crate) fn contiguous_offsets(&self) -> Option<(usize, usize)> {
-        self.is_contiguous().then(|| (self.start, self.start + self.elem_count()))
+        self.is_contiguous()
+            .then(|| (self.start, self.start + self.elem_count()))
     }
 }
 
@@ -283,7 +296,10 @@ pub(crate) fn with_numbers_mut(
     tensor: &Tensor,
     run: &mut dyn FnMut(&mut CpuStorage, &Layout) -> error::Result<()>,
 ) -> error::Result<()> {
-    run(&mut tensor.0.storage.write().unwrap_or_else(PoisonError::into_inner).0, tensor.layout())
+    run(
+        &mut tensor.0.storage.write().unwrap_or_else(PoisonError::into_inner).0,
+        tensor.layout(),
+    )
 }
 
 impl Tensor {
@@ -291,7 +307,12 @@ impl Tensor {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = TensorId(NEXT.fetch_add(1, Ordering::Relaxed));
         let dtype = dtype_of_numbers(&storage.read().unwrap_or_else(PoisonError::into_inner).0);
-        Tensor(Arc::new(Inner { id, storage, layout, dtype }))
+        Tensor(Arc::new(Inner {
+            id,
+            storage,
+            layout,
+            dtype,
+        }))
     }
 
     /// The same numbers in another layout.
@@ -407,7 +428,10 @@ impl Tensor {
     }
 
     pub(crate) fn storage_and_layout(&self) -> (RwLockReadGuard<'_, Storage>, &Layout) {
-        (self.0.storage.read().unwrap_or_else(PoisonError::into_inner), &self.0.layout)
+        (
+            self.0.storage.read().unwrap_or_else(PoisonError::into_inner),
+            &self.0.layout,
+        )
     }
 
     pub(crate) fn to_device(&self, _device: &Device) -> Result<Self> {
@@ -437,7 +461,11 @@ impl Tensor {
     }
 
     pub(crate) fn contiguous(&self) -> Result<Self> {
-        if self.is_contiguous() { Ok(self.clone()) } else { self.force_contiguous() }
+        if self.is_contiguous() {
+            Ok(self.clone())
+        } else {
+            self.force_contiguous()
+        }
     }
 
     pub(crate) fn reshape(&self, shape: impl Into<Shape>) -> Result<Self> {
@@ -449,7 +477,11 @@ impl Tensor {
             )));
         }
         let contiguous = self.contiguous()?;
-        Ok(contiguous.view(shape.clone(), row_major_strides(shape.dims()), contiguous.layout().start))
+        Ok(contiguous.view(
+            shape.clone(),
+            row_major_strides(shape.dims()),
+            contiguous.layout().start,
+        ))
     }
 
     pub(crate) fn flatten_all(&self) -> Result<Self> {
@@ -466,7 +498,11 @@ impl Tensor {
             )));
         }
         dims[dim] = length;
-        Ok(self.view(dims.into(), layout.stride.clone(), layout.start + start * layout.stride[dim]))
+        Ok(self.view(
+            dims.into(),
+            layout.stride.clone(),
+            layout.start + start * layout.stride[dim],
+        ))
     }
 
     /// A view of a larger shape, in which the elements repeat by strides of 0.
@@ -474,7 +510,11 @@ impl Tensor {
         let (shape, layout) = (shape.into(), self.layout());
         let broadcast_strides = |dims: &[usize]| {
             let added = dims.len().checked_sub(self.rank())?;
-            let fits = self.dims().iter().zip(&dims[added..]).all(|(own, dim)| own == dim || *own == 1);
+            let fits = self
+                .dims()
+                .iter()
+                .zip(&dims[added..])
+                .all(|(own, dim)| own == dim || *own == 1);
             let dims_and_strides = self.dims().iter().zip(&layout.stride);
             let strides = dims_and_strides.map(|(own, stride)| if *own == 1 { 0 } else { *stride });
             fits.then(|| vec![0; added].into_iter().chain(strides).collect::<Vec<_>>())
@@ -486,7 +526,10 @@ impl Tensor {
 
     /// Overwrites rows from `start` on. This tensor is contiguous.
     pub(crate) fn slice_set(&self, rows: &Tensor, dim: usize, start: usize) -> Result<()> {
-        let (count, available) = (rows.dims().first().unwrap_or(&0), self.dims().first().unwrap_or(&0));
+        let (count, available) = (
+            rows.dims().first().unwrap_or(&0),
+            self.dims().first().unwrap_or(&0),
+        );
         if dim != 0 || start + count > *available {
             return Err(failure("rows are set within dimension 0"));
         }
@@ -503,7 +546,10 @@ pub(crate) fn in_dtype(tensor: &Tensor, dtype: DType) -> Result<Tensor> {
     if dtype == tensor.dtype() {
         return Ok(tensor.clone());
     }
-    Ok(tensor_of(convert(tensor.numbers()?, dtype)?, tensor.shape().clone()))
+    Ok(tensor_of(
+        convert(tensor.numbers()?, dtype)?,
+        tensor.shape().clone(),
+    ))
 }
 
 pub(crate) fn rows_of(tensor: &Tensor, rows: Vec<usize>) -> Result<Tensor> {
@@ -540,7 +586,11 @@ fn combine(
         a
     }
     if a.dtype() != b.dtype() {
-        return Err(failure(format!("{:?} does not go with {:?}", a.dtype(), b.dtype())));
+        return Err(failure(format!(
+            "{:?} does not go with {:?}",
+            a.dtype(),
+            b.dtype()
+        )));
     }
     let numbers = match (a.numbers()?, b.broadcast_as(a.shape())?.numbers()?) {
         (CpuStorage::F64(a), CpuStorage::F64(b)) => CpuStorage::F64(apply_to_pairs(a, b, f64_function)),
@@ -575,6 +625,9 @@ fn convert(numbers: CpuStorage, dtype: DType) -> Result<CpuStorage> {
         // `dtype` has 16 bits here. Without `round_to_odd`, the way from f64 by f32 to 16 bits would round
         // twice.
         CpuStorage::F64(numbers) => narrow(numbers.into_iter().map(round_to_odd).collect()),
-        numbers => Err(failure(format!("{:?} is not converted to {dtype:?}", dtype_of_numbers(&numbers)))),
+        numbers => Err(failure(format!(
+            "{:?} is not converted to {dtype:?}",
+            dtype_of_numbers(&numbers)
+        ))),
     }
 }

@@ -95,9 +95,11 @@ impl Accumulator {
             return Err(empty_model_error());
         }
         if !is_supported(dtype) {
-            return Err(Error::new(ErrorKind::Argument, "the dtype for `Accumulator::new` is")
-                .with_got(format_args!("{dtype:?}"))
-                .with_expected(FLOATS));
+            return Err(
+                Error::new(ErrorKind::Argument, "the dtype for `Accumulator::new` is")
+                    .with_got(format_args!("{dtype:?}"))
+                    .with_expected(FLOATS),
+            );
         }
         let empty_sum = |Variable { paths, x }: Variable<'_>| {
             let x = match x {
@@ -137,8 +139,12 @@ impl Accumulator {
         let total_weight = self.weight.saturating_add(weight);
         counts::check("the sum of the weights of the accumulator is", total_weight)
             .map_err(|error| error.with_remedy("add with smaller weights, or `take` the mean first"))?;
-        let known_paths: HashSet<&str> =
-            self.sums.iter().flat_map(|sum| &sum.paths).map(String::as_str).collect();
+        let known_paths: HashSet<&str> = self
+            .sums
+            .iter()
+            .flat_map(|sum| &sum.paths)
+            .map(String::as_str)
+            .collect();
         if let Some(path) = grads.paths().find(|path| !known_paths.contains(path)) {
             let paths = self.sums.iter().map(|sum| &*sum.paths[0]);
             return Err(Error::unknown_path("parameter for the gradient of", path, paths));
@@ -152,7 +158,12 @@ impl Accumulator {
         let mut gradients = Vec::with_capacity(self.sums.len());
         for GradientSum { paths, x, .. } in &self.sums {
             let lenders = sources(paths.iter().map(String::as_str), x, grads)?;
-            gradients.push(lenders.iter().map(|lender| lender.tensor_or_copy()).collect::<Result<Vec<_>>>()?);
+            gradients.push(
+                lenders
+                    .iter()
+                    .map(|lender| lender.tensor_or_copy())
+                    .collect::<Result<Vec<_>>>()?,
+            );
         }
         for (gradient_sum, parts) in self.sums.iter_mut().zip(gradients) {
             let mut dtypes = parts.iter().map(dtype_of).chain([self.dtype]);
@@ -161,9 +172,13 @@ impl Accumulator {
             // memory.
             let widen = |tensor: &Tensor| in_dtype(&tensor.detach(), compute);
             let term = |part: &Tensor| Ok(widen(part)?.reshape(gradient_sum.x.shape())?);
-            let total =
-                parts.iter().map(term).reduce(|total: Result<Tensor>, term| Ok(sum(&total?, &term?)?));
-            let Some(gradient) = total.transpose()? else { continue };
+            let total = parts
+                .iter()
+                .map(term)
+                .reduce(|total: Result<Tensor>, term| Ok(sum(&total?, &term?)?));
+            let Some(gradient) = total.transpose()? else {
+                continue;
+            };
             let addend = weighted(gradient, weight, compute)?;
             let old_sum = gradient_sum
                 .sum
@@ -195,7 +210,9 @@ impl Accumulator {
             means.insert(paths[0].clone(), mean);
         }
         // The sums are reset after all means are computed, so that an error loses no sum.
-        self.sums.iter_mut().for_each(|gradient_sum| gradient_sum.sum = None);
+        self.sums
+            .iter_mut()
+            .for_each(|gradient_sum| gradient_sum.sum = None);
         self.weight = 0;
         Ok(means)
     }

@@ -81,29 +81,45 @@ pub fn audit<M: Model + ?Sized>(model: &M, loss: &Tensor) -> Result<Audit> {
     let audit_variable = |CandleVariable { paths, tensor }| {
         let (mut reach, mut cut_rows) = (Reach::Unreached, Vec::new());
         if let Some(gradient) = gradients.get(&tensor) {
-            let numbers: Vec<f64> =
-                gradient.to_device(&Device::Cpu)?.to_dtype(DType::F64.into())?.flatten_all()?.to_vec1()?;
+            let numbers: Vec<f64> = gradient
+                .to_device(&Device::Cpu)?
+                .to_dtype(DType::F64.into())?
+                .flatten_all()?
+                .to_vec1()?;
             reach = Reach::from_gradient(&numbers);
             if matches!(reach, Reach::Gradient { .. }) && projections.contains(&tensor) {
                 cut_rows = find_cut_rows(&numbers, tensor.dims());
             }
         }
-        Ok(Audited { paths, shape: tensor.dims().to_vec(), dtype: tensor.dtype().into(), reach, cut_rows })
+        Ok(Audited {
+            paths,
+            shape: tensor.dims().to_vec(),
+            dtype: tensor.dtype().into(),
+            reach,
+            cut_rows,
+        })
     };
-    Ok(Audit { variables: variables.into_iter().map(audit_variable).collect::<Result<_>>()?, outside })
+    Ok(Audit {
+        variables: variables.into_iter().map(audit_variable).collect::<Result<_>>()?,
+        outside,
+    })
 }
 
 /// The shapes and dtypes of the variables in a graph for which `is_known` is false.
 fn unknown_variables(nodes: &[&Tensor], is_known: impl Fn(&Tensor) -> bool) -> Vec<(Vec<usize>, DType)> {
     let unknown = nodes.iter().filter(|node| node.is_variable() && !is_known(node));
-    unknown.map(|variable| (variable.dims().to_vec(), variable.dtype().into())).collect()
+    unknown
+        .map(|variable| (variable.dims().to_vec(), variable.dtype().into()))
+        .collect()
 }
 
 impl StateTree {
     /// Warns once of variables that the loss reaches and this state does not have. If the state requires all
     /// gradients, refuses such variables.
     pub(crate) fn warn_of_others(&mut self, loss: &Tensor) -> Result<Option<Warning>> {
-        let has_warned = !self.warnings.would_record(|warning| matches!(warning, Warning::NotInState { .. }));
+        let has_warned = !self
+            .warnings
+            .would_record(|warning| matches!(warning, Warning::NotInState { .. }));
         if self.allows_others || has_warned && !self.requires_all {
             return Ok(None);
         }
@@ -111,13 +127,20 @@ impl StateTree {
         if outside.is_empty() {
             return Ok(None);
         }
-        let shapes = first_names(outside.iter().map(|(shape, dtype)| format!("{shape:?} of {dtype}")));
+        let shapes = first_names(
+            outside
+                .iter()
+                .map(|(shape, dtype)| format!("{shape:?} of {dtype}")),
+        );
         if self.requires_all {
             let problem = format!("{}:", others_reached_text(outside.len()));
             let error = Error::new(ErrorKind::Model, problem).with_got(comma_separated(&shapes));
             return Err(error.with_remedy(format!("to train them, {TRAIN_OTHERS}")));
         }
-        Ok(self.warnings.record(Warning::NotInState { variables: outside.len(), shapes }))
+        Ok(self.warnings.record(Warning::NotInState {
+            variables: outside.len(),
+            shapes,
+        }))
     }
 }
 
@@ -173,14 +196,18 @@ pub enum Reach {
 impl Reach {
     fn from_gradient(numbers: &[f64]) -> Self {
         let count = numbers.iter().filter(|number| !number.is_finite()).count();
-        let largest = numbers.iter().fold(0.0, |largest: f64, number| largest.max(number.abs()));
+        let largest = numbers
+            .iter()
+            .fold(0.0, |largest: f64, number| largest.max(number.abs()));
         if count > 0 {
             Reach::NonFinite { count }
         } else if largest > 0.0 {
             // Numbers are divided by the largest, because squares of very large or small numbers leave the
             // range of f64.
             let sum: f64 = numbers.iter().map(|number| (number / largest).powi(2)).sum();
-            Reach::Gradient { norm: largest * sum.sqrt() }
+            Reach::Gradient {
+                norm: largest * sum.sqrt(),
+            }
         } else if numbers.is_empty() {
             Reach::Gradient { norm: 0.0 }
         } else {
@@ -205,7 +232,10 @@ impl Projections {
             _ => None,
         };
         let transposed = nodes.iter().filter_map(as_transpose).collect();
-        let mut projections = Projections { transposed, cast: HashSet::new() };
+        let mut projections = Projections {
+            transposed,
+            cast: HashSet::new(),
+        };
         // A layer may multiply by a copy of x in another dtype. The nodes have results before operands, so
         // the copy is right before x.
         for pair in nodes.windows(2) {
@@ -219,7 +249,9 @@ impl Projections {
     }
 
     fn is_transposed(&self, matrix: &Tensor) -> bool {
-        let [_, columns] = *matrix.dims() else { return false };
+        let [_, columns] = *matrix.dims() else {
+            return false;
+        };
         self.transposed.contains(&(Lend::memory(matrix), columns))
     }
 
@@ -237,10 +269,15 @@ const SMALLEST_PART: usize = 4;
 /// same place in each head. A range must be a quarter of its head or more. Heads and ranges must consist of
 /// whole parts of one length, which is at least `SMALLEST_PART`.
 fn find_cut_rows(numbers: &[f64], shape: &[usize]) -> Vec<Range<usize>> {
-    let [rows, columns] = *shape else { return Vec::new() };
+    let [rows, columns] = *shape else {
+        return Vec::new();
+    };
     let mut runs: Vec<Range<usize>> = Vec::new();
-    for row in (0..rows).filter(|row| numbers[row * columns..][..columns].iter().all(|&number| number == 0.0))
-    {
+    for row in (0..rows).filter(|row| {
+        numbers[row * columns..][..columns]
+            .iter()
+            .all(|&number| number == 0.0)
+    }) {
         match runs.last_mut() {
             Some(run) if run.end == row => run.end += 1,
             _ => runs.push(row..row + 1),
@@ -251,8 +288,11 @@ fn find_cut_rows(numbers: &[f64], shape: &[usize]) -> Vec<Range<usize>> {
     let is_regular = |(head, run): (usize, &Range<usize>)| {
         *run == (first.start + head * head_rows..first.end + head * head_rows)
     };
-    let consists_of_parts =
-        |part: usize| [head_rows, first.start, first.end].iter().all(|bound| bound.is_multiple_of(part));
+    let consists_of_parts = |part: usize| {
+        [head_rows, first.start, first.end]
+            .iter()
+            .all(|bound| bound.is_multiple_of(part))
+    };
     let is_cut = rows.is_multiple_of(runs.len())
         && runs.iter().enumerate().all(is_regular)
         && 4 * first.len() >= head_rows
@@ -281,7 +321,10 @@ impl Audit {
     }
 
     fn paths_where(&self, condition: impl Fn(Reach) -> bool) -> impl Iterator<Item = &str> {
-        self.variables.iter().filter(move |variable| condition(variable.reach)).map(Audited::path)
+        self.variables
+            .iter()
+            .filter(move |variable| condition(variable.reach))
+            .map(Audited::path)
     }
 
     /// The operations that are likely to have cut the graph. Such an operation leaves no trace in the graph,
@@ -290,8 +333,12 @@ impl Audit {
     fn likely_cuts(&self) -> Vec<&'static str> {
         let begins_with_queries = |x: &Audited| x.cut_rows.first().is_some_and(|rows| rows.start == 0);
         let are_queries_cut = self.variables.iter().any(begins_with_queries) || self.has_cut_pair();
-        let modules_with_matrix: HashSet<&str> =
-            self.variables.iter().filter(|x| x.shape.len() > 1).map(Audited::module).collect();
+        let modules_with_matrix: HashSet<&str> = self
+            .variables
+            .iter()
+            .filter(|x| x.shape.len() > 1)
+            .map(Audited::module)
+            .collect();
         let is_of_norm = |x: &&Audited| {
             let is_scale = x.shape.len() == 1 && !x.path().ends_with("bias");
             is_scale && !is_running_statistic(x.path()) && !modules_with_matrix.contains(x.module())
@@ -302,7 +349,10 @@ impl Audit {
         }
         let is_norm_cut = norms.iter().any(|x| x.reach == Reach::Unreached);
         let causes = [(are_queries_cut, QUERIES), (is_norm_cut, NORMS)];
-        causes.into_iter().filter_map(|(is_likely, cause)| is_likely.then_some(cause)).collect()
+        causes
+            .into_iter()
+            .filter_map(|(is_likely, cause)| is_likely.then_some(cause))
+            .collect()
     }
 
     /// Whether the loss reaches one of three sibling matrices (values) and not the two others (queries and
@@ -313,12 +363,18 @@ impl Audit {
             let names: Vec<&str> = x.path().split('.').collect();
             // Siblings differ in one of the last two names: in `q` of `q.weight`, or in the last name `q` if
             // matrices are in no layer. Layers in a row are named by numbers, and are no siblings.
-            for i in (0..names.len()).rev().take(2).filter(|&i| names[i].parse::<usize>().is_err()) {
+            for i in (0..names.len())
+                .rev()
+                .take(2)
+                .filter(|&i| names[i].parse::<usize>().is_err())
+            {
                 let key = [&names[..i], &["*"], &names[i + 1..]].concat().join(".");
                 siblings.entry(key).or_default()[usize::from(x.reach != Reach::Unreached)].push(&x.shape);
             }
         }
-        siblings.values().any(|[cut, reached]| cut.len() == 2 && reached.iter().any(|x| cut.contains(x)))
+        siblings
+            .values()
+            .any(|[cut, reached]| cut.len() == 2 && reached.iter().any(|x| cut.contains(x)))
     }
 }
 
@@ -361,15 +417,37 @@ impl fmt::Display for Audit {
 impl Audit {
     fn write_table(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let row = |variable: &Audited| {
-            let Audited { paths, shape, dtype, reach, .. } = variable;
-            [paths.join(" = "), format!("{shape:?}"), format!("{dtype:?}"), reach.to_string()]
+            let Audited {
+                paths,
+                shape,
+                dtype,
+                reach,
+                ..
+            } = variable;
+            [
+                paths.join(" = "),
+                format!("{shape:?}"),
+                format!("{dtype:?}"),
+                reach.to_string(),
+            ]
         };
         let header = ["variable", "shape", "dtype", "gradient"].map(str::to_string);
-        let rows: Vec<[String; 4]> = std::iter::once(header).chain(self.variables.iter().map(row)).collect();
-        let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        let rows: Vec<[String; 4]> = std::iter::once(header)
+            .chain(self.variables.iter().map(row))
+            .collect();
+        let width = |column: usize| {
+            rows.iter()
+                .map(|row| row[column].chars().count())
+                .max()
+                .unwrap_or(0)
+        };
         let widths = [width(0), width(1), width(2)];
         for [path, shape, dtype, reach] in &rows {
-            writeln!(f, "{path:<0$}  {shape:<1$}  {dtype:<2$}  {reach}", widths[0], widths[1], widths[2])?;
+            writeln!(
+                f,
+                "{path:<0$}  {shape:<1$}  {dtype:<2$}  {reach}",
+                widths[0], widths[1], widths[2]
+            )?;
         }
         Ok(())
     }
@@ -382,7 +460,10 @@ impl Audit {
             return Ok(false);
         }
         if self.unreached().all(is_running_statistic) {
-            writeln!(f, "The loss does not reach {unreached} of {all} variables. {STATISTICS}.")?;
+            writeln!(
+                f,
+                "The loss does not reach {unreached} of {all} variables. {STATISTICS}."
+            )?;
             return Ok(false);
         }
         if unreached == all {
@@ -404,7 +485,13 @@ impl Audit {
     /// Writes which rows have no gradient, and returns whether a matrix has such rows.
     fn write_cut_rows(&self, f: &mut fmt::Formatter<'_>) -> Result<bool, fmt::Error> {
         let mut has_cut_rows = false;
-        for Audited { paths, shape, cut_rows, .. } in &self.variables {
+        for Audited {
+            paths,
+            shape,
+            cut_rows,
+            ..
+        } in &self.variables
+        {
             let Some(first) = cut_rows.first() else { continue };
             has_cut_rows = true;
             let heads = if cut_rows.len() > 1 {
@@ -445,7 +532,10 @@ impl Audit {
 
     fn write_outside(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (shape, dtype) in &self.outside {
-            writeln!(f, "The loss reaches a variable that the model does not show: {shape:?} of {dtype}.")?;
+            writeln!(
+                f,
+                "The loss reaches a variable that the model does not show: {shape:?} of {dtype}."
+            )?;
         }
         if self.outside.is_empty() {
             return Ok(());

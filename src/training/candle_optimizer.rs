@@ -225,12 +225,18 @@ impl<O: IntoOptimiser> candle_nn::Optimizer for CandleOptimizer<O> {
         };
         self.step(&loss.backward()?)?;
         self.required_all_in_check = requires_all;
-        self.outcome.iter_mut().for_each(|outcome| outcome.warnings.extend(warning.clone()));
+        self.outcome
+            .iter_mut()
+            .for_each(|outcome| outcome.warnings.extend(warning.clone()));
         Ok(())
     }
 
     fn learning_rate(&self) -> f64 {
-        self.state.leaves().next().and_then(Leaf::learning_rate).unwrap_or(f64::NAN)
+        self.state
+            .leaves()
+            .next()
+            .and_then(Leaf::learning_rate)
+            .unwrap_or(f64::NAN)
     }
 
     fn set_learning_rate(&mut self, learning_rate: f64) {

@@ -90,11 +90,17 @@ pub fn destructure<M: Model + ?Sized>(model: &M) -> Result<(Tensor, Structure)> 
     for variable in &variables {
         let own_dtype = DType::from(variable.tensor.dtype());
         if !is_supported(own_dtype) {
-            return Err(Error::dtype("it", own_dtype, FLOATS).at(variable.path()).with_remedy("convert it"));
+            return Err(Error::dtype("it", own_dtype, FLOATS)
+                .at(variable.path())
+                .with_remedy("convert it"));
         }
         dtype = wider(dtype, own_dtype);
     }
-    let flatten = |x: &Tensor| x.reshape(x.elem_count())?.to_dtype(dtype.into())?.to_device(&device);
+    let flatten = |x: &Tensor| {
+        x.reshape(x.elem_count())?
+            .to_dtype(dtype.into())?
+            .to_device(&device)
+    };
     let parts = variables
         .iter()
         .map(|variable| flatten(&variable.tensor))
@@ -105,7 +111,14 @@ pub fn destructure<M: Model + ?Sized>(model: &M) -> Result<(Tensor, Structure)> 
     };
     let elements = flat.elem_count();
     let parameters = variables.into_iter().map(StructurePart::from).collect();
-    Ok((flat, Structure { parameters, dtype, elements }))
+    Ok((
+        flat,
+        Structure {
+            parameters,
+            dtype,
+            elements,
+        },
+    ))
 }
 
 /// The narrowest dtype that holds all values of both dtypes.
@@ -137,7 +150,12 @@ struct StructurePart {
 
 impl From<CandleVariable> for StructurePart {
     fn from(CandleVariable { paths, tensor: x }: CandleVariable) -> Self {
-        StructurePart { paths, shape: x.shape().clone(), dtype: x.dtype().into(), device: x.device().clone() }
+        StructurePart {
+            paths,
+            shape: x.shape().clone(),
+            dtype: x.dtype().into(),
+            device: x.device().clone(),
+        }
     }
 }
 
@@ -179,16 +197,23 @@ impl Structure {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn rebuild(&self, flat: &Tensor) -> Result<BTreeMap<String, Tensor>> {
-        let tensors = self.parts(flat)?.into_iter().zip(&self.parameters).map(|(part, parameter)| {
-            let tensor = part.reshape(&parameter.shape)?;
-            // The part is copied even if the dtype is right, so that no tensor shares the memory of `flat`.
-            let copy = if parameter.dtype == self.dtype {
-                tensor.force_contiguous()?
-            } else {
-                tensor.to_dtype(parameter.dtype.into())?
-            };
-            Ok((parameter.paths.first().cloned().unwrap_or_default(), copy.to_device(&parameter.device)?))
-        });
+        let tensors = self
+            .parts(flat)?
+            .into_iter()
+            .zip(&self.parameters)
+            .map(|(part, parameter)| {
+                let tensor = part.reshape(&parameter.shape)?;
+                // The part is copied even if the dtype is right, so that no tensor shares the memory of `flat`.
+                let copy = if parameter.dtype == self.dtype {
+                    tensor.force_contiguous()?
+                } else {
+                    tensor.to_dtype(parameter.dtype.into())?
+                };
+                Ok((
+                    parameter.paths.first().cloned().unwrap_or_default(),
+                    copy.to_device(&parameter.device)?,
+                ))
+            });
         tensors.collect()
     }
 
@@ -227,10 +252,13 @@ impl Structure {
         let variables = candle_variables(model, is_trainable)?;
         self.check_model(&variables)?;
         let tensors = self.rebuild(flat)?;
-        let assignments = variables.iter().zip(tensors.into_values()).map(|(variable, tensor)| {
-            let tensor = tensor.to_device(variable.tensor.device())?;
-            Ok((Var::from_tensor(&variable.tensor)?, tensor))
-        });
+        let assignments = variables
+            .iter()
+            .zip(tensors.into_values())
+            .map(|(variable, tensor)| {
+                let tensor = tensor.to_device(variable.tensor.device())?;
+                Ok((Var::from_tensor(&variable.tensor)?, tensor))
+            });
         for (variable, tensor) in assignments.collect::<Result<Vec<_>>>()? {
             variable.set(&tensor)?;
         }
@@ -249,8 +277,11 @@ impl Structure {
             let error = Error::dtype(WHAT, flat.dtype(), format_args!("{:?}", self.dtype));
             return Err(error.with_remedy("convert it with `to_dtype`"));
         }
-        let lengths: Vec<usize> =
-            self.parameters.iter().map(|parameter| parameter.shape.elem_count()).collect();
+        let lengths: Vec<usize> = self
+            .parameters
+            .iter()
+            .map(|parameter| parameter.shape.elem_count())
+            .collect();
         let mut parts = Vec::with_capacity(lengths.len());
         cut(flat, &lengths, &mut parts)?;
         Ok(parts)
@@ -260,12 +291,20 @@ impl Structure {
     fn check_model(&self, variables: &[CandleVariable]) -> Result<()> {
         const REMEDY: &str = "pass the model that `destructure` saw, or its equal";
         for index in 0..self.parameters.len().max(variables.len()) {
-            let expected = self.parameters.get(index).map_or(&[][..], |parameter| &parameter.paths);
+            let expected = self
+                .parameters
+                .get(index)
+                .map_or(&[][..], |parameter| &parameter.paths);
             let got = variables.get(index).map_or(&[][..], |variable| &variable.paths);
             if expected != got {
                 let path = expected.first().into_iter().chain(got.first()).min();
-                let at_path =
-                    |paths: &[String]| if paths.first() == path { paths.to_vec() } else { Vec::new() };
+                let at_path = |paths: &[String]| {
+                    if paths.first() == path {
+                        paths.to_vec()
+                    } else {
+                        Vec::new()
+                    }
+                };
                 return Err(Error::new(ErrorKind::Model, "its paths in the model are")
                     .with_got(format_args!("{:?}", at_path(got)))
                     .with_expected(format_args!("{:?}", at_path(expected)))

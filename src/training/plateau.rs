@@ -175,7 +175,10 @@ impl ReduceOnPlateau {
 
     /// For a metric that should rise, such as an accuracy: torch's `mode="max"`.
     pub fn rising(self) -> Self {
-        ReduceOnPlateau { mode: Mode::Max, ..self }
+        ReduceOnPlateau {
+            mode: Mode::Max,
+            ..self
+        }
     }
 
     /// The factor of a reduction, in (0, 1).
@@ -193,7 +196,10 @@ impl ReduceOnPlateau {
     /// A metric that should fall is better below `best - part·|best|`. A metric that should rise is better
     /// above `best + part·|best|`.
     pub fn relative_threshold(self, part: f64) -> Self {
-        ReduceOnPlateau { threshold: Threshold::Relative(part), ..self }
+        ReduceOnPlateau {
+            threshold: Threshold::Relative(part),
+            ..self
+        }
     }
 
     /// Sets the least improvement as a number, 0 or more: torch's `threshold_mode="abs"`.
@@ -201,7 +207,10 @@ impl ReduceOnPlateau {
     /// A metric that should fall is better below `best - by`, and a metric that should rise above `best +
     /// by`.
     pub fn absolute_threshold(self, by: f64) -> Self {
-        ReduceOnPlateau { threshold: Threshold::Absolute(by), ..self }
+        ReduceOnPlateau {
+            threshold: Threshold::Absolute(by),
+            ..self
+        }
     }
 
     /// The number of observations after a reduction that do not count if they lack improvement.
@@ -223,7 +232,10 @@ impl ReduceOnPlateau {
     ///
     /// The hyper-parameter is named as in [`Schedule::field`](crate::Schedule::field).
     pub fn field(self, field: impl Into<String>) -> Self {
-        ReduceOnPlateau { field: field.into(), ..self }
+        ReduceOnPlateau {
+            field: field.into(),
+            ..self
+        }
     }
 
     /// Counts a metric, and reduces the learning rates of the leaves if a reduction is due.
@@ -246,7 +258,10 @@ impl ReduceOnPlateau {
         // The adjustment is prepared in each observation, so that the first observation is refused if a
         // reduction would have no effect.
         let setting = |reductions: Reductions| {
-            reductions.into_iter().map(|(field, value)| (field, value.into())).collect()
+            reductions
+                .into_iter()
+                .map(|(field, value)| (field, value.into()))
+                .collect()
         };
         let settings = reductions.into_iter().map(setting);
         let adjustment = Adjustment::per_leaf(leaves.leaves(), leaves.steps, settings)?;
@@ -302,14 +317,19 @@ impl ReduceOnPlateau {
                 return Ok(Reductions::new());
             };
             has_field = true;
-            Ok(numbers.iter().filter_map(|number| self.reduction(number)).collect())
+            Ok(numbers
+                .iter()
+                .filter_map(|number| self.reduction(number))
+                .collect())
         };
         let reductions = leaves.leaves().map(leaf_reductions).collect::<Result<_>>()?;
         match has_field {
             true => Ok(reductions),
-            false => {
-                Err(Error::unknown("field", &self.field, &available_fields(leaves.leaves(), &self.field)))
-            }
+            false => Err(Error::unknown(
+                "field",
+                &self.field,
+                &available_fields(leaves.leaves(), &self.field),
+            )),
         }
     }
 
@@ -330,7 +350,15 @@ impl ReduceOnPlateau {
 
     /// Checks every number against its range, also the counts, because a file can have any numbers.
     pub(crate) fn check(&self) -> Result<()> {
-        let Self { factor, threshold, min_eta, epsilon, patience, cooldown, .. } = *self;
+        let Self {
+            factor,
+            threshold,
+            min_eta,
+            epsilon,
+            patience,
+            cooldown,
+            ..
+        } = *self;
         let refuse = |field: &str, value: FieldValue, expected: &str| {
             Err(out_of_range("ReduceOnPlateau", field, value, expected))
         };

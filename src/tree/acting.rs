@@ -33,8 +33,12 @@ pub(crate) fn acting_optimisers<'l>(
     let mut acting = Vec::with_capacity(leaves.size_hint().0);
     for (path, optimiser, drives) in leaves {
         let copy = drives.map(|drives| {
-            let make =
-                || drives.acting_optimiser(optimiser, step).map(Arc::new).map_err(|error| error.at(path));
+            let make = || {
+                drives
+                    .acting_optimiser(optimiser, step)
+                    .map(Arc::new)
+                    .map_err(|error| error.at(path))
+            };
             // If no other leaf has these schedules, a look-up would only take time.
             match Arc::strong_count(drives) {
                 1 => make(),
@@ -56,7 +60,10 @@ impl StateTree {
     /// As [`acting_optimisers`].
     pub(super) fn acting_for(&self, steps: u64) -> Result<Option<ActingOptimisers>> {
         let is_outdated = self.acting_at != steps && self.leaves.iter().any(|leaf| leaf.drives.is_some());
-        let leaves = self.leaves.iter().map(|leaf| (leaf.path(), &leaf.optimiser, leaf.drives.as_ref()));
+        let leaves = self
+            .leaves
+            .iter()
+            .map(|leaf| (leaf.path(), &leaf.optimiser, leaf.drives.as_ref()));
         is_outdated.then(|| acting_optimisers(leaves, steps)).transpose()
     }
 
@@ -111,9 +118,11 @@ impl Leaf {
         optimiser: &Arc<Optimiser>,
         resolver: &mut ScheduleResolver,
     ) -> Result<ResolvedSchedules> {
-        let resolved = resolver.resolve(optimiser, self.schedules().cloned()).and_then(|resolved| {
-            check_same_own_value(self.drives.as_deref(), resolved.drives.as_deref()).map(|()| resolved)
-        });
+        let resolved = resolver
+            .resolve(optimiser, self.schedules().cloned())
+            .and_then(|resolved| {
+                check_same_own_value(self.drives.as_deref(), resolved.drives.as_deref()).map(|()| resolved)
+            });
         resolved.map_err(|error| error.at(&self.path))
     }
 }
@@ -127,7 +136,10 @@ pub(crate) struct KeyedCache<K, T> {
 
 impl<K, T> Default for KeyedCache<K, T> {
     fn default() -> Self {
-        KeyedCache { values: HashMap::new(), last: None }
+        KeyedCache {
+            values: HashMap::new(),
+            last: None,
+        }
     }
 }
 

@@ -37,17 +37,31 @@ impl StateTree {
     /// If a rule's average has another shape than its parameter, or no float dtype; if `model` is not the
     /// state's.
     pub fn averages<M: Model + ?Sized>(&self, model: &M) -> Result<BTreeMap<String, Tensor>> {
-        let parts = self.parameters(model).and_then(|parameters| self.own_averages(&parameters));
+        let parts = self
+            .parameters(model)
+            .and_then(|parameters| self.own_averages(&parameters));
         let averages = self.gather(self.settle(Call::Averages, parts)?)?;
-        Ok(averages.into_iter().map(|(leaf, average)| (self.leaves[leaf].path.clone(), average)).collect())
+        Ok(averages
+            .into_iter()
+            .map(|(leaf, average)| (self.leaves[leaf].path.clone(), average))
+            .collect())
     }
 
     /// The averages of this rank's parts, each with the index of its leaf.
     fn own_averages(&self, parameters: &[Lent<'_>]) -> Result<Vec<(usize, Tensor)>> {
-        let stepped = self.leaves.iter().zip(parameters).enumerate().filter(|(_, (leaf, _))| leaf.steps > 0);
+        let stepped = self
+            .leaves
+            .iter()
+            .zip(parameters)
+            .enumerate()
+            .filter(|(_, (leaf, _))| leaf.steps > 0);
         stepped
             .filter_map(|(index, (leaf, x))| {
-                Some(average_of(leaf, &**x).transpose()?.map(|average| (index, average)))
+                Some(
+                    average_of(leaf, &**x)
+                        .transpose()?
+                        .map(|average| (index, average)),
+                )
             })
             .collect()
     }
@@ -109,7 +123,11 @@ impl StateTree {
         model: &'m M,
     ) -> Result<ParameterExchange<'s, 'm>> {
         let plan = self.plan_exchange(model);
-        let AverageExchange { averages, parameters, copies } = self.settle(Call::WithAverages, plan)?;
+        let AverageExchange {
+            averages,
+            parameters,
+            copies,
+        } = self.settle(Call::WithAverages, plan)?;
         let exchange = ParameterExchange::new(self, parameters, copies);
         let ParameterExchange { state, parameters } = &exchange;
         let write = |(leaf, average): &(usize, Tensor)| {
@@ -125,14 +143,24 @@ impl StateTree {
         let parameters = self.recover_parameters(model)?;
         let averages = self.own_averages(&parameters)?;
         if averages.is_empty()
-            && self.leaves().map(evaluation_of).filter_map(Result::transpose).next().transpose()?.is_none()
+            && self
+                .leaves()
+                .map(evaluation_of)
+                .filter_map(Result::transpose)
+                .next()
+                .transpose()?
+                .is_none()
         {
             let remedy = "add `Ema` or `UniformAverage` to the end of the chain, or take `ScheduleFree`";
             return Err(Error::new(ErrorKind::Unsupported, "no parameter has an average").with_remedy(remedy));
         }
         let copy = |(leaf, _): &(usize, Tensor)| Ok((*leaf, copy_of("parameter", &*parameters[*leaf])?));
         let copies = averages.iter().map(copy).collect::<Result<_>>()?;
-        Ok(AverageExchange { averages, parameters, copies })
+        Ok(AverageExchange {
+            averages,
+            parameters,
+            copies,
+        })
     }
 
     /// Refuses a state whose leaves are lost, or whose model has averages instead of its parameters.
@@ -154,12 +182,16 @@ struct AverageExchange<'m> {
 
 /// The weights that a leaf is evaluated with, as its optimiser describes them.
 fn evaluation_of(leaf: &Leaf) -> Result<Option<Evaluation<'_>>> {
-    leaf.acting().evaluation(&leaf.state).map_err(|error| error.at(&leaf.path))
+    leaf.acting()
+        .evaluation(&leaf.state)
+        .map_err(|error| error.at(&leaf.path))
 }
 
 /// The average of this rank's part of a leaf.
 fn average_of(leaf: &Leaf, x: &dyn Lend) -> Result<Option<Tensor>> {
-    let Some(evaluation) = evaluation_of(leaf)? else { return Ok(None) };
+    let Some(evaluation) = evaluation_of(leaf)? else {
+        return Ok(None);
+    };
     let x = leaf.own_part(x)?;
     let label = "the average of its rule";
     if evaluation.shape() != x.shape() {
@@ -169,5 +201,8 @@ fn average_of(leaf: &Leaf, x: &dyn Lend) -> Result<Option<Tensor>> {
         return Err(Error::dtype(label, evaluation.dtype(), FLOATS).at(&leaf.path));
     }
     let precise = || leaf.optimiser.precise(&leaf.state, leaf.parameter(&*x));
-    evaluation.tensor(precise).map(Some).map_err(|error| error.at(&leaf.path))
+    evaluation
+        .tensor(precise)
+        .map(Some)
+        .map_err(|error| error.at(&leaf.path))
 }

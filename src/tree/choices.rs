@@ -26,7 +26,10 @@ pub(crate) fn choose_optimisers<'m, O: IntoOptimiser>(
         let optimiser = choose_for(variable.path());
         for other in variable.paths.iter().skip(1) {
             let record = |optimiser: &Optimiser| optimiser.description().record();
-            let records = [optimiser.as_ref().map(record), choose_for(other).as_ref().map(record)];
+            let records = [
+                optimiser.as_ref().map(record),
+                choose_for(other).as_ref().map(record),
+            ];
             if records[0] != records[1] {
                 let ([first, second], path) = (choices_in_words(&records), variable.path());
                 let problem = format!(
@@ -44,7 +47,10 @@ pub(crate) fn choose_optimisers<'m, O: IntoOptimiser>(
 
 /// Refuses optimisers that decide by a pattern which no path of the model matches.
 pub(crate) fn check_patterns(choices: &ChosenOptimisers<'_>) -> Result<()> {
-    let paths = choices.iter().flat_map(|(variable, _)| &variable.paths).map(String::as_str);
+    let paths = choices
+        .iter()
+        .flat_map(|(variable, _)| &variable.paths)
+        .map(String::as_str);
     let (mut last, mut checked) = (None, HashSet::new());
     for optimiser in choices.iter().filter_map(|(_, optimiser)| optimiser.as_ref()) {
         // Variables in a row usually share one `Arc`, and other variables often have the same patterns.
@@ -99,17 +105,32 @@ impl ChoiceCache {
         resolved.choose(paths, x);
         // Checked for each parameter, because the rule that is chosen for this parameter can be wrong while
         // the rules for others are right.
-        resolved.check().map_err(|error| error.at(paths.first().map_or("", String::as_str)))?;
-        let key = (Arc::as_ptr(optimiser).cast(), resolved.description().fingerprint());
-        Ok(self.optimisers.entry(key).or_insert_with(|| Arc::new(resolved)).clone())
+        resolved
+            .check()
+            .map_err(|error| error.at(paths.first().map_or("", String::as_str)))?;
+        let key = (
+            Arc::as_ptr(optimiser).cast(),
+            resolved.description().fingerprint(),
+        );
+        Ok(self
+            .optimisers
+            .entry(key)
+            .or_insert_with(|| Arc::new(resolved))
+            .clone())
     }
 }
 
 /// Two choices in words: name and hyper-parameters, or, if these are equal, the whole descriptions.
 fn choices_in_words(records: &[Option<OptimiserRecord>; 2]) -> [String; 2] {
     let describe = |words: fn(&OptimiserRecord) -> String| {
-        records.each_ref().map(|record| record.as_ref().map_or("no optimiser".to_string(), words))
+        records
+            .each_ref()
+            .map(|record| record.as_ref().map_or("no optimiser".to_string(), words))
     };
     let short = describe(OptimiserRecord::name_with_fields);
-    if short[0] == short[1] { describe(|record| record.words().join(", ")) } else { short }
+    if short[0] == short[1] {
+        describe(|record| record.words().join(", "))
+    } else {
+        short
+    }
 }

@@ -47,12 +47,21 @@ pub(crate) struct ScheduleAssignment {
 
 impl ScheduleAssignment {
     pub(crate) fn new(schedule: Schedule, since: u64, is_from_file: bool) -> Self {
-        ScheduleAssignment { schedule: Arc::new(schedule), since, is_from_file, file_schedule: None }
+        ScheduleAssignment {
+            schedule: Arc::new(schedule),
+            since,
+            is_from_file,
+            file_schedule: None,
+        }
     }
 
     /// The program's schedule after a file with this count of steps was restored.
     pub(crate) fn restored_at(&self, steps: u64) -> Self {
-        ScheduleAssignment { since: steps, file_schedule: None, ..self.clone() }
+        ScheduleAssignment {
+            since: steps,
+            file_schedule: None,
+            ..self.clone()
+        }
     }
 
     /// Replaces an earlier schedule of the same numbers, and keeps the file's schedule for the warning.
@@ -129,10 +138,17 @@ impl ScheduleResolver {
         if assignments.is_empty() {
             return Ok(ResolvedSchedules::default());
         }
-        let address = |ScheduleAssignment { schedule, file_schedule, .. }: &ScheduleAssignment| {
+        let address = |ScheduleAssignment {
+                           schedule,
+                           file_schedule,
+                           ..
+                       }: &ScheduleAssignment| {
             (Arc::as_ptr(schedule), file_schedule.as_ref().map(Arc::as_ptr))
         };
-        let key = (Arc::as_ptr(optimiser).cast(), assignments.iter().map(address).collect());
+        let key = (
+            Arc::as_ptr(optimiser).cast(),
+            assignments.iter().map(address).collect(),
+        );
         if let Some((_, resolved)) = self.cache.get(&key) {
             return Ok(resolved.clone());
         }
@@ -151,7 +167,10 @@ fn resolve(optimiser: &Optimiser, assignments: Vec<ScheduleAssignment>) -> Resul
         }
     }
     drives.0.iter().try_for_each(|drive| drive.check(optimiser))?;
-    Ok(ResolvedSchedules { drives: (!drives.0.is_empty()).then(|| Arc::new(drives)), missing })
+    Ok(ResolvedSchedules {
+        drives: (!drives.0.is_empty()).then(|| Arc::new(drives)),
+        missing,
+    })
 }
 
 /// Whether two names of fields reach the same numbers of a chain, as `eta` and `1.eta` do.
@@ -166,26 +185,44 @@ fn names_overlap(name: &str, other: &str) -> bool {
 pub(crate) fn driven_numbers(name: &str, optimiser: &Description) -> Result<Option<DrivenNumbers>> {
     if let Some(rates) = Rates::for_name(optimiser, name) {
         let fields = rates.fields(optimiser)?.into_iter();
-        return Ok(Some(fields.map(|field| DrivenNumber { field, part: None }).collect()));
+        return Ok(Some(
+            fields.map(|field| DrivenNumber { field, part: None }).collect(),
+        ));
     }
     let single = |index, part, value| {
-        let field = RateField { index, value, others: None };
+        let field = RateField {
+            index,
+            value,
+            others: None,
+        };
         Some(smallvec![DrivenNumber { field, part }])
     };
     let (fields, part) = optimiser.numbers_named(name);
     match (&fields[..], part) {
         ([], _) => Ok(None),
-        ([FieldDescription { index, value: FieldValue::Real(value), .. }], None) => {
-            Ok(single(*index, None, *value))
-        }
-        ([field], Some(part)) => {
-            Ok(field.value.numbers().get(part).and_then(|value| single(field.index, Some(part), *value)))
-        }
+        (
+            [
+                FieldDescription {
+                    index,
+                    value: FieldValue::Real(value),
+                    ..
+                },
+            ],
+            None,
+        ) => Ok(single(*index, None, *value)),
+        ([field], Some(part)) => Ok(field
+            .value
+            .numbers()
+            .get(part)
+            .and_then(|value| single(field.index, Some(part), *value))),
         ([FieldDescription { value, .. }], None) => {
             let remedy = "name a field that is a real number, or one number of a pair, as in `beta1`";
             Err(Error::new(ErrorKind::Argument, format!("its {name} is"))
                 .with_got(value)
-                .with_expected(format_args!("{}, as a schedule gives", FieldValue::Real(0.0).expected()))
+                .with_expected(format_args!(
+                    "{}, as a schedule gives",
+                    FieldValue::Real(0.0).expected()
+                ))
                 .with_remedy(remedy))
         }
         (fields, part) => Err(several_error(name, optimiser, fields, part)),
@@ -200,17 +237,24 @@ fn several_error(
     part: Option<usize>,
 ) -> Error {
     let places = optimiser.places();
-    let got: Vec<String> =
-        fields.iter().map(|field| format!("{} = {}", places[field.index], field.value)).collect();
+    let got: Vec<String> = fields
+        .iter()
+        .map(|field| format!("{} = {}", places[field.index], field.value))
+        .collect();
     let field_place = &places[fields[0].index];
-    let place = part.map_or(field_place.to_string(), |part| format!("{field_place}{}", part + 1));
+    let place = part.map_or(field_place.to_string(), |part| {
+        format!("{field_place}{}", part + 1)
+    });
     let remedy = format!(
         "name the one to drive with its place, as in `Schedule::field({place:?})` (or \
          `ReduceOnPlateau::field`)"
     );
-    Error::new(ErrorKind::Argument, format!("several members of its chain have {name}:"))
-        .with_got(got.join(", "))
-        .with_remedy(remedy)
+    Error::new(
+        ErrorKind::Argument,
+        format!("several members of its chain have {name}:"),
+    )
+    .with_got(got.join(", "))
+    .with_remedy(remedy)
 }
 
 /// The values of those fields of an optimiser that have these numbers, with the numbers set.
@@ -231,7 +275,11 @@ pub(crate) fn fields_with(
         // that has the first.
         match values.last_mut() {
             Some((last, value)) if *last == index => *value = value.with_number(part, number),
-            _ => values.extend(fields.get(index).map(|(_, value)| (index, value.with_number(part, number)))),
+            _ => values.extend(
+                fields
+                    .get(index)
+                    .map(|(_, value)| (index, value.with_number(part, number))),
+            ),
         }
     }
     values
@@ -252,7 +300,9 @@ impl Drive {
                 // `check` has refused curves with a value for which `value_for` returns `None`.
                 false => field.value_for(curve_value).unwrap_or(field.value),
             };
-        self.numbers.iter().map(move |number| (number.place(), value(number)))
+        self.numbers
+            .iter()
+            .map(move |number| (number.place(), value(number)))
     }
 
     /// Tries the least and the greatest value of the curve, so that no step can leave the range.
@@ -260,8 +310,12 @@ impl Drive {
         let schedule = &*self.assignment.schedule;
         for step in schedule.curve.extremes() {
             let (value, mut trial) = (schedule.at(step), optimiser.clone());
-            let range_error =
-                || Error::new(ErrorKind::Argument, format!("in step {step} the schedule leaves the range"));
+            let range_error = || {
+                Error::new(
+                    ErrorKind::Argument,
+                    format!("in step {step} the schedule leaves the range"),
+                )
+            };
             if value.is_nan() {
                 let not_a_number = out_of_range("Schedule", schedule.driven_field(), value, "a number");
                 return Err(range_error().caused_by(not_a_number));
@@ -291,7 +345,11 @@ impl Drives {
     ) -> Result<Option<Drives>> {
         let mut drives = self.clone();
         let has_field = drives.add(assignment, optimiser)?;
-        drives.0.last().filter(|_| has_field).map_or(Ok(()), |new_drive| new_drive.check(optimiser))?;
+        drives
+            .0
+            .last()
+            .filter(|_| has_field)
+            .map_or(Ok(()), |new_drive| new_drive.check(optimiser))?;
         Ok(has_field.then_some(drives))
     }
 
@@ -299,10 +357,14 @@ impl Drives {
     /// has the field.
     fn add(&mut self, mut assignment: ScheduleAssignment, optimiser: &Optimiser) -> Result<bool> {
         let field = assignment.schedule.driven_field();
-        let Some(numbers) = driven_numbers(field, optimiser.description())? else { return Ok(false) };
+        let Some(numbers) = driven_numbers(field, optimiser.description())? else {
+            return Ok(false);
+        };
         let overlaps = |drive: &mut Drive| names_overlap(drive.assignment.schedule.driven_field(), field);
         let earlier_drives: Vec<Drive> = self.0.extract_if(.., overlaps).collect();
-        earlier_drives.into_iter().for_each(|earlier| assignment.replace(earlier.assignment));
+        earlier_drives
+            .into_iter()
+            .for_each(|earlier| assignment.replace(earlier.assignment));
         self.0.push(Drive { assignment, numbers });
         Ok(true)
     }
@@ -319,9 +381,15 @@ impl Drives {
 
     /// The schedules of learning rates, each with the leaf's own rate.
     pub(super) fn rates(&self) -> impl Iterator<Item = (&Arc<Schedule>, f64)> {
-        let rate_drives = self.0.iter().filter(|drive| drive.assignment.schedule.drives_rate());
+        let rate_drives = self
+            .0
+            .iter()
+            .filter(|drive| drive.assignment.schedule.drives_rate());
         rate_drives.flat_map(|drive| {
-            drive.numbers.iter().map(|number| (&drive.assignment.schedule, number.field.rate()))
+            drive
+                .numbers
+                .iter()
+                .map(|number| (&drive.assignment.schedule, number.field.rate()))
         })
     }
 
@@ -348,7 +416,10 @@ impl Drives {
     /// # Errors
     /// If the rule describes other fields than when it got the schedules.
     pub(super) fn acting_optimiser(&self, optimiser: &Optimiser, step: u64) -> Result<Optimiser> {
-        let numbers = self.0.iter().flat_map(|drive| drive.values(drive.assignment.schedule.at(step)));
+        let numbers = self
+            .0
+            .iter()
+            .flat_map(|drive| drive.values(drive.assignment.schedule.at(step)));
         let (values, mut acting) = (fields_with(optimiser, numbers), optimiser.clone_to_describe());
         acting.write(&values)?;
         Ok(acting)
@@ -372,7 +443,9 @@ pub(crate) fn check_equal_own_values<'l>(
                         "one schedule would make two different values equal: its {field}, {rate}, and that \
                          of {first_path:?}, {first_rate}"
                     );
-                    return Err(Error::new(ErrorKind::Argument, problem).with_remedy(FLATTENED).at(path));
+                    return Err(Error::new(ErrorKind::Argument, problem)
+                        .with_remedy(FLATTENED)
+                        .at(path));
                 }
             }
         }
@@ -384,13 +457,24 @@ pub(crate) fn check_equal_own_values<'l>(
 pub(super) fn check_same_own_value(old: Option<&Drives>, new: Option<&Drives>) -> Result<()> {
     let old_drives: SmallVec<[&Drive; 2]> = old.into_iter().flat_map(|drives| &drives.0).collect();
     let new_drives = new.into_iter().flat_map(|drives| &drives.0);
-    for Drive { assignment: ScheduleAssignment { schedule, .. }, numbers } in new_drives {
-        let old_drive = old_drives.iter().find(|old| Arc::ptr_eq(&old.assignment.schedule, schedule));
-        let Some(number) = old_drive.filter(|_| !schedule.is_relative).and_then(|old| old.numbers.first())
+    for Drive {
+        assignment: ScheduleAssignment { schedule, .. },
+        numbers,
+    } in new_drives
+    {
+        let old_drive = old_drives
+            .iter()
+            .find(|old| Arc::ptr_eq(&old.assignment.schedule, schedule));
+        let Some(number) = old_drive
+            .filter(|_| !schedule.is_relative)
+            .and_then(|old| old.numbers.first())
         else {
             continue;
         };
-        let (old_rate, mut rates) = (number.field.rate(), numbers.iter().map(|number| number.field.rate()));
+        let (old_rate, mut rates) = (
+            number.field.rate(),
+            numbers.iter().map(|number| number.field.rate()),
+        );
         if let Some(rate) = rates.find(|rate| !is_same_rate(old_rate, *rate)) {
             let field = schedule.driven_field();
             let problem = format!(

@@ -52,9 +52,13 @@ impl StateTree {
         optimiser.check()?;
         let is_new = |path: &str, x: &Tensor| is_trainable(x) && self.leaf_index_of_tensor(x, path).is_none();
         let mut new_variables = select_variables(model, |path, x| x.is_none_or(|x| is_new(path, x)))?;
-        new_variables
-            .retain(|variable| self.leaf_index_of_parameter(&*variable.x, variable.path()).is_none());
-        let choices = new_variables.into_iter().map(|variable| (variable, Some(optimiser.clone())));
+        new_variables.retain(|variable| {
+            self.leaf_index_of_parameter(&*variable.x, variable.path())
+                .is_none()
+        });
+        let choices = new_variables
+            .into_iter()
+            .map(|variable| (variable, Some(optimiser.clone())));
         self.extend_whole(choices.collect())
     }
 
@@ -104,8 +108,10 @@ impl StateTree {
                 Some(id) => !self.by_id().contains_key(&id),
                 None => matches!(self.other_paths.get(path), Some(OtherPath::LeftOut(Some(_)))),
             };
-            let is_taken =
-                |path: &&String| self.leaf_index(path).is_some_and(|place| place.is_some() || is_other(path));
+            let is_taken = |path: &&String| {
+                self.leaf_index(path)
+                    .is_some_and(|place| place.is_some() || is_other(path))
+            };
             if let Some(path) = paths.iter().find(is_taken) {
                 return Err(path_taken_error(path));
             }
@@ -118,10 +124,14 @@ impl StateTree {
         let new_paths = leaves.iter().map(|leaf| leaf.path.clone()).collect();
         if !self.left_out.is_empty() {
             let leaf_ids = leaves.iter().map(|leaf| leaf.id);
-            let ids: HashSet<_> =
-                leaf_ids.chain(left_out.iter().map(|variable| variable.id)).flatten().collect();
+            let ids: HashSet<_> = leaf_ids
+                .chain(left_out.iter().map(|variable| variable.id))
+                .flatten()
+                .collect();
             let leaf_paths = leaves.iter().flat_map(|leaf| leaf.paths());
-            let paths: HashSet<_> = leaf_paths.chain(left_out.iter().flat_map(LeftOut::names)).collect();
+            let paths: HashSet<_> = leaf_paths
+                .chain(left_out.iter().flat_map(LeftOut::names))
+                .collect();
             self.remove_left_out(|variable| match variable.id {
                 Some(id) => ids.contains(&id),
                 None => variable.names().any(|name| paths.contains(name)),
@@ -161,7 +171,9 @@ impl StateTree {
         if places.is_empty() && !has_left_out {
             return Err(self.no_leaf_error(&selected_path(path)));
         }
-        places.iter().try_for_each(|&place| self.leaves[place].check_parameter())?;
+        places
+            .iter()
+            .try_for_each(|&place| self.leaves[place].check_parameter())?;
         let removed = self.remove_leaves(&places);
         if has_left_out {
             self.remove_left_out(|variable| variable.names().any(|name| rest_below(name, path).is_some()));
@@ -201,7 +213,10 @@ impl StateTree {
         if places.is_empty() && !has_left_out {
             return Err(self.no_leaf_error(&selected_path(from)));
         }
-        let left_out = self.left_out.iter().filter(|variable| has_left_out && is_below(variable));
+        let left_out = self
+            .left_out
+            .iter()
+            .filter(|variable| has_left_out && is_below(variable));
         let old_paths = places
             .iter()
             .flat_map(|&place| self.leaves[place].paths())
@@ -230,8 +245,14 @@ impl StateTree {
             leaf.aliases = paths.split_off(1);
             leaf.path = paths.swap_remove(0);
         }
-        let mut variables = if has_left_out { self.remove_left_out(is_below) } else { Vec::new() };
-        variables.iter_mut().for_each(|variable| rename_all(&mut variable.paths));
+        let mut variables = if has_left_out {
+            self.remove_left_out(is_below)
+        } else {
+            Vec::new()
+        };
+        variables
+            .iter_mut()
+            .for_each(|variable| rename_all(&mut variable.paths));
         self.insert_leaves(leaves);
         self.leave_out(variables);
         Ok(())
@@ -275,11 +296,16 @@ impl StateTree {
                     let has_path =
                         |variable: &&mut LeftOut| variable.paths.iter().any(|path| paths.contains(path));
                     let id = x.tensor().map(Tensor::id);
-                    left_out.iter_mut().filter(has_path).for_each(|variable| variable.id = id);
+                    left_out
+                        .iter_mut()
+                        .filter(has_path)
+                        .for_each(|variable| variable.id = id);
                 }
                 Some(&Some(i)) => {
                     let path = &self.leaves[i].path;
-                    self.world.iter().try_for_each(|world| world.check_device(path, x.device()))?;
+                    self.world
+                        .iter()
+                        .try_for_each(|world| world.check_device(path, x.device()))?;
                     rebindings[i] = Some(Rebinding::new(&self.leaves[i], &x)?);
                 }
             }
@@ -292,7 +318,10 @@ impl StateTree {
         let rebindings: Vec<Rebinding> = required.collect::<Result<_>>()?;
         // From here on nothing can fail, because the state for other devices is already made.
         let mut leaves = std::mem::take(&mut self.leaves);
-        leaves.iter_mut().zip(rebindings).for_each(|(leaf, rebinding)| rebinding.apply(leaf));
+        leaves
+            .iter_mut()
+            .zip(rebindings)
+            .for_each(|(leaf, rebinding)| rebinding.apply(leaf));
         *self = self.with_leaves(leaves, left_out);
         Ok(())
     }
@@ -311,13 +340,19 @@ impl StateTree {
         let leaf_paths = tied_leaves.map(|leaf| leaf.paths().collect::<Vec<_>>());
         let left_out_paths = self.left_out.iter().map(|variable| variable.names().collect());
         for paths in leaf_paths.chain(left_out_paths).filter(|paths| paths.len() > 1) {
-            let mut in_model = paths.into_iter().filter_map(|path| Some((path, place_by_path.get(path)?)));
-            let Some((first, place)) = in_model.next() else { continue };
+            let mut in_model = paths
+                .into_iter()
+                .filter_map(|path| Some((path, place_by_path.get(path)?)));
+            let Some((first, place)) = in_model.next() else {
+                continue;
+            };
             if let Some((second, _)) = in_model.find(|(_, other)| *other != place) {
                 let problem =
                     format!("{first:?} and {second:?} are one variable in this state and two in the model");
                 let remedy = "tie the two in the model, or `remove` the parameter and `add` both";
-                return Err(Error::new(ErrorKind::Model, problem).at(first).with_remedy(remedy));
+                return Err(Error::new(ErrorKind::Model, problem)
+                    .at(first)
+                    .with_remedy(remedy));
             }
         }
         Ok(())
@@ -329,14 +364,20 @@ impl StateTree {
     /// If a device has no memory left, or the state has lost its leaves.
     pub fn try_clone(&self) -> Result<Self> {
         self.check_leaves()?;
-        let copies = self.leaves.iter().map(|leaf| leaf.try_clone().map(Box::new)).collect::<Result<_>>()?;
+        let copies = self
+            .leaves
+            .iter()
+            .map(|leaf| leaf.try_clone().map(Box::new))
+            .collect::<Result<_>>()?;
         Ok(self.with_leaves(copies, self.left_out.clone()))
     }
 }
 
 fn path_taken_error(path: &str) -> Error {
     let remedy = "rename or remove the old parameter first (or `rebind` the state to a new model)";
-    Error::new(ErrorKind::Model, "the state has this path already").at(path).with_remedy(remedy)
+    Error::new(ErrorKind::Model, "the state has this path already")
+        .at(path)
+        .with_remedy(remedy)
 }
 
 /// A leaf's new variable, and a copy of the leaf's state if the variable is on another device.
@@ -357,7 +398,10 @@ impl Rebinding {
                     .map_err(|error| error.at(&leaf.path))
             })
             .transpose()?;
-        Ok(Rebinding { x: VariablePlace::new(&**x), new_state })
+        Ok(Rebinding {
+            x: VariablePlace::new(&**x),
+            new_state,
+        })
     }
 
     fn apply(self, leaf: &mut Leaf) {

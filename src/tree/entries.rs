@@ -130,11 +130,16 @@ impl StateTree {
         self.check_names()?;
         self.check_parameters()?;
         let counts = STATE_COUNTERS.into_iter().zip([self.steps, self.calls]);
-        let mut entries: Vec<_> =
-            counts.map(|(name, count)| (STATE_PATH, name.to_string(), StateValue::Counter(count))).collect();
+        let mut entries: Vec<_> = counts
+            .map(|(name, count)| (STATE_PATH, name.to_string(), StateValue::Counter(count)))
+            .collect();
         if !self.norms.is_empty() {
             let norms = serde_json::to_vec(&self.norms).map_err(Error::other)?;
-            entries.push((STATE_PATH, STATE_NORMS.to_string(), StateValue::Bytes(norms.into())));
+            entries.push((
+                STATE_PATH,
+                STATE_NORMS.to_string(),
+                StateValue::Bytes(norms.into()),
+            ));
         }
         for leaf in &self.leaves {
             for (name, buffer) in leaf.state.tensors() {
@@ -147,7 +152,11 @@ impl StateTree {
                 };
                 entries.push((leaf.path(), name, value));
             }
-            let counts = [leaf.steps, leaf.missing_gradients.calls, leaf.missing_gradients.received];
+            let counts = [
+                leaf.steps,
+                leaf.missing_gradients.calls,
+                leaf.missing_gradients.received,
+            ];
             let leaf_counters = LEAF_COUNTERS.into_iter().map(str::to_string).zip(counts);
             let counters = leaf.counters().into_iter().chain(leaf_counters);
             entries.extend(counters.map(|(name, count)| (leaf.path(), name, StateValue::Counter(count))));
@@ -229,14 +238,20 @@ impl StateTree {
             sorted.sort_by_key(|(place, _)| **place);
             let aspects: Result<Vec<_>> = sorted.into_iter().map(|(_, entry)| entry.aspect()).collect();
             let agreement = Agreement::new(aspects?);
-            let steps = places.iter().zip(entries).find_map(new_steps).unwrap_or(self.steps);
+            let steps = places
+                .iter()
+                .zip(entries)
+                .find_map(new_steps)
+                .unwrap_or(self.steps);
             // Rules make the acting optimisers, and may panic, so this happens before anything is written.
             Ok(((places, steps, self.acting_for(steps)?), agreement, Vec::new()))
         });
         let ((places, steps, acting), _) = self.agree_on(Call::SetEntries, plan)?;
         self.warnings.clear_cache();
-        let (tree_entries, leaf_entries): (Vec<_>, Vec<_>) =
-            places.into_iter().zip(entries).partition(|((leaf, _), _)| leaf.is_none());
+        let (tree_entries, leaf_entries): (Vec<_>, Vec<_>) = places
+            .into_iter()
+            .zip(entries)
+            .partition(|((leaf, _), _)| leaf.is_none());
         let mut writes = 0;
         let mut outcomes = leaf_entries.into_iter().filter_map(|((leaf, place), entry)| {
             let outcome = self.leaves[leaf?].set_entry(place, entry, &mut writes);
@@ -270,16 +285,24 @@ impl StateTree {
         let mut earlier_places = HashSet::new();
         let mut entry_place = |entry: &NewEntry<'_>| {
             // The name decides first, because a model that is a single parameter has the path `""`, too.
-            let place = match (tree_names.place(&entry.name), self.leaf_index(&entry.path).flatten()) {
+            let place = match (
+                tree_names.place(&entry.name),
+                self.leaf_index(&entry.path).flatten(),
+            ) {
                 (Some(place), _) if entry.path == STATE_PATH => (None, place),
                 (_, Some(leaf)) => {
-                    let names =
-                        leaf_names.entry(leaf).or_insert_with(|| EntryNames::of_leaf(&self.leaves[leaf]));
+                    let names = leaf_names
+                        .entry(leaf)
+                        .or_insert_with(|| EntryNames::of_leaf(&self.leaves[leaf]));
                     let unknown = || Error::unknown("entry", &entry.name, &names.all());
                     (Some(leaf), names.place(&entry.name).ok_or_else(unknown)?)
                 }
                 _ if entry.path == STATE_PATH && entry.name.starts_with("state.") => {
-                    return Err(Error::unknown("entry of the whole state", &entry.name, &tree_names.all()));
+                    return Err(Error::unknown(
+                        "entry of the whole state",
+                        &entry.name,
+                        &tree_names.all(),
+                    ));
                 }
                 _ => {
                     let paths = self.leaves().map(Leaf::path);
@@ -300,7 +323,10 @@ impl StateTree {
             entry.check(place.1, leaf, on_non_finite)?;
             Ok(place)
         };
-        entries.iter().map(|entry| entry_place(entry).map_err(|error| error.at(&entry.path))).collect()
+        entries
+            .iter()
+            .map(|entry| entry_place(entry).map_err(|error| error.at(&entry.path)))
+            .collect()
     }
 
     /// Sets an entry of the whole state to a value that was checked.
@@ -394,11 +420,15 @@ impl NewEntry<'_> {
         on_non_finite: Option<&'static str>,
     ) -> Result<()> {
         if let Some(remedy) = on_non_finite.filter(|_| !number.is_finite()) {
-            return Err(self.error(ErrorKind::NotFinite, &number, "a finite number").with_remedy(remedy));
+            return Err(self
+                .error(ErrorKind::NotFinite, &number, "a finite number")
+                .with_remedy(remedy));
         }
         let expected = leaf.and_then(|leaf| leaf.state.number_fault(&self.name, number));
         let got = FieldValue::Real(number);
-        expected.map_or(Ok(()), |expected| Err(self.error(ErrorKind::Argument, &got, expected)))
+        expected.map_or(Ok(()), |expected| {
+            Err(self.error(ErrorKind::Argument, &got, expected))
+        })
     }
 
     /// Refuses a value that the state tensor with this index, or the norms of the whole state, cannot take.
@@ -409,7 +439,9 @@ impl NewEntry<'_> {
         on_non_finite: Option<&'static str>,
     ) -> Result<()> {
         let tensors = leaf.map(|leaf| (leaf, leaf.state.tensors()));
-        let tensor = tensors.as_ref().and_then(|(leaf, all)| Some((*leaf, all.get(index)?.1)));
+        let tensor = tensors
+            .as_ref()
+            .and_then(|(leaf, all)| Some((*leaf, all.get(index)?.1)));
         let is_coded = tensor.is_some_and(|(_, tensor)| tensor.code().is_some());
         let has_numbers = tensor.is_some_and(|(_, tensor)| tensor.has_numbers());
         match (&self.value, tensor) {
@@ -438,7 +470,9 @@ impl NewEntry<'_> {
     }
 
     fn error(&self, kind: ErrorKind, got: &dyn fmt::Display, expected: &str) -> Error {
-        Error::new(kind, format!("{} is", self.label)).with_got(got).with_expected(expected)
+        Error::new(kind, format!("{} is", self.label))
+            .with_got(got)
+            .with_expected(expected)
     }
 
     fn check_tensor(
@@ -452,7 +486,9 @@ impl NewEntry<'_> {
         if !is_supported(values.dtype()) {
             return Err(Error::dtype(label, values.dtype(), FLOATS));
         }
-        let Some(shape) = checked_shape(leaf, buffer) else { return Ok(()) };
+        let Some(shape) = checked_shape(leaf, buffer) else {
+            return Ok(());
+        };
         if values.shape() != shape {
             return Err(Error::shape(label, values.shape(), shape).with_remedy(OTHER_STATE));
         }
@@ -461,13 +497,17 @@ impl NewEntry<'_> {
         let first_refused = |numbers: &[f64]| {
             let non_finite =
                 first_non_finite(numbers.iter().copied(), dtype).filter(|_| on_non_finite.is_some());
-            non_finite.map(|(index, _)| index).or_else(|| numbers.iter().position(is_wrongly_negative))
+            non_finite
+                .map(|(index, _)| index)
+                .or_else(|| numbers.iter().position(is_wrongly_negative))
         };
         match first_match(values, first_refused)? {
             None => Ok(()),
             Some((element, value)) if is_wrongly_negative(&value) => {
                 let negative = Error::new(ErrorKind::Tensor, format!("{label} is")).with_got(value);
-                Err(negative.at_element(element).with_expected("a finite number that is not negative"))
+                Err(negative
+                    .at_element(element)
+                    .with_expected("a finite number that is not negative"))
             }
             Some((element, value)) => {
                 let error = match value.is_finite() {
@@ -486,13 +526,20 @@ impl NewEntry<'_> {
         buffer: &Buffer,
         on_non_finite: Option<&'static str>,
     ) -> Result<()> {
-        let Some(shape) = checked_shape(leaf, buffer) else { return Ok(()) };
+        let Some(shape) = checked_shape(leaf, buffer) else {
+            return Ok(());
+        };
         let expected = buffer.shape_of(shape).elem_count();
         if bytes.len() != expected {
             let error = Error::new(ErrorKind::Argument, format!("the length of {} is", self.label));
-            return Err(error.with_got(bytes.len()).with_expected(expected).with_remedy(OTHER_STATE));
+            return Err(error
+                .with_got(bytes.len())
+                .with_expected(expected)
+                .with_remedy(OTHER_STATE));
         }
-        buffer.code().map_or(Ok(()), |code| check_records(&self.label, bytes, 0, code, on_non_finite))
+        buffer.code().map_or(Ok(()), |code| {
+            check_records(&self.label, bytes, 0, code, on_non_finite)
+        })
     }
 
     /// The entry as ranks compare it, with a checksum instead of a tensor or bytes.
@@ -503,7 +550,10 @@ impl NewEntry<'_> {
             StateValue::Counter(count) => count.to_string(),
             StateValue::Number(number) => format!("{:016x}", number.to_bits()),
         };
-        Ok(Aspect::new("an entry of the state", format!("{:?} of {:?}: {value}", self.name, self.path)))
+        Ok(Aspect::new(
+            "an entry of the state",
+            format!("{:?} of {:?}: {value}", self.name, self.path),
+        ))
     }
 }
 
@@ -511,9 +561,22 @@ impl Leaf {
     /// Sets an entry to a value that was checked. `writes` counts a write even if it fails.
     fn set_entry(&mut self, place: EntryPlace, entry: &NewEntry<'_>, writes: &mut usize) -> Result<()> {
         let held = self.held();
-        let Leaf { state, steps, missing_gradients, .. } = self;
-        let StateParts { mut tensors, mut counters, mut numbers } = state.parts_mut();
-        counters.extend([steps, &mut missing_gradients.calls, &mut missing_gradients.received]);
+        let Leaf {
+            state,
+            steps,
+            missing_gradients,
+            ..
+        } = self;
+        let StateParts {
+            mut tensors,
+            mut counters,
+            mut numbers,
+        } = state.parts_mut();
+        counters.extend([
+            steps,
+            &mut missing_gradients.calls,
+            &mut missing_gradients.received,
+        ]);
         match (place, &entry.value) {
             (EntryPlace::Tensor(index), value) => set_tensor(&mut *tensors[index], value, held, writes)?,
             (EntryPlace::Counter(index), StateValue::Counter(count)) => {
@@ -549,8 +612,9 @@ fn set_tensor(buffer: &mut Buffer, value: &StateValue<'_>, held: Held, writes: &
         StateValue::Bytes(bytes) => {
             // The count is exact for codes, too, because each part begins with a record.
             let byte_count = |elements: usize| buffer.shape_of(&[elements]).elem_count();
-            let own_bytes =
-                part.map_or(&bytes[..], |part| &bytes[byte_count(part.start)..byte_count(part.end)]);
+            let own_bytes = part.map_or(&bytes[..], |part| {
+                &bytes[byte_count(part.start)..byte_count(part.end)]
+            });
             let tensor = Tensor::from_vec(own_bytes.to_vec(), own_bytes.len(), &Device::Cpu)?;
             *writes += 1;
             Ok(buffer.set_stored(0, &tensor)?)
@@ -563,7 +627,9 @@ fn set_tensor(buffer: &mut Buffer, value: &StateValue<'_>, held: Held, writes: &
 fn read_norms(bytes: &[u8]) -> Result<NormHistories> {
     let damaged = || Error::new(ErrorKind::Argument, "the norms of earlier calls are damaged");
     let norms: NormHistories = serde_json::from_slice(bytes).map_err(|error| damaged().caused_by(error))?;
-    norms.first_invalid().map_or(Ok(norms), |norm| Err(damaged().with_got(norm).with_expected("0 or more")))
+    norms.first_invalid().map_or(Ok(norms), |norm| {
+        Err(damaged().with_got(norm).with_expected("0 or more"))
+    })
 }
 
 /// The shape of a whole state tensor; `None` if another rank has all of the tensor and checks the value.
@@ -613,7 +679,9 @@ pub(crate) fn check_records(
         if scale.is_finite() && scale.is_sign_negative() {
             let problem =
                 format!("{name} is damaged or was not written by this crate: the scale of block {block} is");
-            return Err(Error::new(ErrorKind::File, problem).with_got(scale).with_expected("0 or more"));
+            return Err(Error::new(ErrorKind::File, problem)
+                .with_got(scale)
+                .with_expected("0 or more"));
         }
         if let (Some(remedy), Some((index, value))) = (remedy, code.first_non_finite(record)) {
             return Err(Error::not_finite(name, value.into(), block * BLOCK + index).with_remedy(remedy));

@@ -97,7 +97,11 @@ pub(super) struct VariablePlace {
 
 impl VariablePlace {
     pub(super) fn new(x: &dyn Lend) -> Self {
-        VariablePlace { id: x.tensor().map(Tensor::id), storage: x.memory(), device: x.device().clone() }
+        VariablePlace {
+            id: x.tensor().map(Tensor::id),
+            storage: x.memory(),
+            device: x.device().clone(),
+        }
     }
 }
 
@@ -155,7 +159,11 @@ impl Leaf {
     /// The storages with a lock that an update of this leaf writes. A master on a device is among them,
     /// because functions of rules see the master and may keep it.
     pub(super) fn written_storages(&self) -> impl Iterator<Item = usize> {
-        self.state.outer_master().and_then(Lend::memory).into_iter().chain(self.storage)
+        self.state
+            .outer_master()
+            .and_then(Lend::memory)
+            .into_iter()
+            .chain(self.storage)
     }
 
     /// Whether `optimiser`, the leaf's own optimiser with other fields, needs state of the same layout.
@@ -167,10 +175,17 @@ impl Leaf {
         // number for each element, an empty parameter is enough. Other rules need the real shape, even on a
         // rank without a part. Stores are not compared, because their tensors depend on the parameter alone.
         let is_empty = self.optimiser.rule().is_divisible() && optimiser.rule().is_divisible();
-        let sizes: Vec<usize> = self.shape().iter().map(|size| if is_empty { 0 } else { *size }).collect();
+        let sizes: Vec<usize> = self
+            .shape()
+            .iter()
+            .map(|size| if is_empty { 0 } else { *size })
+            .collect();
         let x = repeated_zero(sizes, self.dtype, &Device::Cpu)?;
         let slots = |optimiser: &Optimiser| {
-            let state = optimiser.rule().init(Parameter::new(&x)).map_err(|error| error.at(&self.path))?;
+            let state = optimiser
+                .rule()
+                .init(Parameter::new(&x))
+                .map_err(|error| error.at(&self.path))?;
             let slot = |(name, tensor): (String, &Buffer)| {
                 (name, tensor.shape_of(tensor.shape()), tensor.stored_dtype())
             };
@@ -188,7 +203,9 @@ impl Leaf {
                        `VarMap::all_vars` has another order in each process";
         let remedy = "make the optimiser by `CandleOptimizer::for_model(&variables, rule)`, which keeps the \
                       model's names, or, if the list always has the same order, by `for_model(&list, rule)`";
-        Err(Error::new(ErrorKind::Unsupported, problem).with_remedy(remedy).at(&self.path))
+        Err(Error::new(ErrorKind::Unsupported, problem)
+            .with_remedy(remedy)
+            .at(&self.path))
     }
 
     /// The path for lists in messages. An index says nothing by itself, so the shape follows.
@@ -207,7 +224,14 @@ impl Leaf {
         let (drives, acting) = (self.drives.clone(), self.acting.clone());
         let (initial_optimiser, run_start) = (self.initial_optimiser.clone(), self.run_start.clone());
         let parameter_aside = self.parameter_aside.clone();
-        Ok(Leaf { initial_optimiser, run_start, drives, acting, parameter_aside, ..copy })
+        Ok(Leaf {
+            initial_optimiser,
+            run_start,
+            drives,
+            acting,
+            parameter_aside,
+            ..copy
+        })
     }
 
     /// A leaf of the same parameter with this optimiser and state, no schedules and nothing put aside.
@@ -235,7 +259,9 @@ impl Leaf {
     ///
     /// These are all elements, unless the state is [divided](crate::Setup::over) among ranks.
     pub fn part(&self) -> Range<usize> {
-        self.parts.as_ref().map_or(0..self.shape.elem_count(), LeafParts::own)
+        self.parts
+            .as_ref()
+            .map_or(0..self.shape.elem_count(), LeafParts::own)
     }
 
     /// How much of the state this process has.
@@ -253,9 +279,10 @@ impl Leaf {
     pub(crate) fn stored_extent(&self, tensor: &Buffer) -> Option<(crate::tensors::Shape, Range<usize>)> {
         let stored_length = |elements: usize| tensor.shape_of(&[elements]).elem_count();
         match self.held() {
-            Held::All => {
-                Some((tensor.shape_of(tensor.shape()), 0..stored_length(elem_count(tensor.shape()))))
-            }
+            Held::All => Some((
+                tensor.shape_of(tensor.shape()),
+                0..stored_length(elem_count(tensor.shape())),
+            )),
             // The range is exact for codes, too, because each part begins with a record.
             Held::Part(part) => {
                 let range = stored_length(part.start)..stored_length(part.end);
@@ -273,10 +300,14 @@ impl Leaf {
             return Err(divided_error("`Offload`", ranks).at(&self.path));
         }
         if self.is_cut() && !optimiser.is_divisible() {
-            let problem =
-                format!("it is divided among ranks, but {} needs the whole parameter", optimiser.name());
+            let problem = format!(
+                "it is divided among ranks, but {} needs the whole parameter",
+                optimiser.name()
+            );
             let remedy = "save a checkpoint, set up anew with this rule, and restore what fits";
-            return Err(Error::new(ErrorKind::Unsupported, problem).at(&self.path).with_remedy(remedy));
+            return Err(Error::new(ErrorKind::Unsupported, problem)
+                .at(&self.path)
+                .with_remedy(remedy));
         }
         Ok(())
     }
@@ -299,7 +330,10 @@ impl Leaf {
     /// The dtype of the arithmetic: F64 if parameter, master or a gradient is in F64, otherwise F32.
     pub(crate) fn compute_dtype(&self, gradients: impl IntoIterator<Item = impl Into<DType>>) -> DType {
         let master = self.state.outer_master().map(Buffer::stored_dtype);
-        let mut dtypes = master.into_iter().chain([self.dtype]).chain(gradients.into_iter().map(Into::into));
+        let mut dtypes = master
+            .into_iter()
+            .chain([self.dtype])
+            .chain(gradients.into_iter().map(Into::into));
         compute_dtype(dtypes.find(|dtype| *dtype == DType::F64).unwrap_or(DType::F32))
     }
 
@@ -403,7 +437,8 @@ impl Leaf {
     pub(crate) fn set_optimiser(&mut self, optimiser: Arc<Optimiser>, frozen: bool, has_begun: bool) {
         let before = std::mem::replace(&mut self.optimiser, optimiser);
         if has_begun {
-            self.run_start.get_or_insert_with(|| (before.clone(), self.frozen));
+            self.run_start
+                .get_or_insert_with(|| (before.clone(), self.frozen));
         }
         self.initial_optimiser.get_or_insert(before);
         self.frozen = frozen;
@@ -411,7 +446,12 @@ impl Leaf {
 
     /// Ends an open window: the rules drop what they have collected.
     pub(crate) fn end_window(&mut self) -> Result<()> {
-        let Leaf { optimiser, acting, state, .. } = self;
+        let Leaf {
+            optimiser,
+            acting,
+            state,
+            ..
+        } = self;
         acting.as_ref().unwrap_or(optimiser).end_window(state)
     }
 
@@ -476,7 +516,11 @@ impl Leaf {
 
     /// The bytes that the state tensors take.
     pub fn bytes(&self) -> usize {
-        self.state.tensors().into_iter().map(|(_, tensor)| tensor.bytes()).sum()
+        self.state
+            .tensors()
+            .into_iter()
+            .map(|(_, tensor)| tensor.bytes())
+            .sum()
     }
 
     /// The acting optimiser as an aspect that has to be the same on all ranks.
@@ -492,31 +536,47 @@ impl fmt::Debug for Leaf {
         write!(f, "{} {:?} {:?}", paths.join(" = "), self.shape(), self.dtype)?;
         if let Some(parts) = &self.parts {
             write!(f, ", elements {:?}", parts.own())?;
-            parts.wire.map_or(Ok(()), |wire| write!(f, ", gradient sent in {wire:?}"))?;
+            parts
+                .wire
+                .map_or(Ok(()), |wire| write!(f, ", gradient sent in {wire:?}"))?;
         }
         if !self.device.is_cpu() {
             write!(f, " on {:?}", self.device.location())?;
         }
         for ScheduleAssignment { schedule, .. } in self.schedules() {
             let field = schedule.driven_field();
-            let value = self.acting().field(field).map_or("-".to_string(), |value| value.to_string());
+            let value = self
+                .acting()
+                .field(field)
+                .map_or("-".to_string(), |value| value.to_string());
             write!(f, ", {field} {value} by a schedule")?;
         }
         let frozen = if self.frozen { ", frozen" } else { "" };
-        write!(f, ", steps {}{frozen}: {:?}\n    {:?}", self.steps, self.optimiser, self.state)
+        write!(
+            f,
+            ", steps {}{frozen}: {:?}\n    {:?}",
+            self.steps, self.optimiser, self.state
+        )
     }
 }
 
 /// This rank's part of a parameter: the parameter itself if the part is all of it, else a flat view of the
 /// elements.
 fn part_of<'x>(parts: Option<&LeafParts>, x: &'x dyn Lend) -> Result<Lent<'x>> {
-    let Some(part) = parts.map(LeafParts::own).filter(|part| part.len() < x.elem_count()) else {
+    let Some(part) = parts
+        .map(LeafParts::own)
+        .filter(|part| part.len() < x.elem_count())
+    else {
         return Ok(Lent::new(x));
     };
     // A part can be flat, because parameters whose rule depends on the shape are not cut. A rank may still
     // have an empty part of such a parameter. The empty part keeps the number of dimensions, because the
     // names of the rule's state tensors depend on that number.
-    if part.is_empty() && !x.shape().is_empty() { Lent::empty_part(x) } else { Lent::new(x).part(part) }
+    if part.is_empty() && !x.shape().is_empty() {
+        Lent::empty_part(x)
+    } else {
+        Lent::new(x).part(part)
+    }
 }
 
 /// Refuses a parameter on a device with more elements than candle's kernels can count. Conversions between
@@ -528,7 +588,9 @@ pub(super) fn check_count(elements: usize, is_on_cpu: bool) -> Result<()> {
     let problem = "the kernels of a device count elements in 32 bits, but its number of elements is";
     let error = Error::new(ErrorKind::Unsupported, problem).with_got(elements);
     let remedy = "cut it into several parameters, or leave it on the CPU";
-    Err(error.with_expected(format_args!("at most {}", u32::MAX)).with_remedy(remedy))
+    Err(error
+        .with_expected(format_args!("at most {}", u32::MAX))
+        .with_remedy(remedy))
 }
 
 /// Fresh state for a part of a parameter that has `elements` elements as a whole.
@@ -547,14 +609,24 @@ fn check_a_number_per_element(
     state: &State,
     elements: usize,
 ) -> Result<()> {
-    let misfit = state.tensors().into_iter().find(|(_, tensor)| elem_count(tensor.shape()) != elements);
-    let Some((slot, tensor)) = misfit else { return Ok(()) };
-    let problem =
-        format!("{} is declared divisible, but its state tensor {slot:?} has shape", optimiser.rule().name());
-    let error =
-        Error::new(ErrorKind::Contract, problem).at(path).with_got(format_args!("{:?}", tensor.shape()));
+    let misfit = state
+        .tensors()
+        .into_iter()
+        .find(|(_, tensor)| elem_count(tensor.shape()) != elements);
+    let Some((slot, tensor)) = misfit else {
+        return Ok(());
+    };
+    let problem = format!(
+        "{} is declared divisible, but its state tensor {slot:?} has shape",
+        optimiser.rule().name()
+    );
+    let error = Error::new(ErrorKind::Contract, problem)
+        .at(path)
+        .with_got(format_args!("{:?}", tensor.shape()));
     let expected = format!("a number for each of {elements} elements");
-    Err(error.with_expected(expected).with_remedy("return `false` from its `is_divisible`"))
+    Err(error
+        .with_expected(expected)
+        .with_remedy("return `false` from its `is_divisible`"))
 }
 
 /// A leaf's calls without a gradient.
@@ -598,10 +670,16 @@ mod tests {
 
     #[test]
     fn a_device_counts_in_32_bits() {
-        for (elements, is_on_cpu, fits) in
-            [(1 << 32, true, true), ((1 << 32) - 1, false, true), (1 << 32, false, false)]
-        {
-            assert_eq!(check_count(elements, is_on_cpu).is_ok(), fits, "{elements} {is_on_cpu}");
+        for (elements, is_on_cpu, fits) in [
+            (1 << 32, true, true),
+            ((1 << 32) - 1, false, true),
+            (1 << 32, false, false),
+        ] {
+            assert_eq!(
+                check_count(elements, is_on_cpu).is_ok(),
+                fits,
+                "{elements} {is_on_cpu}"
+            );
         }
     }
 }

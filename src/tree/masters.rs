@@ -48,7 +48,10 @@ impl StateTree {
     pub fn masters<M: Model + ?Sized>(&self, model: &M) -> Result<BTreeMap<String, Tensor>> {
         let parts = self.settle(Call::Masters, self.master_parts(model))?;
         let masters = self.gather(parts.into_iter().enumerate().collect())?;
-        Ok(masters.into_iter().map(|(leaf, master)| (self.leaves[leaf].path.clone(), master)).collect())
+        Ok(masters
+            .into_iter()
+            .map(|(leaf, master)| (self.leaves[leaf].path.clone(), master))
+            .collect())
     }
 
     /// The most precise copies of this rank's parts, in the order of the leaves.
@@ -183,7 +186,11 @@ impl StateTree {
     /// If a parameter is not its master rounded, or `model` is not the state's.
     pub fn check_masters<M: Model + ?Sized>(&self, model: &M) -> Result<()> {
         let check = |parameters: Vec<Lent<'_>>| {
-            let mut trained = self.leaves.iter().zip(&parameters).filter(|(leaf, _)| !leaf.is_unreached());
+            let mut trained = self
+                .leaves
+                .iter()
+                .zip(&parameters)
+                .filter(|(leaf, _)| !leaf.is_unreached());
             trained.try_for_each(|(leaf, x)| {
                 let part = leaf.own_part(leaf.parameter(&**x))?;
                 leaf.check_unchanged(&*part, Extent::Whole)
@@ -231,7 +238,10 @@ impl<'v> From<&'v BTreeMap<String, Tensor>> for MasterValues<'v> {
 impl<'v> From<&'v HashMap<String, Tensor>> for MasterValues<'v> {
     fn from(values: &'v HashMap<String, Tensor>) -> Self {
         MasterValues(MasterSource::Tensors(
-            values.iter().map(|(path, value)| (path.clone(), value.clone())).collect(),
+            values
+                .iter()
+                .map(|(path, value)| (path.clone(), value.clone()))
+                .collect(),
         ))
     }
 }
@@ -255,10 +265,21 @@ impl StateTree {
     ) -> Result<Vec<String>> {
         let plan = self.check_parameters().and_then(|()| {
             let masters = self.new_masters(model, values)?;
-            let aspects = if self.is_divided() { masters.aspects(self)? } else { Vec::new() };
+            let aspects = if self.is_divided() {
+                masters.aspects(self)?
+            } else {
+                Vec::new()
+            };
             Ok((masters, Agreement::new(aspects), Vec::new()))
         });
-        let (NewMasters { leaves, others, unused }, _) = self.agree_on(Call::NewMasters, plan)?;
+        let (
+            NewMasters {
+                leaves,
+                others,
+                unused,
+            },
+            _,
+        ) = self.agree_on(Call::NewMasters, plan)?;
         let (mut set_count, total) = (0, leaves.len() + others.len());
         let mut set_all = || {
             for (leaf, (x, value)) in self.leaves.iter_mut().zip(&leaves) {
@@ -304,7 +325,11 @@ impl StateTree {
             .collect();
         if let Some(path) = values.keys().find(|path| !known_paths.contains(path.as_str())) {
             let paths = variables.keys().map(String::as_str);
-            return Err(Error::unknown_path("variable in the model with the path", path, paths));
+            return Err(Error::unknown_path(
+                "variable in the model with the path",
+                path,
+                paths,
+            ));
         }
         // A variable is found by its identity, because a renamed state has other paths than its model.
         let path_in_model: HashMap<Identity, &String> =
@@ -321,7 +346,10 @@ impl StateTree {
                 .find_map(|path| values.get(path))
                 .or_else(|| values.get(*path_in_model.get(&identity(x))?))
                 .ok_or_else(missing)?;
-            leaves.push((x.clone(), convert_value(leaf.path(), &**x, value, accept_non_finite)?));
+            leaves.push((
+                x.clone(),
+                convert_value(leaf.path(), &**x, value, accept_non_finite)?,
+            ));
         }
         let parameter_identities: HashSet<Identity> = parameters.iter().map(identity).collect();
         let others = variables
@@ -330,15 +358,24 @@ impl StateTree {
             .filter_map(|(path, x)| Some((path, x, values.get(path)?)))
             .map(|(path, x, value)| Ok((x.clone(), convert_value(path, &**x, value, accept_non_finite)?)))
             .collect::<Result<Vec<_>>>()?;
-        Ok(NewMasters { leaves, others, unused })
+        Ok(NewMasters {
+            leaves,
+            others,
+            unused,
+        })
     }
 }
 
 impl NewMasters<'_> {
     /// All values, as aspects that have to be the same on all ranks.
     fn aspects(&self, state: &StateTree) -> Result<Vec<Aspect>> {
-        let paths = state.paths().iter().map(|path| format!("the new values of {path:?}"));
-        let names = paths.chain(std::iter::repeat("the new values of a variable without state".to_string()));
+        let paths = state
+            .paths()
+            .iter()
+            .map(|path| format!("the new values of {path:?}"));
+        let names = paths.chain(std::iter::repeat(
+            "the new values of a variable without state".to_string(),
+        ));
         let values = self.leaves.iter().chain(&self.others).map(|(_, value)| value);
         values
             .zip(names)
@@ -364,7 +401,10 @@ impl Leaf {
                 let mut others =
                     ranges_to_read(0..own_part.start).chain(ranges_to_read(own_part.end..x.elem_count()));
                 others.try_for_each(|range| {
-                    set(&x.narrow(0, range.start, range.len())?, &values.narrow(0, range.start, range.len())?)
+                    set(
+                        &x.narrow(0, range.start, range.len())?,
+                        &values.narrow(0, range.start, range.len())?,
+                    )
                 })
             }
         };
@@ -409,21 +449,28 @@ fn convert_value(path: &str, x: &dyn Lend, value: &Tensor, accept_non_finite: bo
         return Err(Error::shape(VALUE, value.shape(), x.shape()).at(path));
     }
     if value.dtype().is_float() != x.dtype().is_float() {
-        return Err(Error::dtype(VALUE, value.dtype(), format_args!("a dtype like {:?}", x.dtype())).at(path));
+        return Err(
+            Error::dtype(VALUE, value.dtype(), format_args!("a dtype like {:?}", x.dtype())).at(path),
+        );
     }
     if value.dtype().is_float() && !accept_non_finite {
-        let numbers: Vec<f64> =
-            in_dtype(&value.to_device(&Device::Cpu)?, DType::F64)?.flatten_all()?.to_vec1()?;
+        let numbers: Vec<f64> = in_dtype(&value.to_device(&Device::Cpu)?, DType::F64)?
+            .flatten_all()?
+            .to_vec1()?;
         match first_non_finite(numbers, x.dtype()) {
             Some((index, value)) if value.is_finite() => {
                 let remedy = "give the parameter another dtype; to round the number to infinity, take the \
                               values from a file with `Weights::accepting_non_finite`";
-                return Err(Error::too_large(VALUE, value, index, x.dtype()).at(path).with_remedy(remedy));
+                return Err(Error::too_large(VALUE, value, index, x.dtype())
+                    .at(path)
+                    .with_remedy(remedy));
             }
             Some((index, value)) => {
                 let remedy = "to set infinities and NaN, take the values from a file with \
                               `Weights::accepting_non_finite`";
-                return Err(Error::not_finite(VALUE, value, index).at(path).with_remedy(remedy));
+                return Err(Error::not_finite(VALUE, value, index)
+                    .at(path)
+                    .with_remedy(remedy));
             }
             None => {}
         }

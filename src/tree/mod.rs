@@ -194,14 +194,16 @@ impl StateTree {
     /// Inserts leaves in the order of their paths.
     fn insert_leaves(&mut self, mut leaves: Leaves) {
         leaves.sort_by(|a, b| a.path.cmp(&b.path));
-        self.targets.add(leaves.iter().flat_map(|leaf| leaf.written_storages()));
+        self.targets
+            .add(leaves.iter().flat_map(|leaf| leaf.written_storages()));
         for leaf in &leaves {
             let tied = |path: &String| (path.clone(), OtherPath::Tied(leaf.path.clone()));
             self.other_paths.extend(leaf.aliases.iter().map(tied));
         }
         // Only the leaves after the first new one move.
-        let first =
-            leaves.first().map_or(self.leaves.len(), |first| self.leaf_index_of_first_path(&first.path));
+        let first = leaves.first().map_or(self.leaves.len(), |first| {
+            self.leaf_index_of_first_path(&first.path)
+        });
         let mut old_leaves = self.leaves.split_off(first).into_iter().peekable();
         for leaf in leaves {
             while let Some(old) = old_leaves.next_if(|old| old.path < leaf.path) {
@@ -215,16 +217,20 @@ impl StateTree {
 
     /// Removes the leaves at `places`, which are sorted.
     fn remove_leaves(&mut self, places: &[usize]) -> Leaves {
-        let (Some(&first), Some(&last)) = (places.first(), places.last()) else { return Vec::new() };
+        let (Some(&first), Some(&last)) = (places.first(), places.last()) else {
+            return Vec::new();
+        };
         let tail = self.leaves.split_off(last + 1);
         let mut places = places.iter().peekable();
         let mut is_removed = |place: usize| places.next_if_eq(&&place).is_some();
-        let (removed, others): (Vec<_>, Vec<_>) =
-            (first..).zip(self.leaves.drain(first..)).partition(|(place, _)| is_removed(*place));
+        let (removed, others): (Vec<_>, Vec<_>) = (first..)
+            .zip(self.leaves.drain(first..))
+            .partition(|(place, _)| is_removed(*place));
         self.leaves.extend(others.into_iter().map(|(_, leaf)| leaf));
         self.leaves.extend(tail);
         let leaves: Leaves = removed.into_iter().map(|(_, leaf)| leaf).collect();
-        self.targets.forget(leaves.iter().flat_map(|leaf| leaf.written_storages()));
+        self.targets
+            .forget(leaves.iter().flat_map(|leaf| leaf.written_storages()));
         for path in leaves.iter().flat_map(|leaf| &leaf.aliases) {
             self.other_paths.remove(path);
         }
@@ -235,7 +241,8 @@ impl StateTree {
     /// Adds variables without a leaf, which updates pass over.
     fn leave_out(&mut self, variables: Vec<LeftOut>) {
         for LeftOut { id, paths } in &variables {
-            self.other_paths.extend(paths.iter().map(|path| (path.clone(), OtherPath::LeftOut(*id))));
+            self.other_paths
+                .extend(paths.iter().map(|path| (path.clone(), OtherPath::LeftOut(*id))));
         }
         self.left_out.extend(variables);
         self.drop_caches();
@@ -243,7 +250,10 @@ impl StateTree {
 
     /// Removes the left-out variables for which `is_removed` holds.
     fn remove_left_out(&mut self, is_removed: impl Fn(&LeftOut) -> bool) -> Vec<LeftOut> {
-        let removed: Vec<LeftOut> = self.left_out.extract_if(.., |variable| is_removed(variable)).collect();
+        let removed: Vec<LeftOut> = self
+            .left_out
+            .extract_if(.., |variable| is_removed(variable))
+            .collect();
         for name in removed.iter().flat_map(LeftOut::names) {
             self.other_paths.remove(name);
         }
@@ -274,10 +284,12 @@ impl StateTree {
         let first = self.leaf_index_of_first_path(&format!("{path}."));
         let is_below = |leaf: &&Leaf| rest_below(leaf.path(), path).is_some();
         let below = self.leaves().skip(first).take_while(is_below).count();
-        let tied = self.other_paths_below(path).filter_map(|(name, owner)| match owner {
-            OtherPath::Tied(_) => self.leaf_index(name).flatten(),
-            OtherPath::LeftOut(_) => None,
-        });
+        let tied = self
+            .other_paths_below(path)
+            .filter_map(|(name, owner)| match owner {
+                OtherPath::Tied(_) => self.leaf_index(name).flatten(),
+                OtherPath::LeftOut(_) => None,
+            });
         let at = self.leaf_index(path).flatten();
         let mut places: Vec<usize> = at.into_iter().chain(first..first + below).chain(tied).collect();
         places.sort_unstable();
@@ -288,9 +300,15 @@ impl StateTree {
 
     /// The paths below `path` that are not the first path of a leaf, with their owners.
     fn other_paths_below(&self, path: &str) -> impl Iterator<Item = (&str, &OtherPath)> {
-        let prefix = if path.is_empty() { String::new() } else { format!("{path}.") };
-        let below =
-            self.other_paths.range(prefix.clone()..).take_while(move |(name, _)| name.starts_with(&prefix));
+        let prefix = if path.is_empty() {
+            String::new()
+        } else {
+            format!("{path}.")
+        };
+        let below = self
+            .other_paths
+            .range(prefix.clone()..)
+            .take_while(move |(name, _)| name.starts_with(&prefix));
         below.map(|(name, owner)| (name.as_str(), owner))
     }
 
@@ -303,8 +321,19 @@ impl StateTree {
 
     /// This tree with other leaves and empty caches.
     fn with_leaves(&self, leaves: Leaves, left_out: Vec<LeftOut>) -> Self {
-        let StateTree { steps, began_at, acting_at, calls, skipped, .. } = *self;
-        let StateTree { requires_all, allows_others, .. } = *self;
+        let StateTree {
+            steps,
+            began_at,
+            acting_at,
+            calls,
+            skipped,
+            ..
+        } = *self;
+        let StateTree {
+            requires_all,
+            allows_others,
+            ..
+        } = *self;
         StateTree {
             steps,
             began_at,
@@ -353,10 +382,13 @@ impl StateTree {
         }
         for (index, leaf) in self.leaves.iter().enumerate() {
             let is_updated = updated.next_if_eq(&&index).is_some();
-            leaf.state.visit_shared(is_updated, &mut |numbers| numbers.merge_into(&mut shared_numbers));
+            leaf.state
+                .visit_shared(is_updated, &mut |numbers| numbers.merge_into(&mut shared_numbers));
         }
         if !shared_numbers.is_empty() {
-            self.leaves.iter_mut().for_each(|leaf| leaf.state.set_shared(&shared_numbers));
+            self.leaves
+                .iter_mut()
+                .for_each(|leaf| leaf.state.set_shared(&shared_numbers));
         }
     }
 
@@ -367,7 +399,10 @@ impl StateTree {
 
     /// The leaf of the parameter with this path, which may be any of its paths.
     pub fn leaf(&self, path: &str) -> Option<&Leaf> {
-        self.leaf_index(path).flatten().and_then(|place| self.leaves.get(place)).map(|leaf| &**leaf)
+        self.leaf_index(path)
+            .flatten()
+            .and_then(|place| self.leaves.get(place))
+            .map(|leaf| &**leaf)
     }
 
     /// Refuses a state whose leaves were lost with a streamed step that was leaked.
@@ -482,7 +517,8 @@ impl StateTree {
 
     /// The paths of the leaves.
     pub(crate) fn paths(&self) -> &Arc<[String]> {
-        self.names.get_or_init(|| self.leaves.iter().map(|leaf| leaf.path.clone()).collect())
+        self.names
+            .get_or_init(|| self.leaves.iter().map(|leaf| leaf.path.clone()).collect())
     }
 
     /// All leaves.
@@ -492,7 +528,12 @@ impl StateTree {
         let is_leaked = self.check_leaves().is_err();
         let leaves = self.leaves.iter_mut().map(|leaf| &mut **leaf).collect();
         let for_all = Some(&mut self.schedules);
-        Selection { leaves, steps: self.steps, for_all, is_leaked }
+        Selection {
+            leaves,
+            steps: self.steps,
+            for_all,
+            is_leaked,
+        }
     }
 
     /// The leaf at `path` and all leaves below it.
@@ -513,12 +554,19 @@ impl StateTree {
         let (mut rest, mut start) = (&mut self.leaves[..], 0);
         let mut leaves = Vec::with_capacity(places.len());
         for place in places {
-            let Some((leaf, tail)) = rest.split_at_mut(place - start).1.split_first_mut() else { break };
+            let Some((leaf, tail)) = rest.split_at_mut(place - start).1.split_first_mut() else {
+                break;
+            };
             leaves.push(&mut **leaf);
             (rest, start) = (tail, place + 1);
         }
         let for_all = path.is_empty().then_some(&mut self.schedules);
-        Ok(Selection { leaves, steps: self.steps, for_all, is_leaked: false })
+        Ok(Selection {
+            leaves,
+            steps: self.steps,
+            for_all,
+            is_leaked: false,
+        })
     }
 
     /// The leaves for which `choose` holds.
@@ -540,7 +588,12 @@ impl StateTree {
         }
         self.warnings.clear_cache();
         Ok(Selection {
-            leaves: self.leaves.iter_mut().map(|leaf| &mut **leaf).filter(|leaf| choose(leaf)).collect(),
+            leaves: self
+                .leaves
+                .iter_mut()
+                .map(|leaf| &mut **leaf)
+                .filter(|leaf| choose(leaf))
+                .collect(),
             steps: self.steps,
             for_all: None,
             is_leaked: false,
@@ -589,7 +642,10 @@ impl StateTree {
             None => path,
         };
         let place = self.leaf_index_of_first_path(first);
-        self.leaves.get(place).filter(|leaf| leaf.path == first).map(|_| Some(place))
+        self.leaves
+            .get(place)
+            .filter(|leaf| leaf.path == first)
+            .map(|_| Some(place))
     }
 
     /// The [`leaf_index`](StateTree::leaf_index) of each path. Steps make this cache, because they look up many paths,
@@ -609,9 +665,16 @@ impl StateTree {
     /// The index of each variable's leaf; `None` for a variable that was left out.
     pub(crate) fn by_id(&self) -> &HashMap<TensorId, Option<usize>> {
         self.by_id.get_or_init(|| {
-            let places = self.leaves.iter().enumerate().map(|(place, leaf)| (leaf.id, Some(place)));
+            let places = self
+                .leaves
+                .iter()
+                .enumerate()
+                .map(|(place, leaf)| (leaf.id, Some(place)));
             let left_out = self.left_out.iter().map(|variable| (variable.id, None));
-            places.chain(left_out).filter_map(|(id, place)| Some((id?, place))).collect()
+            places
+                .chain(left_out)
+                .filter_map(|(id, place)| Some((id?, place)))
+                .collect()
         })
     }
 }
@@ -619,13 +682,17 @@ impl StateTree {
 /// The rest of `name` after `path`, if `name` is `path` or below it. The rest is empty or begins with a dot;
 /// for the empty path the rest is all of `name`.
 pub(crate) fn rest_below<'n>(name: &'n str, path: &str) -> Option<&'n str> {
-    name.strip_prefix(path).filter(|rest| path.is_empty() || rest.is_empty() || rest.starts_with('.'))
+    name.strip_prefix(path)
+        .filter(|rest| path.is_empty() || rest.is_empty() || rest.starts_with('.'))
 }
 
 /// The error of a state that has lost its leaves.
 fn leaked_error() -> Error {
-    Error::new(ErrorKind::Unsupported, "the state has lost its leaves with a `StreamedStep` that was leaked")
-        .with_remedy("set up a state, and restore a checkpoint; end a step with `finish`, or drop it")
+    Error::new(
+        ErrorKind::Unsupported,
+        "the state has lost its leaves with a `StreamedStep` that was leaked",
+    )
+    .with_remedy("set up a state, and restore a checkpoint; end a step with `finish`, or drop it")
 }
 
 /// A path in words, for errors.

@@ -41,16 +41,23 @@ impl NormHistories {
 
     /// The first group whose norm is an outlier.
     pub(crate) fn outlier(&self, norms: &LimitedNorms) -> Option<Outlier> {
-        norms.iter().find_map(|(&group, &(norm, NormLimit { sigma, window, .. }))| {
-            let limit = self.limit(group, sigma, window).filter(|limit| norm > *limit)?;
-            Some(Outlier { group, norm, limit })
-        })
+        norms
+            .iter()
+            .find_map(|(&group, &(norm, NormLimit { sigma, window, .. }))| {
+                let limit = self.limit(group, sigma, window).filter(|limit| norm > *limit)?;
+                Some(Outlier { group, norm, limit })
+            })
     }
 
     /// The largest norm of a group that is no outlier; `None` if there are too few norms to decide.
     fn limit(&self, group: u64, sigma: f64, window: usize) -> Option<f64> {
         let norms = self.0.get(&group)?;
-        let norms: Vec<f64> = norms.iter().rev().take(window).map(|Number(norm)| *norm).collect();
+        let norms: Vec<f64> = norms
+            .iter()
+            .rev()
+            .take(window)
+            .map(|Number(norm)| *norm)
+            .collect();
         let count = norms.len() as f64;
         // `FEWEST` includes the current norm, hence − 1.
         if norms.len() < window.min(Self::FEWEST.max(window / 2) - 1) {
@@ -75,7 +82,9 @@ impl NormHistories {
     pub(crate) fn fingerprint(&self) -> u64 {
         let add_group = |hash: Fingerprint, (group, norms): (&u64, &VecDeque<Number>)| {
             let with_group = hash.number(*group).number(norms.len() as u64);
-            norms.iter().fold(with_group, |hash, Number(norm)| hash.real(*norm))
+            norms
+                .iter()
+                .fold(with_group, |hash, Number(norm)| hash.real(*norm))
         };
         self.0.iter().fold(Fingerprint::new(), add_group).finish()
     }

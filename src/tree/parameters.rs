@@ -41,7 +41,9 @@ impl<'m> TensorReceiver<'m> for ParameterSearch<'_, 'm> {
         };
         if let Some(Some(leaf)) = leaf {
             self.expected.next();
-            self.visited.iter_mut().for_each(|visited| visited.push((tensor.id(), leaf)));
+            self.visited
+                .iter_mut()
+                .for_each(|visited| visited.push((tensor.id(), leaf)));
         }
         self.add(leaf, path, Lent::Tensor(tensor.clone()));
     }
@@ -67,10 +69,17 @@ impl StateTree {
             parameters: vec![None; self.leaves.len()],
             unknown_path: None,
             expected: earlier_visit.iter(),
-            visited: earlier_visit.is_empty().then(|| Vec::with_capacity(self.leaves.len())),
+            visited: earlier_visit
+                .is_empty()
+                .then(|| Vec::with_capacity(self.leaves.len())),
         };
         model.visit(&mut Visitor::with_receiver(&mut search));
-        let ParameterSearch { parameters, unknown_path, visited, .. } = search;
+        let ParameterSearch {
+            parameters,
+            unknown_path,
+            visited,
+            ..
+        } = search;
         // The order is kept only if all variables are tensors, because other memory has no id to compare in
         // the next visit.
         if let Some(visited) = visited
@@ -108,7 +117,8 @@ impl StateTree {
 
     /// [`StateTree::leaf_index_of_tensor`] for a parameter, which may be memory that is no tensor.
     pub(super) fn leaf_index_of_parameter(&self, x: &dyn Lend, path: &str) -> Option<Option<usize>> {
-        x.tensor().map_or_else(|| self.leaf_index(path), |x| self.leaf_index_of_tensor(x, path))
+        x.tensor()
+            .map_or_else(|| self.leaf_index(path), |x| self.leaf_index_of_tensor(x, path))
     }
 }
 

@@ -42,10 +42,15 @@ impl StateTree {
         &self,
         tensors: impl IntoIterator<Item = (usize, &'x Lent<'m>)>,
     ) -> Result<()> {
-        let Some(world) = StateWorld::several(self.world.as_ref()) else { return Ok(()) };
+        let Some(world) = StateWorld::several(self.world.as_ref()) else {
+            return Ok(());
+        };
         let with_parts =
             |(leaf, x): (usize, &'x Lent<'m>)| Ok((self.leaves[leaf].parts_of_ranks()?, x.clone()));
-        share(world, &tensors.into_iter().map(with_parts).collect::<Result<Vec<_>>>()?)
+        share(
+            world,
+            &tensors.into_iter().map(with_parts).collect::<Result<Vec<_>>>()?,
+        )
     }
 
     /// Whole tensors in the shapes of their leaves, made from the parts of all ranks.
@@ -61,7 +66,10 @@ impl StateTree {
         };
         let tensors = parts.into_iter().map(with_own_part).collect::<Result<Vec<_>>>()?;
         self.share(tensors.iter().map(|(index, tensor)| (*index, tensor)))?;
-        tensors.into_iter().map(|(index, tensor)| Ok((index, tensor.tensor_or_copy()?))).collect()
+        tensors
+            .into_iter()
+            .map(|(index, tensor)| Ok((index, tensor.tensor_or_copy()?)))
+            .collect()
     }
 
     /// Refuses a call that needs the whole state, if the state is divided or has lost its leaves.

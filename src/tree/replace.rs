@@ -95,9 +95,15 @@ impl Selection<'_> {
         optimiser.check()?;
         let variables = self.variables(model)?;
         let index = VariableIndex::new(&variables);
-        let mut replacer =
-            Replacer { optimiser, choices: ChoiceCache::default(), resolver: ScheduleResolver::default() };
-        let replacements = self.leaves.iter().map(|leaf| replacer.replacement(leaf, index.find(leaf)));
+        let mut replacer = Replacer {
+            optimiser,
+            choices: ChoiceCache::default(),
+            resolver: ScheduleResolver::default(),
+        };
+        let replacements = self
+            .leaves
+            .iter()
+            .map(|leaf| replacer.replacement(leaf, index.find(leaf)));
         let replacements = replacements.collect::<Result<Vec<_>>>()?;
         let optimisers = self
             .leaves()
@@ -107,7 +113,13 @@ impl Selection<'_> {
         let apply = |((leaf, replacement), acting): ((&mut Leaf, Replacement), _)| {
             replacement.apply(leaf, acting, self.steps > 0)
         };
-        Ok(self.leaves.into_iter().zip(replacements).zip(acting).map(apply).collect())
+        Ok(self
+            .leaves
+            .into_iter()
+            .zip(replacements)
+            .zip(acting)
+            .map(apply)
+            .collect())
     }
 
     /// The variables of `model` with an id or a path of these leaves.
@@ -132,11 +144,19 @@ struct VariableIndex<'v, 'm> {
 
 impl<'v, 'm> VariableIndex<'v, 'm> {
     fn new(variables: &'v [Variable<'m>]) -> Self {
-        let with_ids = variables.iter().filter_map(|variable| Some((variable.x.tensor()?.id(), &variable.x)));
-        let with_paths = variables
+        let with_ids = variables
             .iter()
-            .flat_map(|variable| variable.paths.iter().map(move |path| (path.as_str(), &variable.x)));
-        VariableIndex { by_id: with_ids.collect(), by_path: with_paths.collect() }
+            .filter_map(|variable| Some((variable.x.tensor()?.id(), &variable.x)));
+        let with_paths = variables.iter().flat_map(|variable| {
+            variable
+                .paths
+                .iter()
+                .map(move |path| (path.as_str(), &variable.x))
+        });
+        VariableIndex {
+            by_id: with_ids.collect(),
+            by_path: with_paths.collect(),
+        }
     }
 
     /// The variable of a leaf. Memory that is no tensor is found by its paths.
@@ -147,7 +167,10 @@ impl<'v, 'm> VariableIndex<'v, 'm> {
                 .find_map(|path| self.by_path.get(path))
                 .filter(|x| leaf.id.is_none() || x.tensor().is_none())
         };
-        leaf.id.and_then(|id| self.by_id.get(&id)).or_else(by_path).copied()
+        leaf.id
+            .and_then(|id| self.by_id.get(&id))
+            .or_else(by_path)
+            .copied()
     }
 }
 
@@ -172,22 +195,44 @@ impl Replacer {
         let variable = variable.ok_or_else(|| leaf.not_in_model_error())?;
         leaf.check_like(&**variable)?;
         let paths: Vec<String> = leaf.paths().map(str::to_string).collect();
-        let optimiser = self.choices.resolve(&self.optimiser, &paths, Parameter::new(&**variable))?;
+        let optimiser = self
+            .choices
+            .resolve(&self.optimiser, &paths, Parameter::new(&**variable))?;
         let ResolvedSchedules { drives, missing } = leaf.drives_in(&optimiser, &mut self.resolver)?;
         leaf.check_divisible(&optimiser)?;
         let x = &*leaf.own_part(&**variable)?;
-        let (state, transfer) =
-            leaf.transferred_state(&optimiser, x).map_err(|error| error.at(&leaf.path))?;
-        let Transfer { kept, fresh, mut dropped } = transfer;
+        let (state, transfer) = leaf
+            .transferred_state(&optimiser, x)
+            .map_err(|error| error.at(&leaf.path))?;
+        let Transfer {
+            kept,
+            fresh,
+            mut dropped,
+        } = transfer;
         dropped.extend(missing.into_iter().map(|field| format!("schedule of {field}")));
-        let change = StateChange { path: leaf.path.clone(), kept, fresh, dropped };
-        Ok(Replacement { optimiser, drives, state, change })
+        let change = StateChange {
+            path: leaf.path.clone(),
+            kept,
+            fresh,
+            dropped,
+        };
+        Ok(Replacement {
+            optimiser,
+            drives,
+            state,
+            change,
+        })
     }
 }
 
 impl Replacement {
     fn apply(self, leaf: &mut Leaf, acting: Option<Arc<Optimiser>>, has_begun: bool) -> StateChange {
-        let Replacement { optimiser, drives, state, change } = self;
+        let Replacement {
+            optimiser,
+            drives,
+            state,
+            change,
+        } = self;
         let has_same_rule = leaf.optimiser.name() == optimiser.name();
         leaf.set_optimiser(optimiser, leaf.frozen, has_begun);
         if !has_same_rule {
@@ -234,7 +279,8 @@ impl Leaf {
         }
         // Before the first step a changed parameter is no error, because `master` then returns the parameter.
         if self.steps > 0 {
-            self.check_unchanged(x, Extent::Whole).map_err(|error| error.counted_from(self.part().start))?;
+            self.check_unchanged(x, Extent::Whole)
+                .map_err(|error| error.counted_from(self.part().start))?;
         }
         if optimiser.keep_precise(state, x, &self.master(x)?)? {
             transfer.fresh.retain(|name| !new.contains(name));

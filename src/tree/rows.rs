@@ -86,25 +86,36 @@ impl StateTree {
         if places.is_empty() {
             return Err(self.no_leaf_error(&selected_path(path)));
         }
-        let paths: HashSet<&str> = places.iter().flat_map(|&place| self.leaves[place].paths()).collect();
-        let variables =
-            select_variables(model, |path, x| x.is_none_or(is_trainable) && paths.contains(path))?;
-        self.check_ties(&variables)?;
-        let with_paths = variables
+        let paths: HashSet<&str> = places
             .iter()
-            .flat_map(|variable| variable.paths.iter().map(move |path| (path.as_str(), &variable.x)));
+            .flat_map(|&place| self.leaves[place].paths())
+            .collect();
+        let variables = select_variables(model, |path, x| {
+            x.is_none_or(is_trainable) && paths.contains(path)
+        })?;
+        self.check_ties(&variables)?;
+        let with_paths = variables.iter().flat_map(|variable| {
+            variable
+                .paths
+                .iter()
+                .map(move |path| (path.as_str(), &variable.x))
+        });
         let by_path: HashMap<&str, &Lent<'_>> = with_paths.collect();
         let mut leaf_of: HashMap<Identity, usize> = HashMap::new();
         let with_variable = |&place: &usize| {
             let leaf = &self.leaves[place];
-            let x =
-                *leaf.paths().find_map(|path| by_path.get(path)).ok_or_else(|| leaf.not_in_model_error())?;
+            let x = *leaf
+                .paths()
+                .find_map(|path| by_path.get(path))
+                .ok_or_else(|| leaf.not_in_model_error())?;
             self.check_unshared(place, x, &mut leaf_of)?;
             Ok((leaf, x))
         };
         let leaves = places.iter().map(with_variable).collect::<Result<Vec<_>>>()?;
-        let new_rows =
-            leaves.into_iter().map(|(leaf, x)| NewRows::new(leaf, &**x, rows)).collect::<Result<Vec<_>>>()?;
+        let new_rows = leaves
+            .into_iter()
+            .map(|(leaf, x)| NewRows::new(leaf, &**x, rows))
+            .collect::<Result<Vec<_>>>()?;
         let apply = |(place, new): (usize, NewRows)| {
             let leaf = &mut *self.leaves[place];
             self.targets.forget(leaf.written_storages());
@@ -132,7 +143,9 @@ impl StateTree {
             (Some(Some(other)), None) if other != leaf => self.leaves[other].path.clone(),
             (Some(None), None) => {
                 let left_out = self.left_out.iter().find(|variable| variable.id == id);
-                left_out.and_then(|variable| variable.paths.first().cloned()).unwrap_or_default()
+                left_out
+                    .and_then(|variable| variable.paths.first().cloned())
+                    .unwrap_or_default()
             }
             _ => return Ok(()),
         };
@@ -159,13 +172,23 @@ impl NewRows {
         check_count(x.elem_count(), x.device().is_cpu()).map_err(|error| error.at(&leaf.path))?;
         let with_path = |error: Error| error.at(&leaf.path);
         let mut state = fresh_state(&leaf.optimiser, x, x.elem_count()).map_err(with_path)?;
-        let sources = RowSources { rows, before: leaf.shape.dims(), after: x.shape() };
+        let sources = RowSources {
+            rows,
+            before: leaf.shape.dims(),
+            after: x.shape(),
+        };
         let transfer = state.take_rows(&leaf.state, sources).map_err(with_path)?;
         // A leaf that no gradient has reached follows its variable, so the leaf is not compared.
         if !leaf.is_unreached() {
-            leaf.check_unchanged_in(&state, x, Extent::Whole).map_err(|error| row_error(error, x, rows))?;
+            leaf.check_unchanged_in(&state, x, Extent::Whole)
+                .map_err(|error| row_error(error, x, rows))?;
         }
-        Ok(NewRows { x: VariablePlace::new(x), shape: x.shape().into(), state, transfer })
+        Ok(NewRows {
+            x: VariablePlace::new(x),
+            shape: x.shape().into(),
+            state,
+            transfer,
+        })
     }
 
     fn apply(self, leaf: &mut Leaf) -> StateChange {
@@ -176,7 +199,12 @@ impl NewRows {
         leaf.state = self.state;
         leaf.set_variable(self.x);
         let Transfer { kept, fresh, dropped } = self.transfer;
-        StateChange { path: leaf.path.clone(), kept, fresh, dropped }
+        StateChange {
+            path: leaf.path.clone(),
+            kept,
+            fresh,
+            dropped,
+        }
     }
 }
 
@@ -198,7 +226,9 @@ impl Leaf {
                 "change rows only, and give an entry for each row (there are {} entries)",
                 rows.len()
             );
-            return Err(Error::shape(IN_MODEL, x.shape(), expected).at(&self.path).with_remedy(remedy));
+            return Err(Error::shape(IN_MODEL, x.shape(), expected)
+                .at(&self.path)
+                .with_remedy(remedy));
         }
         if x.dtype() != self.dtype {
             let error = Error::dtype(IN_MODEL, x.dtype(), format_args!("{:?}", self.dtype)).at(&self.path);
@@ -218,7 +248,9 @@ impl Leaf {
                     .with_got(old)
                     .at(&self.path);
                 Err(error
-                    .with_expected(format_args!("one below {before}, because there were {before} rows"))
+                    .with_expected(format_args!(
+                        "one below {before}, because there were {before} rows"
+                    ))
                     .with_remedy("pass `None` for a new row"))
             }
             None => Ok(()),
@@ -237,8 +269,14 @@ fn row_error(error: Error, x: &dyn Lend, rows: &[Option<usize>]) -> Error {
     let old = rows.get(row).copied().flatten().unwrap_or(row);
     let remedy = "copy the row as it was, or pass `None` for it, which makes it a new one. \
                   `StateTree::set_masters` changes parameters afterwards";
-    let changed =
-        Error::new(ErrorKind::Changed, format!("row {row} is to be the old row {old}, but its value is"))
-            .with_got(got);
-    changed.at_element(index).with_expected(expected).with_remedy(remedy).at(error.path().unwrap_or_default())
+    let changed = Error::new(
+        ErrorKind::Changed,
+        format!("row {row} is to be the old row {old}, but its value is"),
+    )
+    .with_got(got);
+    changed
+        .at_element(index)
+        .with_expected(expected)
+        .with_remedy(remedy)
+        .at(error.path().unwrap_or_default())
 }

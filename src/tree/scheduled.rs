@@ -25,18 +25,33 @@ impl Selection<'_> {
         let (mut cache, mut has_field, no_drives) = (KeyedCache::default(), false, Drives::default());
         let new_drives = |leaf: &Leaf| {
             let old = leaf.drives.as_deref();
-            let key = (Arc::as_ptr(&leaf.optimiser).cast::<()>(), old.map(std::ptr::from_ref));
-            let make = || old.unwrap_or(&no_drives).with_schedule(assignment.clone(), &leaf.optimiser);
-            let drives: Option<Arc<Drives>> =
-                cache.get_or_make(key, || Ok(make()?.map(Arc::new))).map_err(|error| error.at(&leaf.path))?;
+            let key = (
+                Arc::as_ptr(&leaf.optimiser).cast::<()>(),
+                old.map(std::ptr::from_ref),
+            );
+            let make = || {
+                old.unwrap_or(&no_drives)
+                    .with_schedule(assignment.clone(), &leaf.optimiser)
+            };
+            let drives: Option<Arc<Drives>> = cache
+                .get_or_make(key, || Ok(make()?.map(Arc::new)))
+                .map_err(|error| error.at(&leaf.path))?;
             has_field |= drives.is_some();
             Ok(drives.or_else(|| leaf.drives.clone()))
         };
         let drives = self.leaves().map(new_drives).collect::<Result<Vec<_>>>()?;
         if !has_field {
-            return Err(Error::unknown("field", field, &available_fields(self.leaves(), field)));
+            return Err(Error::unknown(
+                "field",
+                field,
+                &available_fields(self.leaves(), field),
+            ));
         }
-        check_equal_own_values(self.leaves().map(Leaf::path).zip(drives.iter().map(Option::as_deref)))?;
+        check_equal_own_values(
+            self.leaves()
+                .map(Leaf::path)
+                .zip(drives.iter().map(Option::as_deref)),
+        )?;
         let leaves = self.leaves().zip(&drives);
         let with_drives = leaves.map(|(leaf, drives)| (leaf.path(), &leaf.optimiser, drives.as_ref()));
         let acting = acting_optimisers(with_drives, self.steps)?;
@@ -155,23 +170,41 @@ impl StateTree {
             leaf.drives = resolved.map_err(|error| error.at(&leaf.path))?.drives;
         }
         check_equal_own_values(
-            self.leaves.iter().chain(&*new_leaves).map(|leaf| (leaf.path(), leaf.drives.as_deref())),
+            self.leaves
+                .iter()
+                .chain(&*new_leaves)
+                .map(|leaf| (leaf.path(), leaf.drives.as_deref())),
         )?;
-        let with_drives = new_leaves.iter().map(|leaf| (leaf.path(), &leaf.optimiser, leaf.drives.as_ref()));
+        let with_drives = new_leaves
+            .iter()
+            .map(|leaf| (leaf.path(), &leaf.optimiser, leaf.drives.as_ref()));
         let acting = acting_optimisers(with_drives, self.steps)?;
-        new_leaves.iter_mut().zip(acting).for_each(|(leaf, acting)| leaf.acting = acting);
+        new_leaves
+            .iter_mut()
+            .zip(acting)
+            .for_each(|(leaf, acting)| leaf.acting = acting);
         Ok(())
     }
 
     /// Warns once of a step at a learning rate of 0 that a schedule gives.
     pub(crate) fn warn_of_rate_of_zero(&mut self) -> Option<Warning> {
-        if !self.warnings.would_record(|warning| matches!(warning, Warning::ScheduledRateOfZero { .. })) {
+        if !self
+            .warnings
+            .would_record(|warning| matches!(warning, Warning::ScheduledRateOfZero { .. }))
+        {
             return None;
         }
         let (step, mut checked) = (self.acting_at, SmallVec::new());
-        let mut has_zero_rate =
-            |leaf: &Leaf| leaf.drives.as_ref().is_some_and(|drives| drives.has_zero_rate(step, &mut checked));
-        let path = self.leaves().find(|leaf| !leaf.frozen && has_zero_rate(leaf))?.path.clone();
+        let mut has_zero_rate = |leaf: &Leaf| {
+            leaf.drives
+                .as_ref()
+                .is_some_and(|drives| drives.has_zero_rate(step, &mut checked))
+        };
+        let path = self
+            .leaves()
+            .find(|leaf| !leaf.frozen && has_zero_rate(leaf))?
+            .path
+            .clone();
         self.warnings.record(Warning::ScheduledRateOfZero { path, step })
     }
 }

@@ -24,8 +24,13 @@ impl StateTree {
             Ok(Box::new(leaf.with_optimiser(optimiser, state)))
         });
         let tree = self.with_leaves(leaves.collect::<Result<_>>()?, self.left_out.clone());
-        Ok(StateTree { calls: 0, norms: NormHistories::default(), requires_all: false, ..tree }
-            .without_warnings())
+        Ok(StateTree {
+            calls: 0,
+            norms: NormHistories::default(),
+            requires_all: false,
+            ..tree
+        }
+        .without_warnings())
     }
 
     /// The variables of the model, in the order of the leaves. If an exchange was leaked, or a device failed
@@ -45,13 +50,17 @@ impl StateTree {
     fn put_back(&mut self, parameters: &[Lent<'_>]) -> Result<()> {
         let mut first_failure = None;
         for (leaf, x) in self.leaves.iter_mut().zip(parameters) {
-            let Some(copy) = &leaf.parameter_aside else { continue };
+            let Some(copy) = &leaf.parameter_aside else {
+                continue;
+            };
             match catch_unwind(AssertUnwindSafe(|| set_lent(&**x, copy))) {
                 Ok(Ok(())) => leaf.parameter_aside = None,
                 failure => _ = first_failure.get_or_insert(failure),
             }
         }
-        first_failure.map_or(Ok(()), |failure| failure.unwrap_or_else(|panic| resume_unwind(panic)))
+        first_failure.map_or(Ok(()), |failure| {
+            failure.unwrap_or_else(|panic| resume_unwind(panic))
+        })
     }
 }
 

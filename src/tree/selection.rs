@@ -36,7 +36,11 @@ pub struct Selection<'t> {
 impl Selection<'_> {
     /// [`StateTree::check_leaves`] of the state.
     pub(crate) fn check_leaves(&self) -> Result<()> {
-        if self.is_leaked { Err(leaked_error()) } else { Ok(()) }
+        if self.is_leaked {
+            Err(leaked_error())
+        } else {
+            Ok(())
+        }
     }
 
     /// The selected leaves.
@@ -54,7 +58,9 @@ impl Selection<'_> {
     /// [`Prodigy`](crate::Prodigy), and the count of the steps that an [average](crate::Ema) misses.
     pub fn freeze(self) {
         let has_begun = self.steps > 0;
-        self.leaves.into_iter().for_each(|leaf| leaf.set_optimiser(leaf.optimiser.clone(), true, has_begun));
+        self.leaves
+            .into_iter()
+            .for_each(|leaf| leaf.set_optimiser(leaf.optimiser.clone(), true, has_begun));
     }
 
     /// From now on updates move these leaves again. A leaf continues with the state that it had when it was
@@ -179,7 +185,10 @@ impl Selection<'_> {
         values: impl IntoIterator<Item = (&'f str, FieldValue)>,
     ) -> Result<()> {
         self.check_leaves()?;
-        let edit = values.into_iter().map(|(name, value)| (SetField::Named(name), value)).collect();
+        let edit = values
+            .into_iter()
+            .map(|(name, value)| (SetField::Named(name), value))
+            .collect();
         let adjustment = Adjustment::new(self.leaves(), self.steps, vec![edit], |_| Some(0))?;
         if let Some(name) = adjustment.missing_field() {
             let make_setting_error =
@@ -190,7 +199,12 @@ impl Selection<'_> {
             let rule_names: BTreeSet<String> =
                 self.leaves().map(|leaf| leaf.optimiser.rule().name()).collect();
             let rules = first_names(rule_names.iter()).join(" or ");
-            return Err(unknown_name_error(&rules, "field", name, &available_fields(self.leaves(), name)));
+            return Err(unknown_name_error(
+                &rules,
+                "field",
+                name,
+                &available_fields(self.leaves(), name),
+            ));
         }
         self.commit(adjustment);
         Ok(())
@@ -211,7 +225,9 @@ impl<'t> From<&'t mut StateTree> for Selection<'t> {
 
 /// The names of these leaves' fields that an error suggests if no leaf has the field `name`.
 pub(crate) fn available_fields<'l>(leaves: impl Iterator<Item = &'l Leaf>, name: &str) -> Vec<String> {
-    let names: Vec<String> = leaves.flat_map(|leaf| leaf.optimiser.description().available(name)).collect();
+    let names: Vec<String> = leaves
+        .flat_map(|leaf| leaf.optimiser.description().available(name))
+        .collect();
     distinct(names.iter().map(String::as_str))
 }
 
@@ -239,7 +255,11 @@ impl<'f> SetField<'f> {
     }
 
     fn name(self) -> Option<&'f str> {
-        if let SetField::Named(name) = self { Some(name) } else { None }
+        if let SetField::Named(name) = self {
+            Some(name)
+        } else {
+            None
+        }
     }
 }
 
@@ -277,12 +297,16 @@ impl<'f> Adjustment<'f> {
     ) -> Result<Self> {
         let mut reached: Vec<Vec<bool>> = edits.iter().map(|edit| vec![false; edit.len()]).collect();
         // Real numbers never decide the layout, so an edit that sets nothing else needs no check.
-        let needs_layout_check: Vec<bool> =
-            edits.iter().map(|edit| !edit.iter().all(|(_, value)| value.is_real())).collect();
+        let needs_layout_check: Vec<bool> = edits
+            .iter()
+            .map(|edit| !edit.iter().all(|(_, value)| value.is_real()))
+            .collect();
         let (mut copies, mut layout_checks) = (KeyedCache::default(), KeyedCache::default());
         let mut resolver = ScheduleResolver::default();
         let mut change_of = |(leaf_index, leaf): (usize, &'l Leaf)| {
-            let Some(edit_index) = edit_index_of(leaf_index) else { return Ok(None) };
+            let Some(edit_index) = edit_index_of(leaf_index) else {
+                return Ok(None);
+            };
             let with_path = |error: Error| error.at(&leaf.path);
             let optimiser_address = address(&leaf.optimiser);
             let optimiser: Arc<Optimiser> = copies.get_or_make((optimiser_address, edit_index), || {
@@ -299,13 +323,23 @@ impl<'f> Adjustment<'f> {
             let drives = leaf.drives_in(&optimiser, &mut resolver)?.drives;
             Ok(Some((optimiser, drives)))
         };
-        let changes: Vec<_> = leaves.clone().enumerate().map(&mut change_of).collect::<Result<_>>()?;
+        let changes: Vec<_> = leaves
+            .clone()
+            .enumerate()
+            .map(&mut change_of)
+            .collect::<Result<_>>()?;
         let changed_leaves = leaves.zip(&changes).filter_map(|(leaf, change)| {
             let (optimiser, drives) = change.as_ref()?;
             Some((leaf.path(), optimiser, drives.as_ref()))
         });
         let acting = acting_optimisers(changed_leaves, steps)?;
-        Ok(Adjustment { edits, steps, changes, acting, reached })
+        Ok(Adjustment {
+            edits,
+            steps,
+            changes,
+            acting,
+            reached,
+        })
     }
 
     /// [`Adjustment::new`] with an edit for each leaf. A leaf with an empty edit stays as it is.
@@ -343,7 +377,10 @@ impl<'f> Adjustment<'f> {
     ///
     /// `leaves` are the leaves for which the adjustment was made.
     pub(crate) fn commit<'l>(self, leaves: impl IntoIterator<Item = &'l mut Leaf>) {
-        let changed = leaves.into_iter().zip(self.changes).filter_map(|(leaf, change)| Some((leaf, change?)));
+        let changed = leaves
+            .into_iter()
+            .zip(self.changes)
+            .filter_map(|(leaf, change)| Some((leaf, change?)));
         for ((leaf, (optimiser, drives)), acting) in changed.zip(self.acting) {
             leaf.set_optimiser(optimiser, leaf.frozen, self.steps > 0);
             (leaf.drives, leaf.acting) = (drives, acting);
@@ -356,9 +393,9 @@ fn fingerprint(edit: &OptimiserEdit<'_>) -> u64 {
     let add_field = |hash: Fingerprint, (field, value): &(SetField<'_>, FieldValue)| {
         let with_name = match field {
             SetField::Named(name) => hash.bytes(name.as_bytes()),
-            SetField::Number((index, part)) => {
-                hash.number(*index as u64).number(part.map_or(0, |part| part as u64 + 1))
-            }
+            SetField::Number((index, part)) => hash
+                .number(*index as u64)
+                .number(part.map_or(0, |part| part as u64 + 1)),
         };
         value.add_to_hash(with_name)
     };
@@ -391,11 +428,17 @@ fn check_layout(leaf: &Leaf, adjusted: &Optimiser, edit: &OptimiserEdit<'_>) -> 
         field.set(&mut copy, *value).is_ok_and(|has_field| has_field)
             && !leaf.has_layout_of(&copy).is_ok_and(|has_layout| has_layout)
     };
-    let Some((field, _)) = edit.iter().find(decides).or(edit.first()) else { return Ok(()) };
+    let Some((field, _)) = edit.iter().find(decides).or(edit.first()) else {
+        return Ok(());
+    };
     // Only a `SetField::Number` has no name, and numbers decide no layout.
     let (rule, field) = (adjusted.rule().name(), field.name().unwrap_or_default());
-    let other_names: Vec<String> =
-        adjusted.description().available(field).into_iter().filter(|name| *name != field).collect();
+    let other_names: Vec<String> = adjusted
+        .description()
+        .available(field)
+        .into_iter()
+        .filter(|name| *name != field)
+        .collect();
     let problem = format!("{rule}: {field} decides the layout of the state and cannot be adjusted");
     let error = Error::new(ErrorKind::Argument, problem).with_expected(one_of(&other_names));
     Err(error.with_remedy("set up a new state, or give the parameters another rule by `Selection::replace`"))

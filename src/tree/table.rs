@@ -4,16 +4,30 @@ use std::fmt;
 
 use super::{Leaf, StateTree};
 
-const HEADINGS: [&str; 8] = ["path", "shape", "dtype", "optimiser", "rate", "steps", "bytes", ""];
+const HEADINGS: [&str; 8] = [
+    "path",
+    "shape",
+    "dtype",
+    "optimiser",
+    "rate",
+    "steps",
+    "bytes",
+    "",
+];
 
 impl Leaf {
     fn row(&self) -> [String; 8] {
         [
-            if self.path.is_empty() { "\"\"".to_string() } else { self.path.clone() },
+            if self.path.is_empty() {
+                "\"\"".to_string()
+            } else {
+                self.path.clone()
+            },
             format!("{:?}", self.shape()),
             format!("{:?}", self.dtype()),
             self.optimiser.name(),
-            self.learning_rate().map_or("-".to_string(), |rate| rate.to_string()),
+            self.learning_rate()
+                .map_or("-".to_string(), |rate| rate.to_string()),
             self.steps.to_string(),
             self.bytes().to_string(),
             if self.frozen { "frozen" } else { "" }.to_string(),
@@ -47,13 +61,20 @@ impl fmt::Display for StateTree {
         if let Err(error) = self.check_leaves() {
             return error.fmt(f);
         }
-        let rows: Vec<[String; 8]> =
-            std::iter::once(HEADINGS.map(str::to_string)).chain(self.leaves().map(Leaf::row)).collect();
+        let rows: Vec<[String; 8]> = std::iter::once(HEADINGS.map(str::to_string))
+            .chain(self.leaves().map(Leaf::row))
+            .collect();
         let widths: [usize; 8] = std::array::from_fn(|column| {
-            rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0)
+            rows.iter()
+                .map(|row| row[column].chars().count())
+                .max()
+                .unwrap_or(0)
         });
         for row in &rows {
-            let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
+            let cells = row
+                .iter()
+                .zip(widths)
+                .map(|(cell, width)| format!("{cell:width$}"));
             writeln!(f, "{}", cells.collect::<Vec<_>>().join("  ").trim_end())?;
         }
         self.write_totals(f)
@@ -94,8 +115,10 @@ impl StateTree {
             self.elements(),
             self.bytes()
         )?;
-        for (calls, kind) in [(self.calls, "in open windows"), (self.skipped, "skipped since the last step")]
-        {
+        for (calls, kind) in [
+            (self.calls, "in open windows"),
+            (self.skipped, "skipped since the last step"),
+        ] {
             if calls > 0 {
                 write!(f, "; {calls} calls {kind}")?;
             }

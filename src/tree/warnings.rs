@@ -51,7 +51,10 @@ impl StateTree {
     /// This state without a record of warnings, for a scratch tree: the state of the training raises the
     /// warnings.
     pub(crate) fn without_warnings(self) -> Self {
-        StateTree { warnings: Warnings::ignoring_all(), ..self }
+        StateTree {
+            warnings: Warnings::ignoring_all(),
+            ..self
+        }
     }
 
     /// Raises each of the [`leaf_warnings`] once.
@@ -65,7 +68,10 @@ impl StateTree {
         if self.skipped < SKIPPED_CALLS {
             return None;
         }
-        self.warnings.record_count(Warning::StepsSkipped { calls: self.skipped, reason })
+        self.warnings.record_count(Warning::StepsSkipped {
+            calls: self.skipped,
+            reason,
+        })
     }
 
     /// Warns once, after a restore, of parameters that differ only in their index in a list.
@@ -74,9 +80,13 @@ impl StateTree {
             return;
         }
         let mut counts: HashMap<_, usize> = HashMap::new();
-        self.leaves.iter().for_each(|leaf| *counts.entry((leaf.shape(), leaf.dtype)).or_default() += 1);
+        self.leaves
+            .iter()
+            .for_each(|leaf| *counts.entry((leaf.shape(), leaf.dtype)).or_default() += 1);
         let count = |leaf: &Leaf| counts[&(leaf.shape(), leaf.dtype)];
-        let Some(first) = self.leaves().find(|leaf| count(leaf) > 1) else { return };
+        let Some(first) = self.leaves().find(|leaf| count(leaf) > 1) else {
+            return;
+        };
         let (parameters, shape) = (count(first), first.shape().to_vec());
         self.warnings.record(Warning::OrderUnseen { parameters, shape });
     }
@@ -86,23 +96,35 @@ impl StateTree {
     /// Each step reads samples of a few parameters, chosen by the count of steps. These samples are enough,
     /// because numbers that are not finite stay and spread, so that a later step finds them.
     pub(crate) fn warn_of_numbers(&mut self, parameters: &[Lent<'_>]) -> Option<Warning> {
-        if !self.warnings.would_record(|warning| matches!(warning, Warning::ParameterNotFinite { .. })) {
+        if !self
+            .warnings
+            .would_record(|warning| matches!(warning, Warning::ParameterNotFinite { .. }))
+        {
             return None;
         }
         let leaves = self.leaves.len();
         let first = self.acting_at % leaves.max(1) as u64 * PARAMETERS_PER_CALL as u64;
-        let places = (first..).take(leaves.min(PARAMETERS_PER_CALL)).map(|place| place as usize % leaves);
-        let mut stepped =
-            places.map(|place| (&self.leaves[place], &parameters[place])).filter(|(leaf, _)| leaf.steps > 0);
+        let places = (first..)
+            .take(leaves.min(PARAMETERS_PER_CALL))
+            .map(|place| place as usize % leaves);
+        let mut stepped = places
+            .map(|place| (&self.leaves[place], &parameters[place]))
+            .filter(|(leaf, _)| leaf.steps > 0);
         let (leaf, index) = stepped.find_map(|(leaf, x)| Some((leaf, first_non_finite(&**x)?)))?;
-        self.warnings.record(Warning::ParameterNotFinite { path: leaf.path.clone(), index })
+        self.warnings.record(Warning::ParameterNotFinite {
+            path: leaf.path.clone(),
+            index,
+        })
     }
 }
 
 /// The warnings that follow from the leaves alone.
 fn leaf_warnings(leaves: &[Box<Leaf>]) -> Vec<Warning> {
     let rule_warnings = low_precision(leaves).into_iter().chain(wrong_order(leaves));
-    rule_warnings.chain(other_schedule(leaves)).chain(unlikely_rate(leaves)).collect()
+    rule_warnings
+        .chain(other_schedule(leaves))
+        .chain(unlikely_rate(leaves))
+        .collect()
 }
 
 /// The warning of the first leaf whose rules are in a wrong order.
@@ -172,11 +194,13 @@ fn other_schedule(leaves: &[Box<Leaf>]) -> Option<Warning> {
         let mut pairs = leaf
             .schedules()
             .filter_map(|assignment| Some((&assignment.schedule, assignment.file_schedule.as_ref()?)));
-        pairs.next().map(|(schedule, file_schedule)| Warning::ScheduleDiffers {
-            path: leaf.path.clone(),
-            field: schedule.driven_field().to_string(),
-            program: Some(in_words(schedule)),
-            file: in_words(file_schedule),
-        })
+        pairs
+            .next()
+            .map(|(schedule, file_schedule)| Warning::ScheduleDiffers {
+                path: leaf.path.clone(),
+                field: schedule.driven_field().to_string(),
+                program: Some(in_words(schedule)),
+                file: in_words(file_schedule),
+            })
     })
 }

@@ -21,7 +21,10 @@ impl Leaf {
         // BatchNorm's running statistics, move without steps.
         let master = if self.steps == 0 && self.is_stale(x, Extent::Whole)? {
             let old_master = self.optimiser.precise(&self.state, x)?;
-            owned_on(old_master.device(), &in_dtype(&x.tensor_or_copy()?, dtype_of(&old_master))?)
+            owned_on(
+                old_master.device(),
+                &in_dtype(&x.tensor_or_copy()?, dtype_of(&old_master))?,
+            )
         } else {
             self.optimiser.master(&self.state, x)
         };
@@ -52,14 +55,28 @@ impl Leaf {
             return Ok(());
         }
         let x_of_rule = self.optimiser.x_of_rule(state, x)?;
-        match state.changed_copy(&x_of_rule, extent).map_err(|error| error.at(&self.path))? {
-            Some((slot, Difference { index, parameter, master: copy })) => {
+        match state
+            .changed_copy(&x_of_rule, extent)
+            .map_err(|error| error.at(&self.path))?
+        {
+            Some((
+                slot,
+                Difference {
+                    index,
+                    parameter,
+                    master: copy,
+                },
+            )) => {
                 let error = Error::new(ErrorKind::Changed, "its value is").with_got(parameter);
                 let expected =
                     format!("{copy}, as in {slot:?}, which the rule started as a copy of the parameter");
                 let remedy = "the parameter was changed after the state was made: call `refresh_masters` to \
                               start from the parameters, or `Update::keep_masters` to keep the copy as it is";
-                Err(error.at_element(index).with_expected(expected).with_remedy(remedy).at(&self.path))
+                Err(error
+                    .at_element(index)
+                    .with_expected(expected)
+                    .with_remedy(remedy)
+                    .at(&self.path))
             }
             None => Ok(()),
         }
@@ -78,7 +95,11 @@ impl Leaf {
     /// If the call fails later, nothing is lost, because a leaf follows its parameter until the first
     /// gradient.
     pub(crate) fn catch_up(&mut self, x: &dyn Lend) -> Result<()> {
-        if self.is_stale(x, Extent::First)? { self.refresh(x) } else { Ok(()) }
+        if self.is_stale(x, Extent::First)? {
+            self.refresh(x)
+        } else {
+            Ok(())
+        }
     }
 
     /// Sets master and copies to the parameter `x`.
@@ -88,7 +109,13 @@ impl Leaf {
 
     /// Gives the parameter `x`, its master and copies new weights.
     pub(crate) fn set_weights(&mut self, x: &dyn Lend, values: &Tensor) -> Result<()> {
-        let Leaf { optimiser, state, path, last_checksum, .. } = self;
+        let Leaf {
+            optimiser,
+            state,
+            path,
+            last_checksum,
+            ..
+        } = self;
         let outcome = optimiser
             .set_precise(state, x, values)
             .and_then(|()| state.renew(&optimiser.x_of_rule(state, x)?));
@@ -110,7 +137,9 @@ impl Leaf {
     /// Refuses a parameter `x` that differs from the checksum of the last step. Without a master only the
     /// checksum can tell, because no tensor of the state is equal to the parameter.
     pub(crate) fn check_last_checksum(last_checksum: Option<u32>, x: &dyn Lend) -> Result<()> {
-        let Some(before) = last_checksum else { return Ok(()) };
+        let Some(before) = last_checksum else {
+            return Ok(());
+        };
         if sample_checksum(x).is_none_or(|now| now == before) {
             return Ok(());
         }
@@ -129,7 +158,9 @@ impl Leaf {
         let problem = "the model has other weights instead of this parameter (averages, or weights that \
                        `Sam` has moved), because a `Climbed` was forgotten or a device has failed";
         let remedy = "call `with_averages` or `Sam::ascend`, which put the parameters back first";
-        Err(Error::new(ErrorKind::Changed, problem).at(&self.path).with_remedy(remedy))
+        Err(Error::new(ErrorKind::Changed, problem)
+            .at(&self.path)
+            .with_remedy(remedy))
     }
 }
 
@@ -144,11 +175,18 @@ impl StateTree {
         keeps_masters: bool,
     ) -> Result<Option<Warning>> {
         for (path, start) in std::mem::take(&mut self.saved_starts) {
-            let Some(place) = self.leaf_index(&path).flatten() else { continue };
+            let Some(place) = self.leaf_index(&path).flatten() else {
+                continue;
+            };
             let part = parameters[place].part(0..start.elem_count());
             let comparison = part.and_then(|part| difference(&start, &*part, Extent::Whole));
             // An error is dropped, because the checks of the step refuse such a parameter.
-            let Some(Difference { index, parameter, master: saved }) = comparison.ok().flatten() else {
+            let Some(Difference {
+                index,
+                parameter,
+                master: saved,
+            }) = comparison.ok().flatten()
+            else {
                 continue;
             };
             if self.leaves[place].state.outer_master().is_none() {
@@ -160,7 +198,9 @@ impl StateTree {
                 let problem =
                     "it is not the parameter of the file that the state was restored from: its value is";
                 let expected = format!("{saved}, as in the file");
-                let error = Error::new(ErrorKind::Changed, problem).with_got(parameter).at_element(index);
+                let error = Error::new(ErrorKind::Changed, problem)
+                    .with_got(parameter)
+                    .at_element(index);
                 return Err(error.with_expected(expected).with_remedy(remedy).at(&path));
             }
         }

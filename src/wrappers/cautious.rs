@@ -52,7 +52,10 @@ pub struct Cautious<R> {
 impl<R: Elementwise> Cautious<R> {
     /// Masks the steps of `inner`, and scales up the elements that agree.
     pub fn new(inner: R) -> Self {
-        Cautious { inner, is_scaled: true }
+        Cautious {
+            inner,
+            is_scaled: true,
+        }
     }
 
     /// Masks only: `dx' = u·φ`, without scaling up the elements that agree.
@@ -64,7 +67,10 @@ impl<R: Elementwise> Cautious<R> {
     /// assert_eq!(Cautious::new(AdamW::new(1e-3)).unscaled().kind(), Kind::Elementwise);
     /// ```
     pub fn unscaled(self) -> Self {
-        Cautious { is_scaled: false, ..self }
+        Cautious {
+            is_scaled: false,
+            ..self
+        }
     }
 }
 
@@ -110,12 +116,18 @@ impl<R: Elementwise> Rule for Cautious<R> {
         Ok(Flow::Step(
             // The 0-norm counts the elements that are not 0. The count is raised to 1, so that a step of
             // zeros is not multiplied by infinity.
-            masked.scale_by_norm(Norm::new(0.0), |norms| norms.elements as f64 / norms.gradient.max(1.0)),
+            masked.scale_by_norm(Norm::new(0.0), |norms| {
+                norms.elements as f64 / norms.gradient.max(1.0)
+            }),
         ))
     }
 
     fn kind(&self) -> Kind {
         // `WholeTensor`, because the mean is over all elements.
-        if self.is_scaled { Kind::WholeTensor } else { Kind::Elementwise }
+        if self.is_scaled {
+            Kind::WholeTensor
+        } else {
+            Kind::Elementwise
+        }
     }
 }

@@ -113,7 +113,11 @@ impl<M: Members> Describe for OptimiserChain<M> {
 impl<M: Members> OptimiserChain<M> {
     /// Refuses a state with more or fewer members than this chain.
     fn check_members(&self, state: &State) -> Result<()> {
-        if state.children.len() == self.0.rules().count() { Ok(()) } else { state_of_another_rule(self) }
+        if state.children.len() == self.0.rules().count() {
+            Ok(())
+        } else {
+            state_of_another_rule(self)
+        }
     }
 }
 
@@ -132,6 +136,10 @@ impl<M: Members> Rule for OptimiserChain<M> {
     }
 
     fn kind(&self) -> Kind {
-        self.0.rules().map(|rule| rule.kind()).max().unwrap_or(Kind::Elementwise)
+        self.0
+            .rules()
+            .map(|rule| rule.kind())
+            .max()
+            .unwrap_or(Kind::Elementwise)
     }
 }

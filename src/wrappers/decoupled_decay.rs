@@ -70,12 +70,20 @@ pub struct DecoupledDecay<R> {
 impl<R: Rule + Clone> DecoupledDecay<R> {
     /// Runs `inner`, and lets the parameter decay by λ times the learning rate of `inner`.
     pub fn new(lambda: f64, inner: R) -> Self {
-        DecoupledDecay { lambda, eta_max: 0.0, is_cautious: false, inner }
+        DecoupledDecay {
+            lambda,
+            eta_max: 0.0,
+            is_cautious: false,
+            inner,
+        }
     }
 
     /// Lets an element decay only if its step and its value have the same sign, or one of the two is zero.
     pub fn cautious(self) -> Self {
-        DecoupledDecay { is_cautious: true, ..self }
+        DecoupledDecay {
+            is_cautious: true,
+            ..self
+        }
     }
 
     /// Makes the decay λ·η² / `eta_max` instead of λ·η.
@@ -88,7 +96,11 @@ impl<R: Rule + Clone> DecoupledDecay<R> {
     fn rate(&self) -> Result<f64> {
         let eta = rate_of(&self.inner.description(), "DecoupledDecay", "a decay")?;
         let rate = eta * self.lambda;
-        Ok(if self.eta_max > 0.0 { rate * (eta / self.eta_max) } else { rate })
+        Ok(if self.eta_max > 0.0 {
+            rate * (eta / self.eta_max)
+        } else {
+            rate
+        })
     }
 }
 
@@ -101,7 +113,11 @@ pub(super) fn rate_of(inner: &Description, wrapper: &str, what: &str) -> Result<
     check_rate(inner, wrapper)?;
     let conflict =
         format!("its alternatives have different rates, so {what} has no single rate to be proportional to");
-    Err(conflicting_rates_error(inner, &conflict, "put the wrapper around each alternative"))
+    Err(conflicting_rates_error(
+        inner,
+        &conflict,
+        "put the wrapper around each alternative",
+    ))
 }
 
 /// Refuses a rule without a learning rate. A rule with two different rates passes, because it can be a
@@ -141,7 +157,11 @@ impl Arithmetic for DecayStep {
     fn step<V: Value>(self, x: V, dx: V, _: &mut [V; 0]) -> V {
         let decayed = dx + x * self.rate;
         // x enters by its sign, because the product of two small numbers can be 0.
-        if self.is_cautious { V::select((dx * x.sign()).ge(dx.constant(0.0)), decayed, dx) } else { decayed }
+        if self.is_cautious {
+            V::select((dx * x.sign()).ge(dx.constant(0.0)), decayed, dx)
+        } else {
+            decayed
+        }
     }
 }
 
@@ -153,7 +173,10 @@ impl<R: Rule + Clone> Rule for DecoupledDecay<R> {
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let decay = DecayStep { rate: self.rate()?, is_cautious: self.is_cautious };
+        let decay = DecayStep {
+            rate: self.rate()?,
+            is_cautious: self.is_cautious,
+        };
         self.inner
             .apply(state.parts().held.inner()?, x, dx)?
             .and_then(|step| Ok(step.map(decay, Slots::none())))

@@ -58,7 +58,11 @@ enum FallbackChoice<R, F> {
 impl<R: Rule + Clone, F: Rule + Clone> Fallback<R, F> {
     /// Gives matrices to `rule`, and all other parameters to `fallback`.
     pub fn new(rule: R, fallback: F) -> Self {
-        Fallback(FallbackChoice::Open { rule, fallback, except: Patterns::new(Vec::new()) })
+        Fallback(FallbackChoice::Open {
+            rule,
+            fallback,
+            except: Patterns::new(Vec::new()),
+        })
     }
 
     /// Gives parameters whose paths match one of these patterns to the second rule, even if they are
@@ -66,7 +70,12 @@ impl<R: Rule + Clone, F: Rule + Clone> Fallback<R, F> {
     pub fn except<P: Into<String>>(mut self, patterns: impl IntoIterator<Item = P>) -> Self {
         if let FallbackChoice::Open { except, .. } = &mut self.0 {
             *except = Patterns::new(
-                except.texts().iter().cloned().chain(patterns.into_iter().map(Into::into)).collect(),
+                except
+                    .texts()
+                    .iter()
+                    .cloned()
+                    .chain(patterns.into_iter().map(Into::into))
+                    .collect(),
             );
         }
         self
@@ -86,7 +95,11 @@ impl<R: Rule + Clone, F: Rule + Clone> Describe for Fallback<R, F> {
     fn describe(&mut self, description: &mut Describer<'_>) {
         // `add_choice` returns a parameter only while `setup` chooses its rule. Any other description leaves
         // the choice open.
-        if let FallbackChoice::Open { rule, fallback, except } = &self.0
+        if let FallbackChoice::Open {
+            rule,
+            fallback,
+            except,
+        } = &self.0
             && let Some((paths, x)) = description.add_choice(except.texts())
         {
             let is_matrix = x.rank() >= 2 && except.first_match(paths).is_none();
@@ -97,7 +110,11 @@ impl<R: Rule + Clone, F: Rule + Clone> Describe for Fallback<R, F> {
             };
         }
         match &mut self.0 {
-            FallbackChoice::Open { rule, fallback, except } => {
+            FallbackChoice::Open {
+                rule,
+                fallback,
+                except,
+            } => {
                 description.kind("Fallback");
                 description.setting("except", Setting::Texts(except.texts().to_vec()));
                 description.alternative(rule);

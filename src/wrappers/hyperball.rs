@@ -122,8 +122,14 @@ fn is_wide(x: Parameter<'_>) -> bool {
 impl<R: Rule + Clone> Rule for Hyperball<R> {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
         self.rate()?;
-        let range = if is_wide(x) { range::non_negative } else { norm_of_f32 };
-        let state = State::empty().with_number("radius", 0.0, range).zeroed_by_new_weights("radius");
+        let range = if is_wide(x) {
+            range::non_negative
+        } else {
+            norm_of_f32
+        };
+        let state = State::empty()
+            .with_number("radius", 0.0, range)
+            .zeroed_by_new_weights("radius");
         state.restarted_by_new_rows("radius").with_held(self, x)
     }
 
@@ -135,9 +141,17 @@ impl<R: Rule + Clone> Rule for Hyperball<R> {
             let sums = Sums::new(Slots::none(), numbers).norms().sum(InnerProduct, 0..0);
             Ok(step.try_map_with_sums(sums, move |sums| {
                 let (norm_x, norm_u) = (sums[0], sums[1]);
-                let radius = if stored_radius == 0.0 { norm_x } else { stored_radius };
+                let radius = if stored_radius == 0.0 {
+                    norm_x
+                } else {
+                    stored_radius
+                };
                 let ratio = radius / norm_x;
-                let has_factor = if is_wide { ratio.is_normal() } else { (ratio as f32).is_normal() };
+                let has_factor = if is_wide {
+                    ratio.is_normal()
+                } else {
+                    (ratio as f32).is_normal()
+                };
                 if norm_x > 0.0 && norm_x.is_finite() && !has_factor {
                     return Err(radius_error(radius, norm_x));
                 }
@@ -153,7 +167,11 @@ impl<R: Rule + Clone> Rule for Hyperball<R> {
                 if moved_norm == 0.0 && norm_u > 0.0 {
                     return Err(zero_norm_error());
                 }
-                let k = if moved_norm == 0.0 { 1.0 } else { radius / moved_norm };
+                let k = if moved_norm == 0.0 {
+                    1.0
+                } else {
+                    radius / moved_norm
+                };
                 Ok(Resolved::new(SphereStep(1.0 - k, k * c), [radius]))
             }))
         })

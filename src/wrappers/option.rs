@@ -6,7 +6,9 @@ use crate::rule::{Describe, Describer, Flow, Gradient, Parameter, Rule, State};
 
 /// The rule, or the identity for `None`.
 fn rule_of<R: Rule>(option: &Option<R>) -> &dyn Rule {
-    option.as_ref().map_or(&OptimiserChain(()) as &dyn Rule, |rule| rule)
+    option
+        .as_ref()
+        .map_or(&OptimiserChain(()) as &dyn Rule, |rule| rule)
 }
 
 impl<R: Rule + Clone> Describe for Option<R> {

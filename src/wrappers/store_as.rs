@@ -64,13 +64,21 @@ impl<R: Rule + Clone> StoreAs<R> {
         formats: impl IntoIterator<Item = (N, F)>,
         inner: R,
     ) -> Self {
-        let named = formats.into_iter().map(|(name, format)| (name.into(), format.into()));
-        StoreAs { formats: StoreAsFormat::Named(named.collect()), inner }
+        let named = formats
+            .into_iter()
+            .map(|(name, format)| (name.into(), format.into()));
+        StoreAs {
+            formats: StoreAsFormat::Named(named.collect()),
+            inner,
+        }
     }
 
     /// Stores every tensor in this format that [can have it](crate::Slot::stored_as).
     pub fn all(format: impl Into<SlotFormat>, inner: R) -> Self {
-        StoreAs { formats: StoreAsFormat::All(format.into()), inner }
+        StoreAs {
+            formats: StoreAsFormat::All(format.into()),
+            inner,
+        }
     }
 }
 
@@ -79,16 +87,18 @@ impl<R: Rule + Clone> Describe for StoreAs<R> {
         rule.kind("StoreAs");
         match &self.formats {
             StoreAsFormat::Named(named) => {
-                let rows = named.iter().map(|(name, format)| (name.clone(), format.to_string()));
+                let rows = named
+                    .iter()
+                    .map(|(name, format)| (name.clone(), format.to_string()));
                 rule.setting("slots", Setting::Table(rows.collect()));
             }
             StoreAsFormat::All(format) => rule.setting("slots", Setting::Text(format.to_string())),
         }
         // The tensors are not known before `init`, so only formats that no tensor can have are refused here.
         rule.require(|| match &self.formats {
-            StoreAsFormat::Named(named) => {
-                named.iter().try_for_each(|(slot, format)| EntryTraits::default().check_format(slot, *format))
-            }
+            StoreAsFormat::Named(named) => named
+                .iter()
+                .try_for_each(|(slot, format)| EntryTraits::default().check_format(slot, *format)),
             StoreAsFormat::All(format) => EntryTraits::default().check_format("*", *format),
         });
         rule.holds(&mut self.inner);
@@ -110,7 +120,12 @@ impl<R: Rule + Clone> Rule for StoreAs<R> {
                 // Names reach into chains, so they are listed without the place of a member.
                 let tensors = state.tensors();
                 let available = distinct(tensors.iter().filter_map(|(name, _)| name.rsplit('.').next()));
-                return Err(unknown_name_error(&self.inner.name(), "state tensor", name, &available));
+                return Err(unknown_name_error(
+                    &self.inner.name(),
+                    "state tensor",
+                    name,
+                    &available,
+                ));
             }
         }
         Ok(state)

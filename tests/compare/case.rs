@@ -191,16 +191,27 @@ impl Outcome {
             ("frozen", frozen),
             ("without gradient", without_gradient),
         ];
-        let numbers = [("learning rate", learning_rate), ("norm", norm), ("loss scale", loss_scale)];
+        let numbers = [
+            ("learning rate", learning_rate),
+            ("norm", norm),
+            ("loss scale", loss_scale),
+        ];
         let counts = counts.map(|(name, count)| (name, count as u64));
-        let all = counts.into_iter().chain(numbers.map(|(name, number)| (name, bits(number))));
-        all.map(|(name, bits)| (format!("outcome: {name}"), vec![bits])).collect()
+        let all = counts
+            .into_iter()
+            .chain(numbers.map(|(name, number)| (name, bits(number))));
+        all.map(|(name, bits)| (format!("outcome: {name}"), vec![bits]))
+            .collect()
     }
 }
 
 /// The bits of a number; all NaN are one.
 pub fn bits(number: f64) -> u64 {
-    if number.is_nan() { u64::MAX } else { number.to_bits() }
+    if number.is_nan() {
+        u64::MAX
+    } else {
+        number.to_bits()
+    }
 }
 
 /// After each event; `None` where the model was refused.
@@ -214,7 +225,10 @@ pub fn together(runs: Vec<Run>) -> Run {
         for (all, of_rank) in all.iter_mut().zip(run?) {
             all.taken &= of_rank.taken;
             all.bits.extend(
-                of_rank.bits.into_iter().map(|(name, bits)| (format!("rank {}: {name}", rank + 1), bits)),
+                of_rank
+                    .bits
+                    .into_iter()
+                    .map(|(name, bits)| (format!("rank {}: {name}", rank + 1), bits)),
             );
         }
     }
@@ -244,7 +258,9 @@ impl Dice {
     }
 
     fn values(&mut self, count: usize, size: f64) -> Vec<f64> {
-        (0..count).map(|_| (self.number() as f64 / (1u64 << 52) as f64 - 1.0) * size).collect()
+        (0..count)
+            .map(|_| (self.number() as f64 / (1u64 << 52) as f64 - 1.0) * size)
+            .collect()
     }
 
     fn parameter(&mut self, format: Option<Format>, ranks: usize) -> Parameter {
@@ -258,15 +274,31 @@ impl Dice {
             _ => vec![1 + self.below(12), 1 + self.below(40)],
         };
         let format = format.unwrap_or_else(|| self.of(&FORMATS));
-        Parameter { values: self.values(shape.iter().product(), 1.0), shape, format }
+        Parameter {
+            values: self.values(shape.iter().product(), 1.0),
+            shape,
+            format,
+        }
     }
 
     fn curve(&mut self) -> Curve {
         let (first, steps) = (self.of(&[0.01, 0.1]), 2 + self.below(6) as u64);
         match self.below(4) {
-            0 => Curve::Linear { first, last: 0.001, steps },
-            1 => Curve::Cosine { first, last: 0.0, steps },
-            2 => Curve::WarmUp { peak: first, warmup: 2, steps: steps.max(3) },
+            0 => Curve::Linear {
+                first,
+                last: 0.001,
+                steps,
+            },
+            1 => Curve::Cosine {
+                first,
+                last: 0.0,
+                steps,
+            },
+            2 => Curve::WarmUp {
+                peak: first,
+                warmup: 2,
+                steps: steps.max(3),
+            },
             _ => Curve::OfOwnRates { last: 0.1, steps },
         }
     }
@@ -274,14 +306,20 @@ impl Dice {
     /// The order of some parameters.
     fn order(&mut self, count: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..count).collect();
-        (1..count).rev().for_each(|last| order.swap(last, self.below(last + 1)));
+        (1..count)
+            .rev()
+            .for_each(|last| order.swap(last, self.below(last + 1)));
         order
     }
 
     /// A gradient for each parameter; one in `times` is missing.
     fn gradients(&mut self, parameters: &[Parameter], times: usize) -> Vec<Gradient> {
         let mut gradient = |x: &Parameter| {
-            let format = if self.one_in(2) { x.format } else { self.of(&FORMATS) };
+            let format = if self.one_in(2) {
+                x.format
+            } else {
+                self.of(&FORMATS)
+            };
             (!self.one_in(times)).then(|| (format, self.values(x.values.len(), 0.5)))
         };
         parameters.iter().map(&mut gradient).collect()
@@ -320,14 +358,20 @@ impl Case {
             3 => Around::Cautious,
             _ => Around::Nothing,
         };
-        let moments = dice.of(&[Moments::AsTheyAre, Moments::AsTheyAre, Moments::InBF16, Moments::In8Bits]);
+        let moments = dice.of(&[
+            Moments::AsTheyAre,
+            Moments::AsTheyAre,
+            Moments::InBF16,
+            Moments::In8Bits,
+        ]);
         let ranks = if dice.one_in(6) { 2 } else { 1 };
         // A divided state is not offloaded.
         let store = dice.of(if ranks > 1 { &STORES[..7] } else { &STORES });
         let curve = dice.one_in(4).then(|| dice.curve());
         let format = dice.one_in(2).then(|| dice.of(&FORMATS));
-        let parameters: Vec<Parameter> =
-            (0..1 + dice.below(3)).map(|_| dice.parameter(format, ranks)).collect();
+        let parameters: Vec<Parameter> = (0..1 + dice.below(3))
+            .map(|_| dice.parameter(format, ranks))
+            .collect();
         let slices = dice.one_in(3);
         let mut case = Case {
             rules: chain,
@@ -351,7 +395,11 @@ impl Case {
         let is_streamed = self.ranks == 1 && dice.one_in(5);
         let is_given = dice.one_in(6);
         // Of a window it matters when a gradient is missing.
-        let missing = if let Around::Window(_) = self.around { 4 } else { 12 };
+        let missing = if let Around::Window(_) = self.around {
+            4
+        } else {
+            12
+        };
         let step = |dice: &mut Dice, parameters: &[Parameter]| {
             let first = dice.gradients(parameters, missing);
             let mut gradients = vec![first; self.ranks];
@@ -415,16 +463,26 @@ impl Case {
         let steps: Vec<&Step> = self
             .events
             .iter()
-            .filter_map(|event| if let Event::Step(step) = event { Some(step) } else { None })
+            .filter_map(|event| {
+                if let Event::Step(step) = event {
+                    Some(step)
+                } else {
+                    None
+                }
+            })
             .collect();
         let has = |kind: &dyn Fn(&Event) -> bool| self.events.iter().any(kind);
-        let misses_one = steps.iter().any(|step| step.gradients.iter().flatten().any(Option::is_none));
+        let misses_one = steps
+            .iter()
+            .any(|step| step.gradients.iter().flatten().any(Option::is_none));
         let is_one = [
             self.slices,
             self.tensors,
             self.ranks > 1,
             self.curve.is_some(),
-            steps.iter().any(|step| matches!(step.delivery, Delivery::Streamed(_))),
+            steps
+                .iter()
+                .any(|step| matches!(step.delivery, Delivery::Streamed(_))),
             steps.iter().any(|step| step.delivery == Delivery::Given),
             steps.iter().any(|step| step.loss_scale.is_some()),
             misses_one,
@@ -436,7 +494,11 @@ impl Case {
             has(&|event| matches!(event, Event::Replace(..))),
             has(&|event| matches!(event, Event::Add(_))),
         ];
-        KINDS.into_iter().zip(is_one).filter_map(|(kind, is_one)| is_one.then_some(kind)).collect()
+        KINDS
+            .into_iter()
+            .zip(is_one)
+            .filter_map(|(kind, is_one)| is_one.then_some(kind))
+            .collect()
     }
 }
 

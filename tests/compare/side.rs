@@ -17,7 +17,10 @@ type Failure = Box<dyn std::error::Error>;
 
 /// The names of all rules.
 pub fn names() -> Vec<String> {
-    rules::catalogue().iter().map(|listing| listing.name.to_string()).collect()
+    rules::catalogue()
+        .iter()
+        .map(|listing| listing.name.to_string())
+        .collect()
 }
 
 /// Runs a case.
@@ -31,7 +34,10 @@ pub fn run(case: &Case) -> Run {
     let runs = std::thread::scope(|scope| {
         let of_rank = |(rank, world)| scope.spawn(move || on_rank(case, rank, Some(world)));
         let threads: Vec<_> = world.into_iter().enumerate().map(of_rank).collect();
-        threads.into_iter().map(|thread| thread.join().expect("a rank that does not panic")).collect()
+        threads
+            .into_iter()
+            .map(|thread| thread.join().expect("a rank that does not panic"))
+            .collect()
     });
     case::together(runs)
 }
@@ -86,7 +92,10 @@ impl<'c> Training<'c> {
             file: _,
         } = case;
         let paths: Vec<String> = (0..parameters.len()).map(|index| index.to_string()).collect();
-        let mut numbers: Vec<_> = parameters.iter().map(|x| Numbers::new(x.format, &x.values)).collect();
+        let mut numbers: Vec<_> = parameters
+            .iter()
+            .map(|x| Numbers::new(x.format, &x.values))
+            .collect();
         let variables = variables(&paths, parameters, &numbers);
         let setup = world.as_ref().map_or_else(Setup::default, Setup::over);
         let optimiser = optimiser(rules, *around, *moments, *store)?;
@@ -98,9 +107,22 @@ impl<'c> Training<'c> {
         // So that a rule whose defaults have changed is the same.
         let _ = state.all().adjust_field("lambda", 0.01);
         // A rule without a rate is refused here.
-        curve.map(|curve| state.schedule(schedule(curve))).transpose().ok()?;
+        curve
+            .map(|curve| state.schedule(schedule(curve)))
+            .transpose()
+            .ok()?;
         let (rules, parameters) = (vec![rules.clone(); paths.len()], parameters.clone());
-        Some(Training { case, rank, world, paths, parameters, rules, numbers, variables, state })
+        Some(Training {
+            case,
+            rank,
+            world,
+            paths,
+            parameters,
+            rules,
+            numbers,
+            variables,
+            state,
+        })
     }
 
     /// Does what an event says.
@@ -123,14 +145,22 @@ impl<'c> Training<'c> {
     }
 
     fn step(&mut self, step: &Step) -> Result<Outcome, Failure> {
-        let Step { gradients, delivery, finite_only, weights, loss_scale } = step;
+        let Step {
+            gradients,
+            delivery,
+            finite_only,
+            weights,
+            loss_scale,
+        } = step;
         let numbers = gradients[self.rank].iter().map(|gradient| {
             let (format, values) = gradient.as_ref()?;
             Some(Numbers::new(*format, values))
         });
         let numbers: Vec<Option<Numbers>> = numbers.collect();
-        let tensors =
-            numbers.iter().zip(&self.parameters).map(|(numbers, x)| Some(numbers.as_ref()?.tensor(&x.shape)));
+        let tensors = numbers
+            .iter()
+            .zip(&self.parameters)
+            .map(|(numbers, x)| Some(numbers.as_ref()?.tensor(&x.shape)));
         let tensors: Vec<Option<Tensor>> = tensors.collect();
         let (paths, is_of_slices) = (self.paths.clone(), self.case.slices);
         let mut by_path = BTreeMap::new();
@@ -141,7 +171,11 @@ impl<'c> Training<'c> {
                 by_path.insert(path.clone(), tensor.clone());
             }
         }
-        let engine = if self.case.tensors { Engine::Tensors } else { Engine::Fused };
+        let engine = if self.case.tensors {
+            Engine::Tensors
+        } else {
+            Engine::Fused
+        };
         let mut scaler = loss_scale.map(LossScaler::fixed);
         if let Some(scaler) = &mut scaler {
             scaler.factor()?;
@@ -186,8 +220,11 @@ impl<'c> Training<'c> {
             *numbers = Numbers::new(x.format, &vec![1.0; x.values.len()]);
         }
         self.variables = variables(&self.paths, &self.parameters, &self.numbers);
-        let optimisers =
-            self.rules.iter().map(|rules| self.optimiser(rules)).collect::<Result<Vec<_>, _>>()?;
+        let optimisers = self
+            .rules
+            .iter()
+            .map(|rules| self.optimiser(rules))
+            .collect::<Result<Vec<_>, _>>()?;
         let optimisers: BTreeMap<String, _> = self.paths.iter().cloned().zip(optimisers).collect();
         let setup = self.world.as_ref().map_or_else(Setup::default, Setup::over);
         self.state =
@@ -199,9 +236,12 @@ impl<'c> Training<'c> {
 
     fn add(&mut self, parameter: &Parameter) -> Result<(), Failure> {
         let optimiser = self.optimiser(&self.case.rules)?;
-        let (path, numbers) =
-            (self.paths.len().to_string(), Numbers::new(parameter.format, &parameter.values));
-        self.variables.insert(path.clone(), Var::from_tensor(&numbers.tensor(&parameter.shape))?);
+        let (path, numbers) = (
+            self.paths.len().to_string(),
+            Numbers::new(parameter.format, &parameter.values),
+        );
+        self.variables
+            .insert(path.clone(), Var::from_tensor(&numbers.tensor(&parameter.shape))?);
         self.paths.push(path);
         self.parameters.push(parameter.clone());
         self.numbers.push(numbers);
@@ -210,7 +250,12 @@ impl<'c> Training<'c> {
     }
 
     fn optimiser(&self, rules: &[String]) -> Result<Optimiser, Failure> {
-        let Case { around, moments, store, .. } = *self.case;
+        let Case {
+            around,
+            moments,
+            store,
+            ..
+        } = *self.case;
         optimiser(rules, around, moments, store).ok_or_else(|| "a rule that there is not".into())
     }
 
@@ -218,7 +263,14 @@ impl<'c> Training<'c> {
         &mut self,
         run: impl FnOnce(&mut StateTree, &dyn Model) -> optimisers::Result<T>,
     ) -> Result<T, Failure> {
-        let Training { state, paths, parameters, numbers, variables, .. } = self;
+        let Training {
+            state,
+            paths,
+            parameters,
+            numbers,
+            variables,
+            ..
+        } = self;
         Ok(match self.case.slices {
             true => run(state, &lent(paths, parameters, numbers)),
             false => run(state, variables),
@@ -240,8 +292,12 @@ impl<'c> Training<'c> {
             for name in leaf.tensor_names() {
                 push(&name, bits(&leaf.tensor(&name).expect("a copy")));
             }
-            leaf.counters().into_iter().for_each(|(name, count)| push(&name, vec![count]));
-            leaf.numbers().into_iter().for_each(|(name, number)| push(&name, vec![case::bits(number)]));
+            leaf.counters()
+                .into_iter()
+                .for_each(|(name, count)| push(&name, vec![count]));
+            leaf.numbers()
+                .into_iter()
+                .for_each(|(name, number)| push(&name, vec![case::bits(number)]));
             push("steps", vec![leaf.steps()]);
         }
         all
@@ -282,16 +338,28 @@ fn described(outcome: &Outcome) -> case::Outcome {
 fn variables(paths: &[String], parameters: &[Parameter], numbers: &[Numbers]) -> BTreeMap<String, Var> {
     let all = paths.iter().zip(parameters).zip(numbers);
     all.map(|((path, x), numbers)| {
-        (path.clone(), Var::from_tensor(&numbers.tensor(&x.shape)).expect("a variable"))
+        (
+            path.clone(),
+            Var::from_tensor(&numbers.tensor(&x.shape)).expect("a variable"),
+        )
     })
     .collect()
 }
 
 fn rule(name: &str) -> Option<Box<dyn Rule>> {
-    let rule = rules::catalogue().into_iter().find(|listing| listing.name == name)?.rule;
+    let rule = rules::catalogue()
+        .into_iter()
+        .find(|listing| listing.name == name)?
+        .rule;
     // Rules of matrices have another for vectors.
-    let takes_vectors = rule.init((&Tensor::zeros(1, DType::F32, &Device::Cpu).ok()?).into()).is_ok();
-    Some(if takes_vectors { rule } else { Box::new(Fallback::new(rule, AdamW::new(1e-2))) })
+    let takes_vectors = rule
+        .init((&Tensor::zeros(1, DType::F32, &Device::Cpu).ok()?).into())
+        .is_ok();
+    Some(if takes_vectors {
+        rule
+    } else {
+        Box::new(Fallback::new(rule, AdamW::new(1e-2)))
+    })
 }
 
 fn optimiser(rules: &[String], around: Around, moments: Moments, store: Store) -> Option<Optimiser> {
@@ -327,8 +395,10 @@ fn optimiser(rules: &[String], around: Around, moments: Moments, store: Store) -
 }
 
 fn bits(tensor: &Tensor) -> Vec<u64> {
-    let values =
-        tensor.flatten_all().and_then(|flat| flat.to_dtype(DType::F64)?.to_vec1::<f64>()).expect("values");
+    let values = tensor
+        .flatten_all()
+        .and_then(|flat| flat.to_dtype(DType::F64)?.to_vec1::<f64>())
+        .expect("values");
     values.into_iter().map(case::bits).collect()
 }
 
@@ -388,7 +458,9 @@ fn lent<'a>(
 ) -> ParameterSlices<'a> {
     let mut lent = ParameterSlices::new();
     for ((path, Parameter { shape, .. }), numbers) in paths.iter().zip(parameters).zip(numbers) {
-        lent = lent.with(path, shape.as_slice(), numbers.lend()).expect("slices as long as their shapes");
+        lent = lent
+            .with(path, shape.as_slice(), numbers.lend())
+            .expect("slices as long as their shapes");
     }
     lent
 }

@@ -10,5 +10,8 @@ pub struct Net {
 model!(Net { hidden, .. });
 
 pub fn control(model: &Var) -> Result<StateTree> {
-    setup(MixedPrecision::new(F32, OptimiserChain::new((ClipGrad::new(1.0), Adam::new(1e-3)))), model)
+    setup(
+        MixedPrecision::new(F32, OptimiserChain::new((ClipGrad::new(1.0), Adam::new(1e-3)))),
+        model,
+    )
 }

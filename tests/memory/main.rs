@@ -24,8 +24,9 @@ use support::crafted_checkpoints::{Pieces, assembled, file_of, open, with_checks
 
 /// A model with its state.
 fn started(leaves: usize, length: usize) -> (Vec<Var>, StateTree) {
-    let model: Vec<Var> =
-        (0..leaves).map(|_| Var::ones(length, DType::F32, &Device::Cpu).expect("a variable")).collect();
+    let model: Vec<Var> = (0..leaves)
+        .map(|_| Var::ones(length, DType::F32, &Device::Cpu).expect("a variable"))
+        .collect();
     let state = setup(Adam::new(0.1), &model).expect("a state");
     (model, state)
 }
@@ -73,8 +74,14 @@ fn hostile(pieces: &Pieces, length: usize) -> Vec<(&'static str, Vec<u8>)> {
         )
     };
     vec![
-        ("a huge claimed header", [&90_000_000u64.to_le_bytes()[..], &[b' '; 2000]].concat()),
-        ("the largest claimed header", [&u64::MAX.to_le_bytes()[..], &[b' '; 2000]].concat()),
+        (
+            "a huge claimed header",
+            [&90_000_000u64.to_le_bytes()[..], &[b' '; 2000]].concat(),
+        ),
+        (
+            "the largest claimed header",
+            [&u64::MAX.to_le_bytes()[..], &[b' '; 2000]].concat(),
+        ),
         (
             "a huge claimed tensor",
             header(
@@ -83,19 +90,34 @@ fn hostile(pieces: &Pieces, length: usize) -> Vec<(&'static str, Vec<u8>)> {
         ),
         (
             "a long shape",
-            header(format!(r#""x":{{"dtype":"F32","shape":{},"data_offsets":[0,0]}}"#, list("0"))),
+            header(format!(
+                r#""x":{{"dtype":"F32","shape":{},"data_offsets":[0,0]}}"#,
+                list("0")
+            )),
         ),
         ("a list for a tensor", header(format!(r#""x":{}"#, list("0")))),
-        ("other metadata", header(format!(r#""__metadata__":{}"#, map(&|i| format!(r#""{i}":"""#))))),
+        (
+            "other metadata",
+            header(format!(r#""__metadata__":{}"#, map(&|i| format!(r#""{i}":"""#)))),
+        ),
         ("one tensor many times", header(repeated(|_| tensor(0), length))),
         ("many tensors", header(repeated(tensor, length))),
         ("nested lists", header(format!(r#""x":{}"#, nested("[", "]")))),
-        ("nested maps", header(format!(r#""x":{}"#, nested(r#"{"x":"#, "}")))),
+        (
+            "nested maps",
+            header(format!(r#""x":{}"#, nested(r#"{"x":"#, "}"))),
+        ),
         ("a description of nested lists", described(nested("[", "]"))),
         ("nested lists for hyper-parameters", fields(nested("[", "]"))),
-        ("a long hyper-parameter", fields(format!(r#"[["eta",{}]]"#, list("0")))),
+        (
+            "a long hyper-parameter",
+            fields(format!(r#"[["eta",{}]]"#, list("0"))),
+        ),
         ("many hyper-parameters", fields(list(r#"["",0]"#))),
-        ("many optimisers", part("optimisers", list(r#"{"name":"","rule":"","fields":[]}"#))),
+        (
+            "many optimisers",
+            part("optimisers", list(r#"{"name":"","rule":"","fields":[]}"#)),
+        ),
         ("many leaves", part("leaves", map(&a_leaf))),
         ("one leaf many times", part("leaves", map(&|_| a_leaf(0)))),
         ("many variables", part("model", list(r#""""#))),
@@ -103,7 +125,10 @@ fn hostile(pieces: &Pieces, length: usize) -> Vec<(&'static str, Vec<u8>)> {
         ("many numbers", leaf("numbers", list(r#"["",0]"#))),
         ("many tensor names", leaf("tensors", list(r#""""#))),
         ("many dimensions", leaf("shape", list("0"))),
-        ("an unknown part", described(text.replacen('{', &format!(r#"{{"more":{},"#, list("0")), 1))),
+        (
+            "an unknown part",
+            described(text.replacen('{', &format!(r#"{{"more":{},"#, list("0")), 1)),
+        ),
     ]
 }
 
@@ -114,18 +139,39 @@ fn configurations(length: usize) -> Vec<(&'static str, String)> {
     let map = |piece: &dyn Fn(usize) -> String| format!("{{{}}}", repeated(piece, length));
     vec![
         ("rules in deep lists", nested(&list("\"Adam\""))),
-        ("rules with fields in deep lists", nested(&list("{\"Adam\":{\"eta\":0.1,\"beta\":[0.9,0.99]}}"))),
+        (
+            "rules with fields in deep lists",
+            nested(&list("{\"Adam\":{\"eta\":0.1,\"beta\":[0.9,0.99]}}")),
+        ),
         ("deep lists", list(&nested(""))),
         ("empty lists in deep lists", nested(&list("[]"))),
         ("numbers in deep lists", nested(&list("0"))),
-        ("a long text in deep lists", nested(&format!("\"{}\"", "x".repeat(length)))),
-        ("many fields", format!("{{\"Adam\":{}}}", map(&|i| format!("\"{i}\":0")))),
-        ("one field many times", format!("{{\"Adam\":{}}}", map(&|_| "\"\":0".to_string()))),
+        (
+            "a long text in deep lists",
+            nested(&format!("\"{}\"", "x".repeat(length))),
+        ),
+        (
+            "many fields",
+            format!("{{\"Adam\":{}}}", map(&|i| format!("\"{i}\":0"))),
+        ),
+        (
+            "one field many times",
+            format!("{{\"Adam\":{}}}", map(&|_| "\"\":0".to_string())),
+        ),
         ("many rules in a table", map(&|i| format!("\"{i}\":{{}}"))),
-        ("many choices", format!("{{\"ByPath\":{}}}", list("{\"pattern\":\"*\",\"optimiser\":null}"))),
+        (
+            "many choices",
+            format!(
+                "{{\"ByPath\":{}}}",
+                list("{\"pattern\":\"*\",\"optimiser\":null}")
+            ),
+        ),
         (
             "a deep optimiser",
-            format!("{{\"MixedPrecision\":{{\"dtype\":\"F32\",\"inner\":{}}}}}", list("[[\"Adam\"]]")),
+            format!(
+                "{{\"MixedPrecision\":{{\"dtype\":\"F32\",\"inner\":{}}}}}",
+                list("[[\"Adam\"]]")
+            ),
         ),
     ]
 }
@@ -136,7 +182,11 @@ fn reading_configurations() -> f64 {
     for length in [300_000, 350_000, 425_000, 500_000] {
         for (name, text) in configurations(length) {
             let taken = peak(|| _ = std::hint::black_box(serde_json::from_str::<OptimiserConfig>(&text)));
-            assert!(taken < 50_000 + 40 * text.len(), "{name}: {taken} bytes for a text of {}", text.len());
+            assert!(
+                taken < 50_000 + 40 * text.len(),
+                "{name}: {taken} bytes for a text of {}",
+                text.len()
+            );
             most = most.max(taken as f64 / text.len() as f64);
         }
     }
@@ -163,7 +213,9 @@ const LEAF: usize = 1 << 20;
 /// The most memory of a warm step, in bytes per element of one parameter, for so many parameters.
 fn stepping(leaves: usize, rule: impl Rule + Clone) -> f64 {
     let tensor = |value: f32| Tensor::full(value, (LEAF / 1024, 1024), &Device::Cpu).expect("a tensor");
-    let model: Vec<Var> = (0..leaves).map(|_| Var::from_tensor(&tensor(1.0)).expect("a variable")).collect();
+    let model: Vec<Var> = (0..leaves)
+        .map(|_| Var::from_tensor(&tensor(1.0)).expect("a variable"))
+        .collect();
     let grads: BTreeMap<String, Tensor> = (0..leaves).map(|leaf| (leaf.to_string(), tensor(0.5))).collect();
     let mut state = setup(rule, &model).expect("a state");
     update(&mut state, &model, &grads).expect("a first update");
@@ -174,13 +226,28 @@ fn a_step_of_whole_tensors() {
     fn of<R: Rule + Clone>(rule: R) {
         let [few, many] = [3, 12].map(|leaves| stepping(leaves, rule.clone()));
         println!("{}: {few:.1} and {many:.1} bytes", rule.name());
-        assert!(many < 44.0, "{}: {many:.1} bytes for each element of a parameter", rule.name());
-        assert!(many < few + 4.5, "{}: {few:.1} bytes for 3 parameters, {many:.1} for 12", rule.name());
+        assert!(
+            many < 44.0,
+            "{}: {many:.1} bytes for each element of a parameter",
+            rule.name()
+        );
+        assert!(
+            many < few + 4.5,
+            "{}: {few:.1} bytes for 3 parameters, {many:.1} for 12",
+            rule.name()
+        );
     }
     of(Adafactor::new(0.1));
-    of(OptimiserChain::new((Adam::new(0.1), AdaptiveClip::new(0.1), Descent::new(0.1))));
+    of(OptimiserChain::new((
+        Adam::new(0.1),
+        AdaptiveClip::new(0.1),
+        Descent::new(0.1),
+    )));
     of(OptimiserChain::new((Centralise::default(), Adam::new(0.1))));
-    of(Muon { ns_steps: 0, ..Muon::new(0.1) });
+    of(Muon {
+        ns_steps: 0,
+        ..Muon::new(0.1)
+    });
     // The function of a user may refuse the call, so that its results are kept.
     assert!(stepping(12, Doubled::default()) > 12.0 * 4.0);
 }
@@ -218,8 +285,9 @@ impl Elementwise for Watched {
 fn gradients_that_are_taken() {
     const LEAVES: usize = 12;
     fn still_there<R: Rule + Clone>(rule: R, is_owned: bool) -> f64 {
-        let model: Vec<Var> =
-            (0..LEAVES).map(|_| Var::ones(LEAF, DType::F32, &Device::Cpu).expect("a variable")).collect();
+        let model: Vec<Var> = (0..LEAVES)
+            .map(|_| Var::ones(LEAF, DType::F32, &Device::Cpu).expect("a variable"))
+            .collect();
         let mut state = setup(rule, &model).expect("a state");
         let without = used();
         let gradient = || Tensor::ones(LEAF, DType::F32, &Device::Cpu).expect("a tensor");
@@ -243,7 +311,10 @@ fn gradients_that_are_taken() {
     }
     of(Watched::default());
     // The norm reads all gradients before the first is written.
-    of(OptimiserChain::new((ClipGlobalNorm::new(1.0), Watched::default())));
+    of(OptimiserChain::new((
+        ClipGlobalNorm::new(1.0),
+        Watched::default(),
+    )));
 }
 
 /// Of all gradients only the one that is pushed is in memory.
@@ -251,8 +322,9 @@ fn gradients_that_come_one_at_a_time() {
     const LEAVES: usize = 12;
     fn of<O: IntoOptimiser>(optimiser: O) {
         let name = optimiser.name();
-        let model: Vec<Var> =
-            (0..LEAVES).map(|_| Var::ones(LEAF, DType::F32, &Device::Cpu).expect("a variable")).collect();
+        let model: Vec<Var> = (0..LEAVES)
+            .map(|_| Var::ones(LEAF, DType::F32, &Device::Cpu).expect("a variable"))
+            .collect();
         let mut state = setup(optimiser, &model).expect("a state");
         let gradient = || Tensor::ones(LEAF, DType::F32, &Device::Cpu).expect("a tensor");
         let of_gradients = |bytes: usize| bytes as f64 / (4 * LEAF) as f64;
@@ -272,7 +344,10 @@ fn gradients_that_come_one_at_a_time() {
         assert!(whole > 11.9 && parts < 1.1, "{whole} and {parts}");
     }
     of(Adam::new(0.1));
-    of(MixedPrecision::new(DType::F64, OptimiserChain::new((ClipNorm::new(1.0), Adam::new(0.1)))));
+    of(MixedPrecision::new(
+        DType::F64,
+        OptimiserChain::new((ClipNorm::new(1.0), Adam::new(0.1))),
+    ));
 }
 
 /// What a further block takes: the input of its segment, or its gradient if gradients are collected.
@@ -288,8 +363,9 @@ fn segments() {
     }
     fn taken(blocks: usize, way: Way) -> usize {
         let matrix = |rows: usize| Tensor::full(1e-3f32, (rows, WIDTH), &Device::Cpu).expect("a tensor");
-        let model: Vec<Var> =
-            (0..blocks).map(|_| Var::from_tensor(&matrix(WIDTH)).expect("a variable")).collect();
+        let model: Vec<Var> = (0..blocks)
+            .map(|_| Var::from_tensor(&matrix(WIDTH)).expect("a variable"))
+            .collect();
         let mut state = setup(Descent::new(0.1), &model).expect("a state");
         let input = matrix(WIDTH / 4);
         let block = |w: &Var, x: &Tensor| x + x.matmul(w)?.tanh()?.sqr()?.relu()?;
@@ -313,7 +389,11 @@ fn segments() {
         peak(|| assert!(step().expect("a step")))
     }
     let of_block = |way| (taken(24, way) - taken(8, way)) as f64 / 16.0 / INPUT as f64;
-    for (way, least, most) in [(Way::Whole, 9.0, 30.0), (Way::Gradients, 3.9, 4.2), (Way::Train, 0.99, 1.1)] {
+    for (way, least, most) in [
+        (Way::Whole, 9.0, 30.0),
+        (Way::Gradients, 3.9, 4.2),
+        (Way::Train, 0.99, 1.1),
+    ] {
         let inputs = of_block(way);
         println!("{way:?}: a block takes {inputs:.2} times its input");
         assert!((least..most).contains(&inputs), "{way:?}: {inputs}");
@@ -339,8 +419,9 @@ fn of_ranks<O: IntoOptimiser>(
     std::thread::scope(|scope| {
         for world in ranks(RANKS) {
             scope.spawn(move || {
-                let model: Vec<Var> =
-                    (0..LEAVES).map(|_| Var::from_tensor(&half(1.0)).expect("a variable")).collect();
+                let model: Vec<Var> = (0..LEAVES)
+                    .map(|_| Var::from_tensor(&half(1.0)).expect("a variable"))
+                    .collect();
                 let mut state = Setup::over(&world).build(optimiser(), &model).expect("a state");
                 assert_eq!(state.bytes(), 12 * LEAVES * LEAF / RANKS);
                 (0..before).for_each(|_| work(&mut state, &model));
@@ -360,7 +441,9 @@ fn of_ranks<O: IntoOptimiser>(
 }
 
 fn half(value: f32) -> Tensor {
-    Tensor::full(value, LEAF, &Device::Cpu).and_then(|x| x.to_dtype(DType::BF16)).expect("a tensor")
+    Tensor::full(value, LEAF, &Device::Cpu)
+        .and_then(|x| x.to_dtype(DType::BF16))
+        .expect("a tensor")
 }
 
 fn mixed() -> impl IntoOptimiser {
@@ -371,11 +454,16 @@ fn mixed() -> impl IntoOptimiser {
 /// the sum of the gradients, which is kept.
 fn a_step_of_ranks() {
     let gradient = half(0.5);
-    let grads: BTreeMap<String, Tensor> =
-        (0..LEAVES).map(|leaf| (leaf.to_string(), gradient.clone())).collect();
+    let grads: BTreeMap<String, Tensor> = (0..LEAVES)
+        .map(|leaf| (leaf.to_string(), gradient.clone()))
+        .collect();
     let step = |state: &mut StateTree, model: &[Var]| _ = update(state, model, &grads).expect("an update");
-    let clipped =
-        || MixedPrecision::new(DType::F32, OptimiserChain::new((ClipGlobalNorm::new(1.0), Adam::new(0.1))));
+    let clipped = || {
+        MixedPrecision::new(
+            DType::F32,
+            OptimiserChain::new((ClipGlobalNorm::new(1.0), Adam::new(0.1))),
+        )
+    };
     for (name, sums, taken) in [
         ("", 0, of_ranks(1, mixed, step)),
         (" with a norm", 4, of_ranks(0, clipped, step)),
@@ -394,10 +482,14 @@ fn a_step_of_ranks() {
 fn files_of_ranks() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run");
-    let saving =
-        of_ranks(1, mixed, |state, model| _ = Checkpoint::new(state).model(model).save(&path).unwrap());
+    let saving = of_ranks(1, mixed, |state, model| {
+        _ = Checkpoint::new(state).model(model).save(&path).unwrap()
+    });
     let restoring = of_ranks(1, mixed, |state, model| {
-        _ = CheckpointFile::open(&path).unwrap().restore_with_model(state, model).unwrap()
+        _ = CheckpointFile::open(&path)
+            .unwrap()
+            .restore_with_model(state, model)
+            .unwrap()
     });
     println!("saving and restoring on {RANKS} ranks take {saving} and {restoring} bytes on each");
     assert!(saving < 100_000, "{saving} bytes");
@@ -424,7 +516,9 @@ fn open_files() {
     const ELEMENTS: usize = 1_250_000;
     const WINDOWS: usize = 3_000_000;
     let of = |dtype: DType| -> Vec<Var> {
-        (0..4).map(|_| Var::ones(ELEMENTS, dtype, &Device::Cpu).expect("a variable")).collect()
+        (0..4)
+            .map(|_| Var::ones(ELEMENTS, dtype, &Device::Cpu).expect("a variable"))
+            .collect()
     };
     let (half, single) = (of(DType::BF16), of(DType::F32));
     let mut half_state = setup(MixedPrecision::new(DType::F32, Adam::new(0.1)), &half).expect("a state");
@@ -441,10 +535,25 @@ fn open_files() {
     };
     opened(&mut |file| _ = file.restore(&mut half_state).unwrap());
     opened(&mut |file| _ = file.restore_with_model(&mut half_state, &half).unwrap());
-    opened(&mut |file| _ = file.converting().restore_with_model(&mut half_state, &half).unwrap());
-    opened(&mut |file| _ = file.converting().restore_with_model(&mut single_state, &single).unwrap());
+    opened(&mut |file| {
+        _ = file
+            .converting()
+            .restore_with_model(&mut half_state, &half)
+            .unwrap()
+    });
+    opened(&mut |file| {
+        _ = file
+            .converting()
+            .restore_with_model(&mut single_state, &single)
+            .unwrap()
+    });
     Checkpoint::new(&single_state).model(&single).save(&path).unwrap();
-    opened(&mut |file| _ = file.converting().restore_with_model(&mut half_state, &half).unwrap());
+    opened(&mut |file| {
+        _ = file
+            .converting()
+            .restore_with_model(&mut half_state, &half)
+            .unwrap()
+    });
 }
 
 fn files() {
@@ -455,7 +564,10 @@ fn files() {
     let file = std::fs::read(&path).unwrap();
     assert!(saving < 100_000, "saving {} bytes took {saving}", file.len());
     let taken = reading(&file, &model, &mut state) as f64 / file.len() as f64;
-    assert!((1.0..1.2).contains(&taken), "reading took {taken:.2} times the file's size");
+    assert!(
+        (1.0..1.2).contains(&taken),
+        "reading took {taken:.2} times the file's size"
+    );
 
     let (model, mut state) = started(1, 1000);
     let pieces = Pieces::of(&file_of(Checkpoint::new(&state).model(&model)));
@@ -464,11 +576,18 @@ fn files() {
     for length in [300_000, 350_000, 425_000, 500_000] {
         for (name, file) in hostile(&pieces, length) {
             let taken = reading(&file, &model, &mut state);
-            assert!(taken < 50_000 + 20 * file.len(), "{name}: {taken} bytes for a file of {}", file.len());
+            assert!(
+                taken < 50_000 + 20 * file.len(),
+                "{name}: {taken} bytes for a file of {}",
+                file.len()
+            );
             most = most.max(100 * taken / file.len().max(length));
         }
     }
     println!("at most {:.1} times the file's size", most as f64 / 100.0);
     assert!(most > 400, "the count works");
-    println!("at most {:.1} times the configuration's", reading_configurations());
+    println!(
+        "at most {:.1} times the configuration's",
+        reading_configurations()
+    );
 }

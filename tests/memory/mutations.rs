@@ -22,9 +22,16 @@ const START: usize = 64 << 10;
 fn bounded<T>(what: impl Debug, length: usize, run: impl FnOnce() -> T) -> T {
     let (start, mut value) = (Instant::now(), None);
     let bytes = crate::peak(|| value = Some(run()));
-    assert!(bytes <= START + BYTES_PER_BYTE * length, "{what:?}: {bytes} bytes for an input of {length}");
+    assert!(
+        bytes <= START + BYTES_PER_BYTE * length,
+        "{what:?}: {bytes} bytes for an input of {length}"
+    );
     // Of a machine that does other things, too.
-    assert!(start.elapsed() < Duration::from_secs(5), "{what:?}: {:?}", start.elapsed());
+    assert!(
+        start.elapsed() < Duration::from_secs(5),
+        "{what:?}: {:?}",
+        start.elapsed()
+    );
     value.expect("a case that has run")
 }
 
@@ -51,7 +58,10 @@ impl Random {
 
 /// All cases, with random numbers from what `SEED` says.
 pub fn are_read_or_refused() {
-    let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(30);
+    let seed = std::env::var("SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok())
+        .unwrap_or(30);
     println!("SEED={seed}");
     let mut random = Random(seed);
     nested_configurations_are_refused(&mut random);
@@ -66,17 +76,26 @@ fn model() -> Vec<Var> {
 /// The header of the file is changed, which has the names, shapes and places of tensors, and the groups.
 fn mutated_states_of_torch_are_read_or_refused(random: &mut Random) {
     let goldens = ["adamw", "lion", "momentum", "rmsprop_momentum"]
-        .map(|name| format!("{}/golden/torch_state/{name}.safetensors", env!("CARGO_MANIFEST_DIR")))
+        .map(|name| {
+            format!(
+                "{}/golden/torch_state/{name}.safetensors",
+                env!("CARGO_MANIFEST_DIR")
+            )
+        })
         .map(|path| std::fs::read(path).expect("a file"));
     let mut read = 0;
     for case in 0..5000 {
-        let (length, rest) = goldens[case % goldens.len()].split_first_chunk::<8>().expect("a length");
+        let (length, rest) = goldens[case % goldens.len()]
+            .split_first_chunk::<8>()
+            .expect("a length");
         let (header, tensors) = rest.split_at(u64::from_le_bytes(*length) as usize);
         let header = mutated(header, b"{}[]\",:\\0123456789.eE-truefalsn", 2, random);
         let file = [&header.len().to_le_bytes()[..], &header, tensors].concat();
         let mut state = setup(AdamW::new(0.1), &model()).expect("a state");
         let outcome = bounded(("case", case), file.len(), || {
-            TorchState::from_bytes("state", file)?.restore(&mut state).map(drop)
+            TorchState::from_bytes("state", file)?
+                .restore(&mut state)
+                .map(drop)
         });
         // What fits this model is not the question, but whether the file is read.
         read += usize::from(outcome.is_err_and(|error| error.kind() != ErrorKind::File));
@@ -137,7 +156,9 @@ fn read_back<T: DeserializeOwned + Serialize + PartialEq + Debug>(text: &str) ->
 
 /// Reads a text as an optimiser, and makes of it whatever it can become; whether it could be read.
 fn is_optimiser(text: &str) -> bool {
-    let Some(config) = read_back::<OptimiserConfig>(text) else { return false };
+    let Some(config) = read_back::<OptimiserConfig>(text) else {
+        return false;
+    };
     // What no rule is called is refused here, and what does not fit the model.
     let _ = config.setup(&model());
     match config.optimiser() {
@@ -174,8 +195,12 @@ fn mutated_configurations_are_read_or_refused(random: &mut Random) {
     let mut read_some = |texts: &[&str], cases: usize, is_read: fn(&str) -> bool| {
         let mut read = 0;
         for case in 0..cases {
-            let bytes =
-                mutated(texts[case % texts.len()].as_bytes(), br#"[]{}",:.0123456789-+eE ntf"#, 2, random);
+            let bytes = mutated(
+                texts[case % texts.len()].as_bytes(),
+                br#"[]{}",:.0123456789-+eE ntf"#,
+                2,
+                random,
+            );
             let text = String::from_utf8_lossy(&bytes);
             read += usize::from(bounded(("case", case), text.len(), || is_read(&text)));
         }
@@ -205,7 +230,10 @@ fn nested_configurations_are_refused(random: &mut Random) {
     assert!(of(tables(64)).err().is_none_or(|told| !told.contains("deep")));
     for depth in [65, 66, 100, 1000] {
         assert_eq!(of(lists(depth)).expect_err("refused"), "nested more than 64 deep");
-        assert_eq!(of(tables(depth)).expect_err("refused"), "nested more than 64 deep");
+        assert_eq!(
+            of(tables(depth)).expect_err("refused"),
+            "nested more than 64 deep"
+        );
     }
     let toml = |depth: usize| {
         toml::from_str::<BTreeMap<String, OptimiserConfig>>(&format!(
@@ -214,7 +242,12 @@ fn nested_configurations_are_refused(random: &mut Random) {
             "]".repeat(depth)
         ))
     };
-    assert!(toml(70).expect_err("refused").to_string().contains("nested more than 64 deep"));
+    assert!(
+        toml(70)
+            .expect_err("refused")
+            .to_string()
+            .contains("nested more than 64 deep")
+    );
     for case in 0..300 {
         let rounds = random.below(100);
         let (value, depth) = nested(rounds, random);

@@ -10,17 +10,29 @@ use support::examples::{TINY, folder, program};
 
 /// How far apart the losses of digits may be on other ranks after a few epochs, relative to them: in f32, and
 /// with activations and gradients of 16 bits.
-const TOLERANCES: [(&str, f64); 4] =
-    [("f32", 1e-5), ("bf16+master", 5e-3), ("f16+master", 5e-3), ("bf16", 5e-3)];
+const TOLERANCES: [(&str, f64); 4] = [
+    ("f32", 1e-5),
+    ("bf16+master", 5e-3),
+    ("f16+master", 5e-3),
+    ("bf16", 5e-3),
+];
 
 pub fn tests() -> Vec<Test> {
     let mut tests: Vec<Test> = Vec::new();
     for ranks in [1, 2, 4] {
-        tests
-            .push((format!("gpt_has_the_numbers_of_threads::{ranks}_ranks"), Box::new(move || whole(ranks))));
+        tests.push((
+            format!("gpt_has_the_numbers_of_threads::{ranks}_ranks"),
+            Box::new(move || whole(ranks)),
+        ));
     }
-    tests.push(("gpt_goes_on_on_others_after_a_rank_was_killed".to_string(), Box::new(killed)));
-    tests.push(("gpt_saves_where_one_rank_is_interrupted".to_string(), Box::new(interrupted)));
+    tests.push((
+        "gpt_goes_on_on_others_after_a_rank_was_killed".to_string(),
+        Box::new(killed),
+    ));
+    tests.push((
+        "gpt_saves_where_one_rank_is_interrupted".to_string(),
+        Box::new(interrupted),
+    ));
     let refusals: [(&str, &'static [&str], &str); 3] = [
         ("before_mpi", &["--micro-batches", "two"], "invalid value 'two'"),
         (
@@ -30,14 +42,29 @@ pub fn tests() -> Vec<Test> {
         ),
         (
             "in_training",
-            &["--micro-batches", "2", "--eta", "1e30", "--dtype", "f16", "--steps", "10"],
+            &[
+                "--micro-batches",
+                "2",
+                "--eta",
+                "1e30",
+                "--dtype",
+                "f16",
+                "--steps",
+                "10",
+            ],
             "the training loss is NaN",
         ),
     ];
     for (name, options, sentence) in refusals {
-        tests.push((format!("gpt_says_an_error_once::{name}"), Box::new(move || refused(options, sentence))));
+        tests.push((
+            format!("gpt_says_an_error_once::{name}"),
+            Box::new(move || refused(options, sentence)),
+        ));
     }
-    tests.push(("digits_has_the_losses_of_one_process".to_string(), Box::new(digits)));
+    tests.push((
+        "digits_has_the_losses_of_one_process".to_string(),
+        Box::new(digits),
+    ));
     tests
 }
 
@@ -90,7 +117,14 @@ fn successful(finished: Finished) -> Result<Finished, String> {
 }
 
 /// Two micro-batches have one sum, on one rank or on two.
-const SHARED: [&str; 6] = ["--micro-batches", "2", "--evaluate-every", "10", "--checkpoint-every", "5"];
+const SHARED: [&str; 6] = [
+    "--micro-batches",
+    "2",
+    "--evaluate-every",
+    "10",
+    "--checkpoint-every",
+    "5",
+];
 
 fn whole(ranks: usize) -> Result<(), String> {
     let options = ["--micro-batches", "4", "--steps", "10"];
@@ -146,7 +180,10 @@ fn interrupted() -> Result<(), String> {
         return Err(format!("{}\n{}", finished.status, finished.said));
     }
     let resumed = [&options[..], &["--resume"]].concat();
-    same(&successful(over(1, &resumed, finished.folder).finish(LIMIT)?)?.said, &one)
+    same(
+        &successful(over(1, &resumed, finished.folder).finish(LIMIT)?)?.said,
+        &one,
+    )
 }
 
 fn refused(options: &[&str], sentence: &str) -> Result<(), String> {
@@ -164,7 +201,12 @@ fn losses(said: &str) -> Vec<(&str, f64)> {
     let loss = |line: &str| line.split(" loss=").nth(1)?.split(' ').next()?.parse().ok();
     results(said)
         .into_iter()
-        .map(|line| (line.split(' ').nth(1).expect("a name"), loss(line).expect("a loss")))
+        .map(|line| {
+            (
+                line.split(' ').nth(1).expect("a name"),
+                loss(line).expect("a loss"),
+            )
+        })
         .collect()
 }
 
@@ -174,8 +216,12 @@ fn digits() -> Result<(), String> {
     let (digits, here) = (program("digits"), tempfile::tempdir().expect("a folder"));
     let run = |ranks| alone(&digits, &["--epochs", "2", "--ranks", ranks], here.path());
     let [one, threads] = [run("1")?, run("2")?];
-    let job =
-        Job::of(&digits, &["--epochs", "2", "--ranks", "mpi"], 2, tempfile::tempdir().expect("a folder"));
+    let job = Job::of(
+        &digits,
+        &["--epochs", "2", "--ranks", "mpi"],
+        2,
+        tempfile::tempdir().expect("a folder"),
+    );
     let processes = successful(job.start().finish(LIMIT)?)?.said;
     same(&processes, &threads)?;
     let pairs: Vec<_> = losses(&one).into_iter().zip(losses(&processes)).collect();
@@ -183,6 +229,13 @@ fn digits() -> Result<(), String> {
         name == tolerance.0 && (one - other).abs() <= tolerance.1 * one
     };
     let are_close = pairs.len() == TOLERANCES.len()
-        && pairs.iter().zip(TOLERANCES).all(|(pair, tolerance)| is_close(*pair, tolerance));
-    if are_close { Ok(()) } else { Err(format!("{pairs:?}")) }
+        && pairs
+            .iter()
+            .zip(TOLERANCES)
+            .all(|(pair, tolerance)| is_close(*pair, tolerance));
+    if are_close {
+        Ok(())
+    } else {
+        Err(format!("{pairs:?}"))
+    }
 }

@@ -39,8 +39,10 @@ pub fn tests() -> Vec<Test> {
         for place in ["before_update", "in_update", "before_save", "in_save"] {
             for who in [0, 2] {
                 let test = move || {
-                    let job =
-                        Job::new("failing", 3).with(HOW, how).with(WHERE, place).with(WHO, &who.to_string());
+                    let job = Job::new("failing", 3)
+                        .with(HOW, how)
+                        .with(WHERE, place)
+                        .with(WHO, &who.to_string());
                     let finished = job.start().finish(LIMIT)?;
                     let said_so = match how {
                         "error" => finished.said.contains(&format!("rank {who}: this rank fails")),
@@ -71,8 +73,14 @@ pub fn tests() -> Vec<Test> {
         "a_rank_that_comes_to_its_end_too_early".to_string(),
         Box::new(|| {
             let finished = Job::new("leaving", 3).start().finish(LIMIT)?;
-            let is_told = finished.said.contains("rank 1 called the end of the program, and rank 0 update");
-            if is_told && !finished.status.success() { Ok(()) } else { Err(finished.said) }
+            let is_told = finished
+                .said
+                .contains("rank 1 called the end of the program, and rank 0 update");
+            if is_told && !finished.status.success() {
+                Ok(())
+            } else {
+                Err(finished.said)
+            }
         }),
     ));
     for (name, case) in [
@@ -82,9 +90,14 @@ pub fn tests() -> Vec<Test> {
     ] {
         tests.push((name.to_string(), Box::new(move || Job::new(case, 2).passes())));
     }
-    let kills = std::env::var("KILLS").ok().map_or(12, |kills| kills.parse().expect("a number"));
+    let kills = std::env::var("KILLS")
+        .ok()
+        .map_or(12, |kills| kills.parse().expect("a number"));
     for at in 0..kills {
-        tests.push((format!("a_rank_that_is_killed_while_it_saves::{at}"), Box::new(move || killed(at))));
+        tests.push((
+            format!("a_rank_that_is_killed_while_it_saves::{at}"),
+            Box::new(move || killed(at)),
+        ));
     }
     tests
 }
@@ -92,7 +105,11 @@ pub fn tests() -> Vec<Test> {
 /// Whether the file is that of one of these numbers of steps.
 fn whole(path: &Path, steps: &[u64]) -> Result<(), String> {
     let step = step_of(path)?;
-    if steps.contains(&step) { Ok(()) } else { Err(format!("step {step} of {steps:?}")) }
+    if steps.contains(&step) {
+        Ok(())
+    } else {
+        Err(format!("step {step} of {steps:?}"))
+    }
 }
 
 fn fail() -> Result<(), Error> {
@@ -146,7 +163,9 @@ fn failing(world: World) -> Result<(), Error> {
     let is_failing = std::env::var(WHO).expect("who") == world.rank().to_string();
     let place = std::env::var(WHERE).expect("where");
     update(&mut state, &model, &gradients(0, 0, DType::BF16))?;
-    Checkpoint::new(&state).bytes("step", "1").save(folder().join("old"))?;
+    Checkpoint::new(&state)
+        .bytes("step", "1")
+        .save(folder().join("old"))?;
     if is_failing && place == "before_update" {
         fail()?;
     }
@@ -193,7 +212,10 @@ fn saving(world: World) -> Result<(), Error> {
     let grads = support::common::grads([Some(random(3, &[300_000], DType::BF16, &Device::Cpu)), None]);
     for step in 1u64.. {
         update(&mut state, &model, &grads)?;
-        Checkpoint::new(&state).model(&model).bytes("step", step.to_string()).save(folder().join("file"))?;
+        Checkpoint::new(&state)
+            .model(&model)
+            .bytes("step", step.to_string())
+            .save(folder().join("file"))?;
     }
     Ok(())
 }
@@ -222,7 +244,11 @@ fn killed(at: u64) -> Result<(), String> {
         return Err(format!("{} after {:?}", finished.status, killed.elapsed()));
     }
     let after = step_of(&file)?;
-    if after >= before { Ok(()) } else { Err(format!("step {after} after {before}")) }
+    if after >= before {
+        Ok(())
+    } else {
+        Err(format!("step {after} after {before}"))
+    }
 }
 
 /// The step that a whole file says.
@@ -236,14 +262,21 @@ fn step_of(file: &Path) -> Result<u64, String> {
 /// A second start of MPI is an error, a second world is none.
 fn nested() -> ExitCode {
     rank(|world| {
-        let error = run(|_| Ok::<(), Error>(())).expect_err("a second start").to_string();
+        let error = run(|_| Ok::<(), Error>(()))
+            .expect_err("a second start")
+            .to_string();
         assert!(error.contains("World::new"), "{error}");
         let second = World::new()?;
         assert_eq!((second.rank(), second.size()), (world.rank(), world.size()));
         let model = model(&parameters(DType::BF16));
-        let mut states = [&world, &second]
-            .map(|world| Setup::over(world).build(AdamW::new(0.1), &model).expect("a state"));
-        states.iter_mut().try_for_each(|state| update(state, &model, &gradients(0, 0, DType::BF16)).map(drop))
+        let mut states = [&world, &second].map(|world| {
+            Setup::over(world)
+                .build(AdamW::new(0.1), &model)
+                .expect("a state")
+        });
+        states
+            .iter_mut()
+            .try_for_each(|state| update(state, &model, &gradients(0, 0, DType::BF16)).map(drop))
     })
 }
 
@@ -254,8 +287,14 @@ fn own_start() -> ExitCode {
     letters::call(&world, 3, 1).expect("a call");
     drop(universe);
     let mut nothing: Vec<Vec<&mut [u8]>> = (0..world.size()).map(|_| Vec::new()).collect();
-    let error = world.gather(&[&[1]], &mut nothing).expect_err("after the end").to_string();
-    assert!(error.contains("MPI has ended") && error.contains("Universe"), "{error}");
+    let error = world
+        .gather(&[&[1]], &mut nothing)
+        .expect_err("after the end")
+        .to_string();
+    assert!(
+        error.contains("MPI has ended") && error.contains("Universe"),
+        "{error}"
+    );
     let error = World::new().expect_err("after the end").to_string();
     assert!(error.contains("MPI has ended"), "{error}");
     ExitCode::SUCCESS

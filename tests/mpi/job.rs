@@ -35,7 +35,11 @@ pub enum Transport {
 
 impl fmt::Display for Transport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if *self == Transport::Tcp { "tcp" } else { "shared_memory" })
+        f.write_str(if *self == Transport::Tcp {
+            "tcp"
+        } else {
+            "shared_memory"
+        })
     }
 }
 
@@ -103,15 +107,26 @@ impl Job {
     pub fn start(mut self) -> Running {
         self.command.arg(&self.program).args(&self.arguments);
         let said = File::create(self.folder.path().join("said")).expect("a file");
-        self.command.stdout(said.try_clone().expect("a handle")).stderr(said).process_group(0);
+        self.command
+            .stdout(said.try_clone().expect("a handle"))
+            .stderr(said)
+            .process_group(0);
         let child = self.command.spawn().expect("`mpirun` (Debian: openmpi-bin)");
-        Running { child, started: Instant::now(), folder: self.folder }
+        Running {
+            child,
+            started: Instant::now(),
+            folder: self.folder,
+        }
     }
 
     /// Whether all ranks come to a good end.
     pub fn passes(self) -> Result<(), String> {
         let Finished { status, said, .. } = self.start().finish(LIMIT)?;
-        if status.success() { Ok(()) } else { Err(format!("{status}\n{said}")) }
+        if status.success() {
+            Ok(())
+        } else {
+            Err(format!("{status}\n{said}"))
+        }
     }
 }
 
@@ -131,7 +146,9 @@ impl Running {
                 let group = format!("-{}", self.child.id());
                 let _ = Command::new("kill").args(["-9", "--", &group]).status();
                 let _ = self.child.wait();
-                pids(self.folder.path()).into_iter().for_each(|pid| send("KILL", pid));
+                pids(self.folder.path())
+                    .into_iter()
+                    .for_each(|pid| send("KILL", pid));
                 return Err(format!("not at an end after {limit:?}\n{}", self.said()));
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -143,7 +160,11 @@ impl Running {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        Ok(Finished { status, said: self.said(), folder: self.folder })
+        Ok(Finished {
+            status,
+            said: self.said(),
+            folder: self.folder,
+        })
     }
 }
 
@@ -154,12 +175,17 @@ pub fn pids(folder: &Path) -> Vec<u32> {
     let rank = |process: &Path| {
         // A process that has ended, or is not ours, shows none.
         let environment = fs::read_to_string(process.join("environ")).ok()?;
-        let rank =
-            environment.split('\0').find_map(|variable| variable.strip_prefix("OMPI_COMM_WORLD_RANK="))?;
-        environment.split('\0').any(|variable| variable == job).then_some(rank.parse::<usize>().ok()?)
+        let rank = environment
+            .split('\0')
+            .find_map(|variable| variable.strip_prefix("OMPI_COMM_WORLD_RANK="))?;
+        environment
+            .split('\0')
+            .any(|variable| variable == job)
+            .then_some(rank.parse::<usize>().ok()?)
     };
-    let processes =
-        fs::read_dir("/proc").expect("the processes").filter_map(|entry| Some(entry.ok()?.path()));
+    let processes = fs::read_dir("/proc")
+        .expect("the processes")
+        .filter_map(|entry| Some(entry.ok()?.path()));
     let pid = |process: PathBuf| Some((rank(&process)?, process.file_name()?.to_str()?.parse().ok()?));
     let mut ranks: Vec<(usize, u32)> = processes.filter_map(pid).collect();
     ranks.sort();
@@ -167,5 +193,7 @@ pub fn pids(folder: &Path) -> Vec<u32> {
 }
 
 pub fn send(signal: &str, pid: u32) {
-    let _ = Command::new("kill").args(["-s", signal, &pid.to_string()]).status();
+    let _ = Command::new("kill")
+        .args(["-s", signal, &pid.to_string()])
+        .status();
 }

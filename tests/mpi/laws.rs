@@ -44,16 +44,29 @@ fn bytes_arrive(world: World) -> Result<(), Error> {
         letters::call(&world, 7, call)?;
     }
     let (size, me) = (world.size(), world.rank());
-    let own: Vec<Vec<u8>> =
-        (0..size).map(|to| vec![(10 * me + to) as u8; if to == me { 0 } else { (5 << 20) + me }]).collect();
-    let mut got: Vec<Vec<u8>> =
-        (0..size).map(|from| vec![0; if from == me { 0 } else { (5 << 20) + from }]).collect();
+    let own: Vec<Vec<u8>> = (0..size)
+        .map(|to| vec![(10 * me + to) as u8; if to == me { 0 } else { (5 << 20) + me }])
+        .collect();
+    let mut got: Vec<Vec<u8>> = (0..size)
+        .map(|from| vec![0; if from == me { 0 } else { (5 << 20) + from }])
+        .collect();
     let to: Vec<Vec<&[u8]>> = own.iter().map(|bytes| bytes.chunks(1 << 20).collect()).collect();
-    let mut from: Vec<Vec<&mut [u8]>> =
-        got.iter_mut().map(|bytes| if bytes.is_empty() { vec![] } else { vec![&mut bytes[..]] }).collect();
+    let mut from: Vec<Vec<&mut [u8]>> = got
+        .iter_mut()
+        .map(|bytes| {
+            if bytes.is_empty() {
+                vec![]
+            } else {
+                vec![&mut bytes[..]]
+            }
+        })
+        .collect();
     world.exchange(&to, &mut from)?;
     for (from, bytes) in got.iter().enumerate() {
-        assert!(bytes.iter().all(|byte| *byte == (10 * from + me) as u8), "from {from}");
+        assert!(
+            bytes.iter().all(|byte| *byte == (10 * from + me) as u8),
+            "from {from}"
+        );
     }
     Ok(())
 }
@@ -63,9 +76,15 @@ fn optimisers() -> Vec<Optimiser> {
     vec![
         Optimiser::new(MixedPrecision::new(DType::F32, AdamW::new(0.1))),
         Optimiser::new(MixedPrecision::new(DType::F32, clipped())),
-        Optimiser::new(SplitMaster::new(OptimiserChain::new((AccumGrad::new(2), LAMB::new(0.1))))),
+        Optimiser::new(SplitMaster::new(OptimiserChain::new((
+            AccumGrad::new(2),
+            LAMB::new(0.1),
+        )))),
         Optimiser::new(Kahan::new(Prodigy::new(1.0))),
-        Optimiser::new(MixedPrecision::new(DType::F32, Muon::new(0.1).with_fallback(AdamW::new(0.1)))),
+        Optimiser::new(MixedPrecision::new(
+            DType::F32,
+            Muon::new(0.1).with_fallback(AdamW::new(0.1)),
+        )),
     ]
 }
 
@@ -87,7 +106,10 @@ fn differing(world: &(impl Communicator + Clone + 'static), optimiser: Optimiser
     let step = |call| {
         let weight = 1 + (world.rank() as u64 + call) % 3;
         let grads = gradients(call, world.rank() as u64, DType::BF16);
-        let outcome = Update::new(&mut state).weight(weight).apply(&model, &grads).expect("an update");
+        let outcome = Update::new(&mut state)
+            .weight(weight)
+            .apply(&model, &grads)
+            .expect("an update");
         said(outcome, &model, &state)
     };
     (0..3).map(step).collect()
@@ -105,7 +127,9 @@ fn different_gradients(world: World) -> Result<(), Error> {
 }
 
 fn train(state: &mut StateTree, model: &Vars, calls: std::ops::Range<u64>) -> Result<(), Error> {
-    calls.into_iter().try_for_each(|call| update(state, model, &gradients(call, 0, DType::BF16)).map(drop))
+    calls
+        .into_iter()
+        .try_for_each(|call| update(state, model, &gradients(call, 0, DType::BF16)).map(drop))
 }
 
 /// The file of one process, byte for byte, from which any number of ranks goes on.
@@ -128,7 +152,11 @@ fn checkpoints(world: World) -> Result<(), Error> {
         let mut state = Setup::over(&world).build(optimiser.clone(), &own)?;
         train(&mut state, &own, 0..3)?;
         Checkpoint::new(&state).model(&own).save(&path)?;
-        assert!(fs::read(&path).expect("the file") == early, "{}", optimiser.name());
+        assert!(
+            fs::read(&path).expect("the file") == early,
+            "{}",
+            optimiser.name()
+        );
         let own = model(&parameters(DType::BF16));
         let mut state = Setup::over(&world).build(optimiser.clone(), &own)?;
         CheckpointFile::open(&path)?.restore_with_model(&mut state, &own)?;
@@ -151,7 +179,11 @@ fn an_error_is_one_on_all(world: World) -> Result<(), Error> {
                    call: &dyn Fn(&mut StateTree) -> Result<(), Error>| {
         let before = snapshot(&model, state);
         let error = call(state).expect_err(what).to_string();
-        assert!(words.iter().all(|word| error.contains(word)), "rank {}, {what}: {error}", world.rank());
+        assert!(
+            words.iter().all(|word| error.contains(word)),
+            "rank {}, {what}: {error}",
+            world.rank()
+        );
         assert!(snapshot(&model, state) == before, "{what}");
     };
     for bad in 0..world.size() {
@@ -169,14 +201,22 @@ fn an_error_is_one_on_all(world: World) -> Result<(), Error> {
         });
         if world.size() > 1 {
             state.adjust(if is_bad { 0.2 } else { 0.1 })?;
-            refused(&mut state, "another rate", &[&name, "the optimiser of", "eta = 0.2"], &|state| {
-                train(state, &model, 1..2)
-            });
+            refused(
+                &mut state,
+                "another rate",
+                &[&name, "the optimiser of", "eta = 0.2"],
+                &|state| train(state, &model, 1..2),
+            );
             state.adjust(0.1)?;
-            refused(&mut state, "another call", &["called", "update", "save"], &|state| match is_bad {
-                true => Checkpoint::new(state).save(folder().join("unsaved")).map(drop),
-                false => train(state, &model, 1..2),
-            });
+            refused(
+                &mut state,
+                "another call",
+                &["called", "update", "save"],
+                &|state| match is_bad {
+                    true => Checkpoint::new(state).save(folder().join("unsaved")).map(drop),
+                    false => train(state, &model, 1..2),
+                },
+            );
             assert!(!folder().join("unsaved").exists());
         }
     }

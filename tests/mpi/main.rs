@@ -14,7 +14,11 @@ use self::job::{Job, Test, Transport};
 
 fn main() -> ExitCode {
     if let Some(case) = job::case() {
-        return match laws::CASES.iter().chain(faults::CASES).find(|(name, _)| *name == case) {
+        return match laws::CASES
+            .iter()
+            .chain(faults::CASES)
+            .find(|(name, _)| *name == case)
+        {
             Some((_, run)) => run(),
             None => panic!("no case {case:?}"),
         };
@@ -32,8 +36,10 @@ fn main() -> ExitCode {
     }
     tests.extend(faults::tests());
     tests.extend(examples::tests());
-    let filters: Vec<String> =
-        std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    let filters: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|argument| !argument.starts_with('-'))
+        .collect();
     tests.retain(|(name, _)| {
         filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str()))
     });
@@ -41,7 +47,10 @@ fn main() -> ExitCode {
     let mut failed = Vec::new();
     for (name, test) in &tests {
         let outcome = test();
-        println!("test {name} ... {}", if outcome.is_ok() { "ok" } else { "FAILED" });
+        println!(
+            "test {name} ... {}",
+            if outcome.is_ok() { "ok" } else { "FAILED" }
+        );
         failed.extend(outcome.err().map(|reason| format!("---- {name} ----\n{reason}")));
     }
     println!(
@@ -50,5 +59,9 @@ fn main() -> ExitCode {
         tests.len() - failed.len(),
         failed.len()
     );
-    if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if failed.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }

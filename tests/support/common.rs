@@ -64,7 +64,9 @@ pub fn numbers(seed: u64, count: usize) -> Vec<f64> {
         state ^= state << 17;
         (state >> 11) as f64 / (1u64 << 53) as f64
     };
-    (0..count).map(|_| (0..6).map(|_| uniform()).sum::<f64>() - 3.0).collect()
+    (0..count)
+        .map(|_| (0..6).map(|_| uniform()).sum::<f64>() - 3.0)
+        .collect()
 }
 
 /// A tensor of [`numbers`].
@@ -82,7 +84,9 @@ pub fn tensor(seed: u64, shape: &[usize], dtype: DType) -> Tensor {
 
 /// A tensor of one number.
 pub fn constant(value: f64, count: usize, dtype: DType) -> Tensor {
-    Tensor::full(value, count, &Device::Cpu).and_then(|tensor| tensor.to_dtype(dtype)).expect("a tensor")
+    Tensor::full(value, count, &Device::Cpu)
+        .and_then(|tensor| tensor.to_dtype(dtype))
+        .expect("a tensor")
 }
 
 /// A variable with the values of a tensor.
@@ -92,8 +96,11 @@ pub fn var(values: &Tensor) -> Var {
 
 /// The values as f64, on the host; exact for every float dtype.
 pub fn values(tensor: &Tensor) -> Vec<f64> {
-    let host = tensor.to_device(&Device::Cpu).and_then(|tensor| tensor.flatten_all());
-    host.and_then(|tensor| tensor.to_dtype(DType::F64)?.to_vec1()).expect("values")
+    let host = tensor
+        .to_device(&Device::Cpu)
+        .and_then(|tensor| tensor.flatten_all());
+    host.and_then(|tensor| tensor.to_dtype(DType::F64)?.to_vec1())
+        .expect("values")
 }
 
 /// The bits of the values as f64, with one pattern for every NaN.
@@ -103,34 +110,50 @@ pub fn bits(tensor: &Tensor) -> Vec<u64> {
 
 /// The bits of a number, where all NaN are one: which of them arithmetic gives is not defined.
 pub fn number_bits(number: f64) -> u64 {
-    if number.is_nan() { u64::MAX } else { number.to_bits() }
+    if number.is_nan() {
+        u64::MAX
+    } else {
+        number.to_bits()
+    }
 }
 
 /// All there is to compare of a model and its state: every bit of parameters and state tensors, counters,
 /// hyper-parameters.
 pub fn snapshot(model: &Vars, state: &StateTree) -> Snapshot {
-    let mut snapshot: Vec<(String, Vec<u64>)> =
-        model.iter().map(|(path, var)| (path.clone(), bits(var))).collect();
+    let mut snapshot: Vec<(String, Vec<u64>)> = model
+        .iter()
+        .map(|(path, var)| (path.clone(), bits(var)))
+        .collect();
     for leaf in state.leaves() {
         for name in leaf.tensor_names() {
             let tensor = leaf.tensor(&name).expect("a state tensor");
             snapshot.push((format!("{}/{name}", leaf.path()), bits(&tensor)));
         }
-        let counters = leaf.counters().into_iter().chain([("steps".to_string(), leaf.steps())]);
+        let counters = leaf
+            .counters()
+            .into_iter()
+            .chain([("steps".to_string(), leaf.steps())]);
         snapshot.extend(counters.map(|(name, count)| (format!("{}/{name}", leaf.path()), vec![count])));
         snapshot.extend(
             leaf.numbers()
                 .into_iter()
                 .map(|(name, number)| (format!("{}/{name}", leaf.path()), vec![number_bits(number)])),
         );
-        snapshot.push((format!("{}/{:?}/{}", leaf.path(), leaf.optimiser(), leaf.is_frozen()), Vec::new()));
+        snapshot.push((
+            format!("{}/{:?}/{}", leaf.path(), leaf.optimiser(), leaf.is_frozen()),
+            Vec::new(),
+        ));
     }
     snapshot
 }
 
 /// Leaves other weights in the model: the guard that brings its parameters back is forgotten.
 pub fn forget_ascent(state: &mut StateTree, model: &impl Model, grads: &impl Gradients) {
-    std::mem::forget(Sam::new(3.0).ascend(Update::new(state), model, grads).expect("an ascent"));
+    std::mem::forget(
+        Sam::new(3.0)
+            .ascend(Update::new(state), model, grads)
+            .expect("an ascent"),
+    );
 }
 
 /// A function of each whole tensor, Muon's where that is a matrix.
@@ -153,25 +176,55 @@ pub fn needs_matrices(error: &Error) -> bool {
 
 /// Every rule of the catalogue, and chains that put them together.
 pub fn rules_and_chains() -> Vec<Box<dyn Rule>> {
-    let mut all: Vec<Box<dyn Rule>> =
-        rules::catalogue().into_iter().map(|listing| for_any_shape(listing.rule)).collect();
+    let mut all: Vec<Box<dyn Rule>> = rules::catalogue()
+        .into_iter()
+        .map(|listing| for_any_shape(listing.rule))
+        .collect();
     let chains: Vec<Box<dyn Rule>> = vec![
         Box::new(OptimiserChain::new(())),
-        Box::new(OptimiserChain::new((ClipGrad::new(0.5), WeightDecay::new(0.1), Adam::new(0.01)))),
-        Box::new(OptimiserChain::new((ClipGlobalNorm::new(0.3), WeightDecay::new(0.1), AdamW::new(0.01)))),
+        Box::new(OptimiserChain::new((
+            ClipGrad::new(0.5),
+            WeightDecay::new(0.1),
+            Adam::new(0.01),
+        ))),
+        Box::new(OptimiserChain::new((
+            ClipGlobalNorm::new(0.3),
+            WeightDecay::new(0.1),
+            AdamW::new(0.01),
+        ))),
         Box::new(OptimiserChain::new((
             Momentum::new(0.1),
-            ClipNorm { p: 1.0, ..ClipNorm::new(0.01) },
+            ClipNorm {
+                p: 1.0,
+                ..ClipNorm::new(0.01)
+            },
             SignDecay::new(0.01),
         ))),
-        Box::new(OptimiserChain::new((AccumGrad::new(3), ClipGlobalNorm::new(0.3), Adam::new(0.01)))),
         Box::new(OptimiserChain::new((
-            ClipNorm { p: f64::INFINITY, ..ClipNorm::new(0.2) },
+            AccumGrad::new(3),
+            ClipGlobalNorm::new(0.3),
+            Adam::new(0.01),
+        ))),
+        Box::new(OptimiserChain::new((
+            ClipNorm {
+                p: f64::INFINITY,
+                ..ClipNorm::new(0.2)
+            },
             AccumGrad::new(2),
             Nesterov::new(0.01),
         ))),
-        Box::new(OptimiserChain::new((AccumGrad::new(6), ClipGlobalNorm::new(0.3), AdamW::new(0.01)))),
-        Box::new(OptimiserChain::new((ClipNorm { p: 3.0, ..ClipNorm::new(0.2) }, Descent::new(0.1)))),
+        Box::new(OptimiserChain::new((
+            AccumGrad::new(6),
+            ClipGlobalNorm::new(0.3),
+            AdamW::new(0.01),
+        ))),
+        Box::new(OptimiserChain::new((
+            ClipNorm {
+                p: 3.0,
+                ..ClipNorm::new(0.2)
+            },
+            Descent::new(0.1),
+        ))),
         Box::new(OptimiserChain::new((
             Some(ClipGrad::new(0.4)),
             None::<Descent>,
@@ -183,9 +236,16 @@ pub fn rules_and_chains() -> Vec<Box<dyn Rule>> {
             Cautious::new(Lion::new(0.01)),
             WeightDecay::new(0.01),
         ))),
-        Box::new(RMSProp { centred: true, ..RMSProp::new(0.01) }),
+        Box::new(RMSProp {
+            centred: true,
+            ..RMSProp::new(0.01)
+        }),
         Box::new(Hyperball::new(Adam::new(0.01))),
-        Box::new(OptimiserChain::new((AccumGrad::new(2), Hyperball::new(muon()), Ema::new(0.9)))),
+        Box::new(OptimiserChain::new((
+            AccumGrad::new(2),
+            Hyperball::new(muon()),
+            Ema::new(0.9),
+        ))),
         Box::new(OptimiserChain::new(vec![
             Box::new(WeightDecay::new(0.1)) as Box<dyn Rule>,
             Box::new(Momentum::new(0.1)),
@@ -194,10 +254,23 @@ pub fn rules_and_chains() -> Vec<Box<dyn Rule>> {
     all.extend(chains);
     // Their defaults are for larger matrices than those of the tests.
     let for_small_matrices: Vec<Box<dyn Rule>> = vec![
-        Box::new(SOAP { interval: 2, ..SOAP::new(0.01) }),
-        Box::new(Shampoo { interval: 2, ..Shampoo::new(0.01) }),
-        Box::new(GaLore { rank: 2, interval: 2, ..GaLore::new(0.01) }),
-        Box::new(APOLLO { interval: 2, ..APOLLO::mini(0.01) }),
+        Box::new(SOAP {
+            interval: 2,
+            ..SOAP::new(0.01)
+        }),
+        Box::new(Shampoo {
+            interval: 2,
+            ..Shampoo::new(0.01)
+        }),
+        Box::new(GaLore {
+            rank: 2,
+            interval: 2,
+            ..GaLore::new(0.01)
+        }),
+        Box::new(APOLLO {
+            interval: 2,
+            ..APOLLO::mini(0.01)
+        }),
     ];
     all.extend(for_small_matrices);
     all
@@ -218,8 +291,16 @@ pub fn optimisers() -> Vec<Optimiser> {
 pub fn optimisers_for(parameter: DType) -> Vec<Optimiser> {
     let rules: [Box<dyn Rule>; 5] = [
         Box::new(AdamW::new(0.1)),
-        Box::new(OptimiserChain::new((AccumGrad::new(3), ClipGlobalNorm::new(0.3), Momentum::new(0.1)))),
-        Box::new(OptimiserChain::new((WeightDecay::new(0.1), ClipNorm::new(0.5), Descent::new(0.1)))),
+        Box::new(OptimiserChain::new((
+            AccumGrad::new(3),
+            ClipGlobalNorm::new(0.3),
+            Momentum::new(0.1),
+        ))),
+        Box::new(OptimiserChain::new((
+            WeightDecay::new(0.1),
+            ClipNorm::new(0.5),
+            Descent::new(0.1),
+        ))),
         Box::new(StoreAs::new(
             [("m", DType::BF16), ("acc", DType::BF16)],
             OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1))),
@@ -257,17 +338,27 @@ pub fn rounding_to_nearest(parameter: DType, rule: Box<dyn Rule>) -> Vec<Optimis
 
 /// A model of copies of these tensors, under the paths 0, 1, ...
 pub fn model(tensors: &[Tensor]) -> Vars {
-    tensors.iter().enumerate().map(|(i, tensor)| (i.to_string(), var(tensor))).collect()
+    tensors
+        .iter()
+        .enumerate()
+        .map(|(i, tensor)| (i.to_string(), var(tensor)))
+        .collect()
 }
 
 /// Gradients for a [`model`]; `None` is missing.
 pub fn grads(tensors: impl IntoIterator<Item = Option<Tensor>>) -> Grads {
-    tensors.into_iter().enumerate().filter_map(|(i, tensor)| Some((i.to_string(), tensor?))).collect()
+    tensors
+        .into_iter()
+        .enumerate()
+        .filter_map(|(i, tensor)| Some((i.to_string(), tensor?)))
+        .collect()
 }
 
 /// How many steps a scaler has counted since its scale last moved.
 pub fn good_steps(scaler: &LossScaler) -> u64 {
-    serde_json::to_value(scaler).expect("a text")["good_steps"].as_u64().expect("a count")
+    serde_json::to_value(scaler).expect("a text")["good_steps"]
+        .as_u64()
+        .expect("a count")
 }
 
 /// The snapshots after each update of a fresh [`model`].
@@ -280,7 +371,10 @@ pub fn trajectory(
     let model = model(parameters);
     let mut state = setup(optimiser, &model).expect("a state");
     let mut step = |grads| {
-        Update::new(&mut state).engine(engine).apply(&model, grads).expect("an update");
+        Update::new(&mut state)
+            .engine(engine)
+            .apply(&model, grads)
+            .expect("an update");
         snapshot(&model, &state)
     };
     grads.iter().map(&mut step).collect()
@@ -288,7 +382,10 @@ pub fn trajectory(
 
 /// The numbers of a snapshot without their names, to compare optimisers whose states are named differently.
 pub fn unnamed(snapshot: Snapshot) -> Snapshot {
-    snapshot.into_iter().map(|(_, bits)| (String::new(), bits)).collect()
+    snapshot
+        .into_iter()
+        .map(|(_, bits)| (String::new(), bits))
+        .collect()
 }
 
 /// Asserts that two trajectories are the same, and names the first difference.
@@ -303,7 +400,11 @@ pub fn assert_close(got: &[Snapshot], expected: &[Snapshot], tolerance: f64, wha
     for (step, (got, expected)) in got.iter().zip(expected).enumerate() {
         assert_eq!(got.len(), expected.len(), "{what:?}, step {step}");
         for ((name, got), (expected_name, expected)) in got.iter().zip(expected) {
-            assert_eq!((name, got.len()), (expected_name, expected.len()), "{what:?}, step {step}");
+            assert_eq!(
+                (name, got.len()),
+                (expected_name, expected.len()),
+                "{what:?}, step {step}"
+            );
             if got == expected {
                 continue;
             }
@@ -321,19 +422,25 @@ pub fn assert_close(got: &[Snapshot], expected: &[Snapshot], tolerance: f64, wha
 
 /// What a call is that was skipped for the gradient of this parameter, which is not finite.
 pub fn not_finite(path: &str) -> Status {
-    Status::Skipped(SkipReason::NotFinite { path: path.to_string() })
+    Status::Skipped(SkipReason::NotFinite {
+        path: path.to_string(),
+    })
 }
 
 /// What a call is that gave all windows up for that of this parameter.
 pub fn given_up(path: &str) -> Status {
-    Status::Skipped(SkipReason::WindowsGivenUp { path: path.to_string() })
+    Status::Skipped(SkipReason::WindowsGivenUp {
+        path: path.to_string(),
+    })
 }
 
 /// The error is of this kind, and its text contains each word.
 pub fn is_kind(error: &Error, kind: ErrorKind, words: &[&str]) {
     let text = error.to_string();
     assert_eq!(error.kind(), kind, "{text}");
-    words.iter().for_each(|word| assert!(text.contains(word), "no {word:?} in {text}"));
+    words
+        .iter()
+        .for_each(|word| assert!(text.contains(word), "no {word:?} in {text}"));
     is_punctuated(&text);
 }
 
@@ -394,16 +501,29 @@ pub fn logged<T>(run: impl FnOnce() -> T) -> (T, Vec<String>) {
 pub fn bits16(tensor: &Tensor) -> Vec<u16> {
     let flat = tensor.flatten_all().expect("a flat tensor");
     match tensor.dtype() {
-        DType::F16 => flat.to_vec1::<f16>().expect("f16").into_iter().map(f16::to_bits).collect(),
-        _ => flat.to_vec1::<bf16>().expect("bf16").into_iter().map(bf16::to_bits).collect(),
+        DType::F16 => flat
+            .to_vec1::<f16>()
+            .expect("f16")
+            .into_iter()
+            .map(f16::to_bits)
+            .collect(),
+        _ => flat
+            .to_vec1::<bf16>()
+            .expect("bf16")
+            .into_iter()
+            .map(bf16::to_bits)
+            .collect(),
     }
 }
 
 /// The bits of the f16 or bf16 number that is nearest to `value`, the one with even bits of two: searched for
 /// among all of them, so that it shares no code with what it checks. NaN is not for here.
 pub fn nearest16(dtype: DType, value: f64) -> u16 {
-    let (infinity, beyond) =
-        if dtype == DType::F16 { (0x7c00u16, 65536.0) } else { (0x7f80, 2f64.powi(128)) };
+    let (infinity, beyond) = if dtype == DType::F16 {
+        (0x7c00u16, 65536.0)
+    } else {
+        (0x7f80, 2f64.powi(128))
+    };
     let number = |bits: u16| match dtype {
         _ if bits >= infinity => beyond,
         DType::F16 => f16::from_bits(bits).to_f64(),
@@ -413,9 +533,21 @@ pub fn nearest16(dtype: DType, value: f64) -> u16 {
     let (mut below, mut above) = (0, infinity);
     while above - below > 1 {
         let middle = below + (above - below) / 2;
-        if number(middle) <= magnitude { below = middle } else { above = middle }
+        if number(middle) <= magnitude {
+            below = middle
+        } else {
+            above = middle
+        }
     }
     let (down, up) = (magnitude - number(below), number(above) - magnitude);
-    let bits = if down < up || (down == up && below % 2 == 0) { below } else { above };
-    if value.is_sign_negative() { bits | 0x8000 } else { bits }
+    let bits = if down < up || (down == up && below % 2 == 0) {
+        below
+    } else {
+        above
+    };
+    if value.is_sign_negative() {
+        bits | 0x8000
+    } else {
+        bits
+    }
 }

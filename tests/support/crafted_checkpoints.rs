@@ -20,8 +20,12 @@ pub fn open(bytes: &[u8]) -> optimisers::Result<CheckpointFile> {
 
 /// The same bytes with the checksum that they should have, if there is a place for one.
 pub fn with_checksum(mut bytes: Vec<u8>) -> Vec<u8> {
-    let before = bytes.windows(BEFORE_CHECKSUM.len()).position(|window| window == BEFORE_CHECKSUM);
-    let place = before.map(|before| before + BEFORE_CHECKSUM.len()).filter(|start| start + 8 <= bytes.len());
+    let before = bytes
+        .windows(BEFORE_CHECKSUM.len())
+        .position(|window| window == BEFORE_CHECKSUM);
+    let place = before
+        .map(|before| before + BEFORE_CHECKSUM.len())
+        .filter(|start| start + 8 <= bytes.len());
     if let Some(start) = place {
         bytes[start..start + 8].copy_from_slice(b"00000000");
         let sum = format!("{:08x}", crc32fast::hash(&bytes));
@@ -51,11 +55,17 @@ impl Pieces {
         let (header, data) =
             bytes[8..].split_at(usize::try_from(u64::from_le_bytes(length)).expect("a length"));
         let mut tensors: Value = serde_json::from_slice(header).expect("a header");
-        let metadata =
-            tensors.as_object_mut().and_then(|tensors| tensors.remove("__metadata__")).expect("metadata");
+        let metadata = tensors
+            .as_object_mut()
+            .and_then(|tensors| tensors.remove("__metadata__"))
+            .expect("metadata");
         let description =
             serde_json::from_str(metadata["optimisers"].as_str().expect("a text")).expect("a description");
-        Pieces { tensors, description, data: data.to_vec() }
+        Pieces {
+            tensors,
+            description,
+            data: data.to_vec(),
+        }
     }
 
     /// The file, with the checksum that it should have.

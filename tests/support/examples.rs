@@ -27,21 +27,35 @@ pub const TINY: [&str; 14] = [
 pub fn program(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the path of this test");
     let folder = test.ancestors().nth(2).expect("the folder of the profile");
-    let profile = match folder.file_name().and_then(|name| name.to_str()).expect("the name of the profile") {
+    let profile = match folder
+        .file_name()
+        .and_then(|name| name.to_str())
+        .expect("the name of the profile")
+    {
         "debug" => "dev",
         name => name,
     };
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "--example", name, "--profile", profile]).current_dir(root());
-    cargo.arg("--target-dir").arg(folder.parent().expect("the folder of all profiles"));
+    cargo
+        .args(["build", "--quiet", "--example", name, "--profile", profile])
+        .current_dir(root());
+    cargo
+        .arg("--target-dir")
+        .arg(folder.parent().expect("the folder of all profiles"));
     for (feature, has) in [("cuda", cfg!(feature = "cuda")), ("mpi", cfg!(feature = "mpi"))] {
         if has {
             cargo.args(["--features", feature]);
         }
     }
     let built = cargo.output().expect("cargo runs");
-    assert!(built.status.success(), "{cargo:?}: {}", String::from_utf8_lossy(&built.stderr));
-    folder.join("examples").join(format!("{name}{}", std::env::consts::EXE_SUFFIX))
+    assert!(
+        built.status.success(),
+        "{cargo:?}: {}",
+        String::from_utf8_lossy(&built.stderr)
+    );
+    folder
+        .join("examples")
+        .join(format!("{name}{}", std::env::consts::EXE_SUFFIX))
 }
 
 /// The folder of the crate.

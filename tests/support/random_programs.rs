@@ -16,13 +16,16 @@ fn letter(program: usize, call: usize, sender: usize, receiver: usize) -> Vec<u8
     let facts = (program, call, sender, receiver);
     let most = [1, 2, 9, 100, 1000, 1000, 1000, 70_000][draw((facts, "size"), 8)];
     let first = draw((facts, "content"), 256);
-    (0..draw((facts, "length"), most)).map(|at| (first + at) as u8).collect()
+    (0..draw((facts, "length"), most))
+        .map(|at| (first + at) as u8)
+        .collect()
 }
 
 /// Where `facts` cut so many bytes, the end last; empty slices among them.
 fn cuts(length: usize, facts: impl Hash + Copy) -> Vec<usize> {
-    let mut cuts: Vec<usize> =
-        (0..draw((facts, "cuts"), 4)).map(|cut| draw((facts, cut), length + 1)).collect();
+    let mut cuts: Vec<usize> = (0..draw((facts, "cuts"), 4))
+        .map(|cut| draw((facts, cut), length + 1))
+        .collect();
     cuts.extend((length > 0).then_some(length));
     cuts.sort_unstable();
     cuts
@@ -31,7 +34,10 @@ fn cuts(length: usize, facts: impl Hash + Copy) -> Vec<usize> {
 fn slices(bytes: &[u8], facts: impl Hash + Copy) -> Vec<&[u8]> {
     let ends = cuts(bytes.len(), facts);
     let starts = std::iter::once(0).chain(ends.iter().copied());
-    starts.zip(&ends).map(|(start, end)| &bytes[start..*end]).collect()
+    starts
+        .zip(&ends)
+        .map(|(start, end)| &bytes[start..*end])
+        .collect()
 }
 
 fn slices_mut(mut bytes: &mut [u8], facts: impl Hash + Copy) -> Vec<&mut [u8]> {
@@ -62,7 +68,10 @@ pub fn call(world: &impl Communicator, program: usize, call: usize) -> Result<()
         .map(|(other, bytes)| slices_mut(bytes, (program, call, rank, other, "from")))
         .collect();
     if is_gather {
-        world.gather(&slices(&letter(program, call, rank, rank), (program, call, rank)), &mut from)?;
+        world.gather(
+            &slices(&letter(program, call, rank, rank), (program, call, rank)),
+            &mut from,
+        )?;
     } else {
         let own: Vec<Vec<u8>> = (0..size).map(|other| from_to(rank, other)).collect();
         let to: Vec<_> = own
@@ -72,6 +81,9 @@ pub fn call(world: &impl Communicator, program: usize, call: usize) -> Result<()
             .collect();
         world.exchange(&to, &mut from)?;
     }
-    assert!(got == expected, "rank {rank} of {size}, call {call} of program {program}");
+    assert!(
+        got == expected,
+        "rank {rank} of {size}, call {call} of program {program}"
+    );
     Ok(())
 }

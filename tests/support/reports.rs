@@ -13,7 +13,10 @@ use crate::common::{Grads, Vars, bits, grads, model, random, tensor};
 pub const SHAPES: [&[usize]; 5] = [&[33_001], &[5], &[130, 140], &[0], &[3, 4]];
 
 pub fn parameters(dtype: DType) -> Vec<Tensor> {
-    (1..).zip(SHAPES).map(|(seed, shape)| random(seed, shape, dtype, &Device::Cpu)).collect()
+    (1..)
+        .zip(SHAPES)
+        .map(|(seed, shape)| random(seed, shape, dtype, &Device::Cpu))
+        .collect()
 }
 
 /// The gradients of a call, those of this rank where they differ. The fifth parameter has one in every other
@@ -25,7 +28,12 @@ pub fn gradients(call: u64, rank: u64, dtype: DType) -> Grads {
         (index != 4 || call.is_multiple_of(2)).then(|| tensor(100 * call + 10 * rank + index, shape, dtype))
     };
     let make = || grads((0..).zip(&SHAPES).map(of).collect::<Vec<_>>());
-    KNOWN.lock().expect("no panic").entry((call, rank, dtype)).or_insert_with(make).clone()
+    KNOWN
+        .lock()
+        .expect("no panic")
+        .entry((call, rank, dtype))
+        .or_insert_with(make)
+        .clone()
 }
 
 /// What can be said of a rank after a call.
@@ -46,7 +54,11 @@ pub fn said(outcome: Outcome, model: &Vars, state: &StateTree) -> Said {
             (name, values)
         });
         let mut numbers = leaf.counters();
-        numbers.extend(leaf.numbers().into_iter().map(|(name, number)| (name, number.to_bits())));
+        numbers.extend(
+            leaf.numbers()
+                .into_iter()
+                .map(|(name, number)| (name, number.to_bits())),
+        );
         numbers.push(("steps".to_string(), leaf.steps()));
         (leaf.part(), tensors.collect(), numbers)
     };
@@ -84,7 +96,10 @@ pub fn assert_part(own: &[Said], whole: &[Said], what: &str) {
         let what = format!("{what}, call {call}");
         assert_eq!(said.outcome, expected.outcome, "{what}");
         for (leaf, (own, expected)) in said.model.iter().zip(&expected.model).enumerate() {
-            let first = own.iter().zip(expected).position(|(own, expected)| own != expected);
+            let first = own
+                .iter()
+                .zip(expected)
+                .position(|(own, expected)| own != expected);
             assert_eq!(first, None, "{what}: parameter {leaf}");
         }
         for (leaf, ((part, tensors, numbers), (all, expected, whole_numbers))) in

@@ -50,7 +50,11 @@ pub enum Failure {
 
 impl Leaving {
     pub fn new(rank: LocalRank, words: usize, failure: Failure) -> Self {
-        Leaving { rank, left: Arc::new(AtomicUsize::new(words)), failure }
+        Leaving {
+            rank,
+            left: Arc::new(AtomicUsize::new(words)),
+            failure,
+        }
     }
 
     /// Says so many more words.
@@ -60,7 +64,9 @@ impl Leaving {
 
     /// Says a word, or leaves.
     fn word(&self, word: impl FnOnce() -> Result<(), CommunicationError>) -> Result<(), CommunicationError> {
-        let left = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        let left = self
+            .left
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
         if left.is_ok() {
             return word();
         }
@@ -69,7 +75,9 @@ impl Leaving {
             Failure::After => word()?,
             Failure::Panic => panic!("this rank leaves"),
         }
-        Err(CommunicationError::Other { reason: "this rank leaves".to_string() })
+        Err(CommunicationError::Other {
+            reason: "this rank leaves".to_string(),
+        })
     }
 }
 
@@ -94,5 +102,8 @@ impl Communicator for Leaving {
 /// What each of so many ranks returns, in their order.
 pub fn on<T: Send + 'static>(size: usize, work: impl Fn(LocalRank) -> T + Send + Sync + 'static) -> Vec<T> {
     let work = Arc::new(work);
-    together(ranks(size), move |own| work(own)).into_iter().map(|result| result.expect("no panic")).collect()
+    together(ranks(size), move |own| work(own))
+        .into_iter()
+        .map(|result| result.expect("no panic"))
+        .collect()
 }

@@ -32,8 +32,12 @@ fn take<M: Module>(
     gradients: Option<GradientsParams>,
     known: &HashSet<String>,
 ) -> Vec<Parameter> {
-    let mut take =
-        Take { at: Vec::new(), gradients: gradients.unwrap_or_default(), known, taken: Vec::new() };
+    let mut take = Take {
+        at: Vec::new(),
+        gradients: gradients.unwrap_or_default(),
+        known,
+        taken: Vec::new(),
+    };
     // The module without its parameters takes the place of the one with them, whose handles would be others
     // of the same memory.
     *module = module.clone().map(&mut take);
@@ -41,8 +45,10 @@ fn take<M: Module>(
 }
 
 fn put_back<M: Module>(module: &mut M, parameters: Vec<Parameter>) {
-    *module =
-        module.clone().map(&mut Return { at: Vec::new(), parameters: parameters.into_iter().peekable() });
+    *module = module.clone().map(&mut Return {
+        at: Vec::new(),
+        parameters: parameters.into_iter().peekable(),
+    });
 }
 
 fn on_slices<T>(
@@ -50,15 +56,23 @@ fn on_slices<T>(
     run: impl FnOnce(&mut ParameterSlices<'_>, &GradientSlices<'_>) -> optimisers::Result<T>,
 ) -> Result<T, Error> {
     let (mut slices, mut gradients) = (ParameterSlices::new(), GradientSlices::new());
-    for Parameter { path, value, gradient, .. } in parameters {
+    for Parameter {
+        path,
+        value,
+        gradient,
+        ..
+    } in parameters
+    {
         slices = slices.with(
             path,
             value.shape.to_vec(),
             MemoryMut::from_bytes(&mut value.bytes, dtype(path, value.dtype)?)?,
         )?;
         if let Some(gradient) = gradient {
-            gradients = gradients
-                .with(path, MemoryRef::from_bytes(&gradient.bytes, dtype(path, gradient.dtype)?)?)?;
+            gradients = gradients.with(
+                path,
+                MemoryRef::from_bytes(&gradient.bytes, dtype(path, gradient.dtype)?)?,
+            )?;
         }
     }
     Ok(run(&mut slices, &gradients)?)
@@ -70,7 +84,10 @@ fn dtype(path: &str, dtype: DType) -> Result<optimisers::DType, Error> {
         DType::F32 => Ok(optimisers::DType::F32),
         DType::F16 => Ok(optimisers::DType::F16),
         DType::BF16 => Ok(optimisers::DType::BF16),
-        _ => Err(Error::DType { path: path.to_string(), dtype }),
+        _ => Err(Error::DType {
+            path: path.to_string(),
+            dtype,
+        }),
     }
 }
 
@@ -108,7 +125,13 @@ struct Taken {
 
 impl Taken {
     fn into_parameter(self) -> Parameter {
-        let Taken { path, value, gradient, device, requires_gradient } = self;
+        let Taken {
+            path,
+            value,
+            gradient,
+            device,
+            requires_gradient,
+        } = self;
         Parameter {
             path,
             value: value().into(),
@@ -147,7 +170,13 @@ impl ModuleMapper for Take<'_> {
         let device = tensor.device();
         let empty = Tensor::empty([0; D], (&device, tensor.dtype()));
         let value = Box::new(move || tensor.inner().into_data());
-        self.taken.push(Taken { path, value, gradient, device, requires_gradient });
+        self.taken.push(Taken {
+            path,
+            value,
+            gradient,
+            device,
+            requires_gradient,
+        });
         Param::from_mapped_value(id, empty, mapper)
     }
 }
@@ -170,8 +199,12 @@ impl ModuleMapper for Return {
     fn map_float<const D: usize>(&mut self, parameter: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let path = self.at.join(".");
         // The order is that in which they were taken.
-        let Some(Parameter { value, device, requires_gradient, .. }) =
-            self.parameters.next_if(|next| next.path == path)
+        let Some(Parameter {
+            value,
+            device,
+            requires_gradient,
+            ..
+        }) = self.parameters.next_if(|next| next.path == path)
         else {
             return parameter;
         };
@@ -190,7 +223,10 @@ mod tests {
 
     fn addresses(module: &mut Linear) -> Vec<*const u8> {
         let parameters = take(module, None, &HashSet::new());
-        let addresses = parameters.iter().map(|parameter| parameter.value.bytes.as_ptr()).collect();
+        let addresses = parameters
+            .iter()
+            .map(|parameter| parameter.value.bytes.as_ptr())
+            .collect();
         put_back(module, parameters);
         addresses
     }
@@ -204,9 +240,18 @@ mod tests {
             let loss = module.forward(Tensor::<2>::ones([2, 40], &device)).square().sum();
             let gradients = GradientsParams::from_grads(loss.backward(), &module);
             let step = |parameters: &mut ParameterSlices<'_>, gradients: &GradientSlices<'_>| {
-                update(&mut setup(AdamW::new(0.1), &*parameters)?, &*parameters, gradients)
+                update(
+                    &mut setup(AdamW::new(0.1), &*parameters)?,
+                    &*parameters,
+                    gradients,
+                )
             };
-            assert_eq!(lend(&mut module, Some(gradients), &HashSet::new(), step).unwrap().applied, 2);
+            assert_eq!(
+                lend(&mut module, Some(gradients), &HashSet::new(), step)
+                    .unwrap()
+                    .applied,
+                2
+            );
             assert_eq!(before, addresses(&mut module));
         }
     }

@@ -75,9 +75,15 @@ impl ModuleOptimizer {
     /// If the module has no parameter that requires gradients, or one of a dtype that is no float.
     pub fn new<M: Module>(optimiser: impl IntoOptimiser + Clone, module: &M) -> Result<Self, Error> {
         let set_up = lend(&mut module.clone(), None, &HashSet::new(), |parameters, _| {
-            if parameters.is_empty() { Ok(None) } else { setup(optimiser, &*parameters).map(Some) }
+            if parameters.is_empty() {
+                Ok(None)
+            } else {
+                setup(optimiser, &*parameters).map(Some)
+            }
         });
-        Ok(ModuleOptimizer { state: set_up?.ok_or(Error::NothingToTrain)? })
+        Ok(ModuleOptimizer {
+            state: set_up?.ok_or(Error::NothingToTrain)?,
+        })
     }
 
     /// One step, in place. Parameters without a gradient stay as they are.

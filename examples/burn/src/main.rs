@@ -42,7 +42,14 @@ type Optimizer = Box<dyn FnMut(Network, GradientsParams) -> Result<Network, Box<
 
 impl Run {
     fn new(name: &'static str, network: Network, optimizer: Optimizer) -> Self {
-        Run { name, network, optimizer, loss: f32::NAN, of_optimizer: Vec::new(), of_step: Vec::new() }
+        Run {
+            name,
+            network,
+            optimizer,
+            loss: f32::NAN,
+            of_optimizer: Vec::new(),
+            of_step: Vec::new(),
+        }
     }
 
     fn step(mut self, images: Tensor<2>, labels: Tensor<1, Int>) -> Result<Self, Box<dyn Error>> {
@@ -61,16 +68,27 @@ impl Run {
 
     fn accuracy(&self, digits: &[Digit], device: &Device) -> f64 {
         let (images, labels) = tensors(&digits.iter().collect::<Vec<_>>(), device);
-        let right = self.network.forward(images).argmax(1).squeeze_dim::<1>(1).equal(labels);
+        let right = self
+            .network
+            .forward(images)
+            .argmax(1)
+            .squeeze_dim::<1>(1)
+            .equal(labels);
         right.int().sum().into_scalar::<i64>() as f64 / digits.len() as f64
     }
 }
 
 fn tensors(batch: &[&Digit], device: &Device) -> (Tensor<2>, Tensor<1, Int>) {
-    let pixels: Vec<f32> = batch.iter().flat_map(|digit| digit.pixels.iter().copied()).collect();
+    let pixels: Vec<f32> = batch
+        .iter()
+        .flat_map(|digit| digit.pixels.iter().copied())
+        .collect();
     let labels: Vec<i64> = batch.iter().map(|digit| digit.label.into()).collect();
     let images = Tensor::from_data(TensorData::new(pixels, [batch.len(), PIXELS]), device);
-    (images, Tensor::from_data(TensorData::new(labels, [batch.len()]), device))
+    (
+        images,
+        Tensor::from_data(TensorData::new(labels, [batch.len()]), device),
+    )
 }
 
 fn with(mut optimizer: ModuleOptimizer) -> Optimizer {
@@ -93,7 +111,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let half = network.clone().with_dtype(DType::BF16);
 
     // What burn's configuration says by default.
-    let adamw = AdamW { lambda: 1e-4, epsilon: 1e-5, ..AdamW::new(ETA) };
+    let adamw = AdamW {
+        lambda: 1e-4,
+        epsilon: 1e-5,
+        ..AdamW::new(ETA)
+    };
     let plain = ModuleOptimizer::new(adamw.clone(), &network)?;
     let mixed = ModuleOptimizer::new(MixedPrecision::new(optimisers::DType::F32, adamw), &half)?;
     println!(
@@ -123,7 +145,10 @@ fn main() -> Result<(), Box<dyn Error>> {
             runs = runs.into_iter().map(step).collect::<Result<_, _>>()?;
         }
     }
-    println!("{:<28}{:>10}{:>10}{:>16}{:>12}", "", "loss", "accuracy", "optimiser, us", "step, us");
+    println!(
+        "{:<28}{:>10}{:>10}{:>16}{:>12}",
+        "", "loss", "accuracy", "optimiser, us", "step, us"
+    );
     for run in &mut runs {
         let (of_optimizer, of_step) = (median(&mut run.of_optimizer), median(&mut run.of_step));
         println!(

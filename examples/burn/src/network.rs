@@ -37,7 +37,9 @@ impl Network {
     /// Logits in f32, of images row by row.
     pub fn forward(&self, images: Tensor<2>) -> Tensor<2> {
         let [batch, _] = images.dims();
-        let x = images.cast(self.linear1.weight.val().dtype()).reshape([batch, 1, SIDE, PIXELS / SIDE]);
+        let x = images
+            .cast(self.linear1.weight.val().dtype())
+            .reshape([batch, 1, SIDE, PIXELS / SIDE]);
         let x = self.activation.forward(self.conv1.forward(x));
         let x = self.activation.forward(self.conv2.forward(x));
         let x = self.activation.forward(self.linear1.forward(x.reshape([0, -1])));

@@ -21,12 +21,22 @@ impl Network {
             LinearConfig::new(5, 3).init(&device),
             LinearConfig::new(5, 2).with_bias(false).init(&device),
         ];
-        Network { hidden: LinearConfig::new(4, 5).init(&device), outputs }.materialize()
+        Network {
+            hidden: LinearConfig::new(4, 5).init(&device),
+            outputs,
+        }
+        .materialize()
     }
 
     fn loss(&self, x: Tensor<2>) -> Tensor<1> {
-        let hidden = self.hidden.forward(x.cast(self.hidden.weight.val().dtype())).tanh();
-        let outputs = self.outputs.iter().map(|output| output.forward(hidden.clone()).cast(FloatDType::F32));
+        let hidden = self
+            .hidden
+            .forward(x.cast(self.hidden.weight.val().dtype()))
+            .tanh();
+        let outputs = self
+            .outputs
+            .iter()
+            .map(|output| output.forward(hidden.clone()).cast(FloatDType::F32));
         let targets = [1.0, -1.0];
         outputs
             .zip(targets)
@@ -55,7 +65,9 @@ fn device() -> Device {
 }
 
 fn batches(count: usize) -> Vec<Tensor<2>> {
-    (0..count).map(|_| Tensor::random([6, 4], Distribution::Default, &device())).collect()
+    (0..count)
+        .map(|_| Tensor::random([6, 4], Distribution::Default, &device()))
+        .collect()
 }
 
 /// All numbers of a module, in f32, and what else a step must keep.
@@ -126,7 +138,9 @@ fn adamw_goes_where_burns_goes() {
 #[test]
 fn clipping_each_norm_is_that_of_burn() {
     let network = Network::new();
-    let burn = AdamWConfig::new().init().with_grad_clipping(GradientClipping::Norm(0.05));
+    let burn = AdamWConfig::new()
+        .init()
+        .with_grad_clipping(GradientClipping::Norm(0.05));
     let ours =
         ModuleOptimizer::new(OptimiserChain::new((ClipNorm::new(0.05), adamw(0.01))), &network).unwrap();
     let difference = difference(burn, ours, network);
@@ -137,13 +151,18 @@ fn clipping_each_norm_is_that_of_burn() {
 fn the_global_norm_is_that_of_all_parameters() {
     let mut network = Network::new();
     let [x] = batches(1).try_into().unwrap();
-    let mut optimizer =
-        ModuleOptimizer::new(OptimiserChain::new((ClipGlobalNorm::new(1e-3), adamw(0.01))), &network)
-            .unwrap();
+    let mut optimizer = ModuleOptimizer::new(
+        OptimiserChain::new((ClipGlobalNorm::new(1e-3), adamw(0.01))),
+        &network,
+    )
+    .unwrap();
     let mut gradients = network.gradients(&x);
     let mut squares = 0.0;
     for linear in [&network.hidden, &network.outputs[0], &network.outputs[1]] {
-        let of_bias = linear.bias.as_ref().and_then(|bias| gradients.remove::<1>(bias.id));
+        let of_bias = linear
+            .bias
+            .as_ref()
+            .and_then(|bias| gradients.remove::<1>(bias.id));
         let of_weight = gradients.remove::<2>(linear.weight.id).unwrap().flatten(0, 1);
         squares += [Some(of_weight), of_bias]
             .into_iter()
@@ -152,7 +171,10 @@ fn the_global_norm_is_that_of_all_parameters() {
             .sum::<f32>();
     }
     let norm = step(&mut optimizer, &mut network, &x).global_norm.unwrap();
-    assert!((norm / f64::from(squares.sqrt()) - 1.0).abs() < 1e-5, "{norm} {squares}");
+    assert!(
+        (norm / f64::from(squares.sqrt()) - 1.0).abs() < 1e-5,
+        "{norm} {squares}"
+    );
 }
 
 #[test]
@@ -173,7 +195,12 @@ fn bf16_parameters_are_their_masters_rounded() {
             .iter()
             .all(|(_, _, dtype, requires_gradient, _)| *dtype == DType::BF16 && *requires_gradient)
     );
-    let master = optimizer.state().leaf("hidden.weight").unwrap().tensor("master").unwrap();
+    let master = optimizer
+        .state()
+        .leaf("hidden.weight")
+        .unwrap()
+        .tensor("master")
+        .unwrap();
     assert_eq!(master.lent_dtype(), optimisers::DType::F32);
     let mut numbers = Vec::new();
     let read = &mut |view: View<'_>| {
@@ -204,14 +231,20 @@ fn a_run_goes_on_from_its_checkpoint() {
     let mut network = Network::new().cast(DType::BF16);
     let mut optimizer = ModuleOptimizer::new(rule(), &network).unwrap();
     let xs = batches(6);
-    xs[..3].iter().for_each(|x| drop(step(&mut optimizer, &mut network, x)));
+    xs[..3]
+        .iter()
+        .for_each(|x| drop(step(&mut optimizer, &mut network, x)));
     optimizer.save(&network, &file).unwrap();
-    xs[3..].iter().for_each(|x| drop(step(&mut optimizer, &mut network, x)));
+    xs[3..]
+        .iter()
+        .for_each(|x| drop(step(&mut optimizer, &mut network, x)));
 
     let mut resumed = Network::new().cast(DType::BF16);
     let mut other = ModuleOptimizer::new(rule(), &resumed).unwrap();
     other.load(&mut resumed, &file).unwrap();
-    xs[3..].iter().for_each(|x| drop(step(&mut other, &mut resumed, x)));
+    xs[3..]
+        .iter()
+        .for_each(|x| drop(step(&mut other, &mut resumed, x)));
     assert_eq!(seen(&network).numbers, seen(&resumed).numbers);
 
     let mut plain = ModuleOptimizer::new(adamw(0.01), &resumed).unwrap();
@@ -251,7 +284,12 @@ fn frozen_parameters_stay_and_new_ones_are_not_forgotten() {
     network = network.clone().set_require_grad_group(group(&network), true);
     let (gradients, before) = (network.gradients(&x), seen(&network));
     let error = optimizer.step(&mut network, gradients).unwrap_err();
-    assert!(error.to_string().contains("parameter \"hidden.weight\": it is not in this state"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("parameter \"hidden.weight\": it is not in this state"),
+        "{error}"
+    );
     assert_eq!(before, seen(&network));
 }
 
@@ -265,7 +303,10 @@ fn another_module_is_refused_and_kept() {
     let gradients = GradientsParams::from_grads(loss.backward(), &other);
     let error = optimizer.step(&mut other, gradients).unwrap_err();
     assert!(matches!(error, Error::Optimiser(_)), "{error:?}");
-    assert!(matches!(ModuleOptimizer::new(adamw(0.01), &other.valid()), Err(Error::NothingToTrain)));
+    assert!(matches!(
+        ModuleOptimizer::new(adamw(0.01), &other.valid()),
+        Err(Error::NothingToTrain)
+    ));
     assert_eq!(before, seen(&other));
 }
 
@@ -283,6 +324,14 @@ fn running_statistics_are_left_to_the_module() {
     let saved = norm.gamma.val().into_data();
     norm.forward(batches(1).remove(0) + 1.0);
     let running = norm.running_mean.value().into_data();
-    optimizer.load(&mut norm, folder.path().join("checkpoint")).unwrap();
-    assert_eq!((saved, running), (norm.gamma.val().into_data(), norm.running_mean.value().into_data()));
+    optimizer
+        .load(&mut norm, folder.path().join("checkpoint"))
+        .unwrap();
+    assert_eq!(
+        (saved, running),
+        (
+            norm.gamma.val().into_data(),
+            norm.running_mean.value().into_data()
+        )
+    );
 }

@@ -32,11 +32,21 @@ fn optimiser() -> MixedPrecision<OptimiserChain<(Scale, AdamW)>> {
 fn compiled(source: &str, (major, minor): (i32, i32)) -> Result<Ptx> {
     let mut options: Vec<String> = PrintedKernel::CUDA_FLAGS.map(String::from).into();
     options.push(format!("--gpu-architecture=compute_{major}{minor}"));
-    Ok(compile_ptx_with_opts(source, CompileOptions { options, ..Default::default() })?)
+    Ok(compile_ptx_with_opts(
+        source,
+        CompileOptions {
+            options,
+            ..Default::default()
+        },
+    )?)
 }
 
 fn grid(blocks: u32, threads: u32) -> LaunchConfig {
-    LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (threads, 1, 1), shared_mem_bytes: 0 }
+    LaunchConfig {
+        grid_dim: (blocks, 1, 1),
+        block_dim: (threads, 1, 1),
+        shared_mem_bytes: 0,
+    }
 }
 
 /// A parameter, its gradient and its state.
@@ -51,7 +61,11 @@ impl Parameter {
         let buffers = adamw.state().iter();
         let state = buffers.map(|own| Ok((own.role.clone(), stream.clone_htod(&own.start_bytes(x)?)?)));
         let state = state.collect::<Result<_>>()?;
-        Ok(Parameter { x: stream.clone_htod(x)?, dx: stream.alloc_zeros(x.len())?, state })
+        Ok(Parameter {
+            x: stream.clone_htod(x)?,
+            dx: stream.alloc_zeros(x.len())?,
+            state,
+        })
     }
 
     fn step(&self, step: &PrintedStep, function: &CudaFunction, stream: &Arc<CudaStream>) -> Result<()> {
@@ -69,7 +83,9 @@ impl Parameter {
 }
 
 fn slices([weight, bias]: &mut [Vec<bf16>; 2]) -> optimisers::Result<ParameterSlices<'_>> {
-    ParameterSlices::new().with("weight", 640, weight)?.with("bias", 10, bias)
+    ParameterSlices::new()
+        .with("weight", 640, weight)?
+        .with("bias", 10, bias)
 }
 
 fn main() -> Result<()> {
@@ -82,7 +98,9 @@ fn main() -> Result<()> {
     let load = |name| model.load_function(name);
     let (forward, backward, square) = (load("forward")?, load("backward")?, load("square")?);
 
-    let numbers = include_str!("../../data/digits.csv").split_terminator([',', '\n']).map(str::parse);
+    let numbers = include_str!("../../data/digits.csv")
+        .split_terminator([',', '\n'])
+        .map(str::parse);
     let images = stream.clone_htod(&numbers.collect::<std::result::Result<Vec<u8>, _>>()?)?;
     let length = images.len() as i32 / 65;
     let mut errors = stream.alloc_zeros::<f32>(10 * length as usize)?;
@@ -96,22 +114,45 @@ fn main() -> Result<()> {
 
     for index in 1..=100 {
         let mut run = stream.launch_builder(&forward);
-        run.arg(&weight.x).arg(&bias.x).arg(&images).arg(&mut errors).arg(&mut losses).arg(&length);
+        run.arg(&weight.x)
+            .arg(&bias.x)
+            .arg(&images)
+            .arg(&mut errors)
+            .arg(&mut losses)
+            .arg(&length);
         // SAFETY: here and below, the arguments are those in `model.cu`, with the lengths there.
         unsafe { run.launch(grid(length as u32 / 128 + 1, 128))? };
         let mut run = stream.launch_builder(&backward);
-        run.arg(&errors).arg(&images).arg(&mut weight.dx).arg(&mut bias.dx).arg(&length);
+        run.arg(&errors)
+            .arg(&images)
+            .arg(&mut weight.dx)
+            .arg(&mut bias.dx)
+            .arg(&length);
         unsafe { run.launch(grid(10, 65))? };
         let mut run = stream.launch_builder(&square);
-        unsafe { run.arg(&weight.dx).arg(&bias.dx).arg(&mut squares).launch(grid(1, 1))? };
+        unsafe {
+            run.arg(&weight.dx)
+                .arg(&bias.dx)
+                .arg(&mut squares)
+                .launch(grid(1, 1))?
+        };
 
         let norm = stream.clone_dtoh(&squares)?[0].sqrt();
-        let factor =
-            if norm.is_finite() { (LARGEST_NORM / norm).min(1.0) } else { Err("an infinite gradient")? };
+        let factor = if norm.is_finite() {
+            (LARGEST_NORM / norm).min(1.0)
+        } else {
+            Err("an infinite gradient")?
+        };
         adamw.adjust_field("alpha", factor)?;
         let step = adamw.step()?;
-        assert_eq!(step.kernel.source(), adamw.kernel().source(), "this chain has one kernel in all steps");
-        [&weight, &bias].into_iter().try_for_each(|x| x.step(&step, &update_kernel, &stream))?;
+        assert_eq!(
+            step.kernel.source(),
+            adamw.kernel().source(),
+            "this chain has one kernel in all steps"
+        );
+        [&weight, &bias]
+            .into_iter()
+            .try_for_each(|x| x.step(&step, &update_kernel, &stream))?;
 
         state.all().adjust_field("alpha", factor)?;
         let (dw, db) = (stream.clone_dtoh(&weight.dx)?, stream.clone_dtoh(&bias.dx)?);
@@ -120,7 +161,11 @@ fn main() -> Result<()> {
             &slices(&mut twin)?,
             &GradientSlices::new().with("weight", &dw)?.with("bias", &db)?,
         )?;
-        assert_eq!([stream.clone_dtoh(&weight.x)?, stream.clone_dtoh(&bias.x)?], twin, "other bits");
+        assert_eq!(
+            [stream.clone_dtoh(&weight.x)?, stream.clone_dtoh(&bias.x)?],
+            twin,
+            "other bits"
+        );
         if index % 20 == 0 {
             let loss = stream.clone_dtoh(&losses)?.iter().sum::<f32>() / length as f32;
             println!("step {index}: loss {loss:.4}, gradients times {factor:.3}, the bits of `update`");
@@ -133,5 +178,7 @@ fn main() -> Result<()> {
 #[test]
 fn nvrtc_takes_the_kernels() -> Result<()> {
     let adamw = printed(optimiser(), BF16, F32)?;
-    [MODEL, adamw.kernel().source()].iter().try_for_each(|source| compiled(source, (9, 0)).map(drop))
+    [MODEL, adamw.kernel().source()]
+        .iter()
+        .try_for_each(|source| compiled(source, (9, 0)).map(drop))
 }

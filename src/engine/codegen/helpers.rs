@@ -21,14 +21,23 @@ struct Helper<'t> {
 /// comment of a group is kept if one of its helpers is kept.
 pub(crate) fn used_helpers(helpers: &str, code: &str) -> String {
     let groups: Vec<(&str, Vec<Helper<'_>>)> = helpers.trim_end().split("\n\n").map(split_group).collect();
-    let names: Vec<&str> = groups.iter().flat_map(|(_, helpers)| helpers).map(|helper| helper.name).collect();
+    let names: Vec<&str> = groups
+        .iter()
+        .flat_map(|(_, helpers)| helpers)
+        .map(|helper| helper.name)
+        .collect();
     let mut used_words: HashSet<&str> =
         // Comments are left out, because a word there may be the name of a helper.
         code.lines().filter(|line| !line.starts_with("//")).flat_map(words).collect();
     let mut used_groups = Vec::new();
     for (comment, helpers) in groups.iter().rev() {
         let mut texts = Vec::new();
-        for Helper { text, name, parameters } in helpers.iter().rev() {
+        for Helper {
+            text,
+            name,
+            parameters,
+        } in helpers.iter().rev()
+        {
             let is_overload = names.iter().filter(|other| *other == name).count() > 1;
             let is_used = |word: &str| used_words.contains(word) || !TYPES.contains(&word);
             if used_words.contains(name) && (!is_overload || words(parameters).all(is_used)) {
@@ -46,8 +55,11 @@ pub(crate) fn used_helpers(helpers: &str, code: &str) -> String {
 
 /// Splits a group into its comment and its helpers. A helper ends where its braces are balanced.
 fn split_group(text: &str) -> (&str, Vec<Helper<'_>>) {
-    let comment_length =
-        text.split_inclusive('\n').take_while(|line| line.starts_with("//")).map(str::len).sum();
+    let comment_length = text
+        .split_inclusive('\n')
+        .take_while(|line| line.starts_with("//"))
+        .map(str::len)
+        .sum();
     let (comment, text) = text.split_at(comment_length);
     let (mut helpers, mut start, mut end, mut depth) = (Vec::new(), 0, 0, 0);
     for line in text.split_inclusive('\n') {
@@ -67,12 +79,19 @@ fn parse_helper(text: &str) -> Helper<'_> {
     let head = text.split('{').next().unwrap_or(text).trim_end();
     // A type has no parameters, and its name is the last word, after `__align__(..)`. The last word of a
     // specialised type is its argument `N`, which every kernel contains.
-    let (signature, parameters) =
-        head.strip_suffix(')').and_then(|head| head.split_once('(')).unwrap_or((head, ""));
-    Helper { text, name: words(signature).last().unwrap_or_default(), parameters }
+    let (signature, parameters) = head
+        .strip_suffix(')')
+        .and_then(|head| head.split_once('('))
+        .unwrap_or((head, ""));
+    Helper {
+        text,
+        name: words(signature).last().unwrap_or_default(),
+        parameters,
+    }
 }
 
 /// The identifiers in a text.
 fn words(text: &str) -> impl DoubleEndedIterator<Item = &str> {
-    text.split(|letter: char| !letter.is_alphanumeric() && letter != '_').filter(|word| !word.is_empty())
+    text.split(|letter: char| !letter.is_alphanumeric() && letter != '_')
+        .filter(|word| !word.is_empty())
 }

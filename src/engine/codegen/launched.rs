@@ -23,7 +23,10 @@ pub(in crate::engine) fn trace_read(
             tracer.dx = tracer.x;
         }
         tracer.run(view.links());
-        (tracer.dx.node(), reducer.map_or(Sink::Copy(()), |reducer| Sink::Reduce(reducer.op)))
+        (
+            tracer.dx.node(),
+            reducer.map_or(Sink::Copy(()), |reducer| Sink::Reduce(reducer.op)),
+        )
     })
 }
 
@@ -31,8 +34,16 @@ pub(in crate::engine) fn trace_read(
 /// The arguments are, in this order: the rows of the table, the index of each leaf's first block, the number
 /// of leaves, and, if the kernel reduces, the results, one for each block.
 pub(in crate::engine) fn source(layout: &RowLayout) -> String {
-    let function = if layout.kernel.reduces() { include_str!("reduce.cu") } else { include_str!("table.cu") };
-    format!("{}\n\n{}\n{function}", code(layout).trim_end(), include_str!("leaf_of.cu"))
+    let function = if layout.kernel.reduces() {
+        include_str!("reduce.cu")
+    } else {
+        include_str!("table.cu")
+    };
+    format!(
+        "{}\n\n{}\n{function}",
+        code(layout).trim_end(),
+        include_str!("leaf_of.cu")
+    )
 }
 
 impl TracedKernel {

@@ -74,7 +74,11 @@ impl RowLayout {
         let kernel = kernel.merged();
         let live = kernel.live_nodes();
         let live_scalar = |(node, live): (&Node, &bool)| {
-            if let (Node::Scalar(scalar), true) = (node, live) { Some(*scalar) } else { None }
+            if let (Node::Scalar(scalar), true) = (node, live) {
+                Some(*scalar)
+            } else {
+                None
+            }
         };
         let scalars: Vec<usize> = kernel.nodes.iter().zip(&live).filter_map(live_scalar).collect();
         let pointers = pointers(&kernel, &live);
@@ -85,7 +89,11 @@ impl RowLayout {
             .map(|pointer| pointer.dtype.size_in_bytes());
         // The 32 threads of a warp share a record of codes, because they find the record's scale together.
         let has_codes = pointers.iter().any(|pointer| pointer.code.is_some());
-        let lanes = if has_codes { BLOCK / 32 } else { 16 / sizes.max().unwrap_or(4) };
+        let lanes = if has_codes {
+            BLOCK / 32
+        } else {
+            16 / sizes.max().unwrap_or(4)
+        };
         let mut fields = vec![RowField::Length, RowField::Aligned];
         match kernel.sink {
             Sink::Reduce(ReduceOp::PowerSum) => {
@@ -97,7 +105,15 @@ impl RowLayout {
         }
         fields.extend(pointers.into_iter().map(RowField::Pointer));
         fields.extend((!scalars.is_empty()).then_some(RowField::Scalars));
-        RowLayout { kernel, live, fields, scalars, names: Vec::new(), comment: String::new(), lanes }
+        RowLayout {
+            kernel,
+            live,
+            fields,
+            scalars,
+            names: Vec::new(),
+            comment: String::new(),
+            lanes,
+        }
     }
 
     /// How many elements a block of threads writes. Each thread has one turn, so that the blocks that run at
@@ -107,9 +123,13 @@ impl RowLayout {
     }
 
     pub(crate) fn pointers(&self) -> impl Iterator<Item = &Pointer> {
-        self.fields
-            .iter()
-            .filter_map(|field| if let RowField::Pointer(pointer) = field { Some(pointer) } else { None })
+        self.fields.iter().filter_map(|field| {
+            if let RowField::Pointer(pointer) = field {
+                Some(pointer)
+            } else {
+                None
+            }
+        })
     }
 
     /// The name that an array has in the printed code, if the code reads or writes the array.
@@ -140,7 +160,11 @@ fn pointers(kernel: &TracedKernel, live: &[bool]) -> Vec<Pointer> {
         if let ArrayRole::SplitX(low_bits) = role {
             // In a record of low bits, one access reads or writes the 16-bit values of neighbours. So
             // `aligned` depends on the size of a 16-bit value.
-            let dtype = if low_bits == LowBits::All { DType::I16 } else { DType::U8 };
+            let dtype = if low_bits == LowBits::All {
+                DType::I16
+            } else {
+                DType::U8
+            };
             pointers.push(Pointer {
                 to: PointerTo::LowBits(low_bits),
                 dtype,
@@ -174,14 +198,22 @@ fn array_name(kernel: &TracedKernel, array: usize) -> String {
     match kernel.arrays[array].role {
         ArrayRole::X | ArrayRole::SplitX(_) => "x".into(),
         ArrayRole::Gradient
-            if kernel.arrays.iter().filter(|array| array.role == ArrayRole::Gradient).count() == 1 =>
+            if kernel
+                .arrays
+                .iter()
+                .filter(|array| array.role == ArrayRole::Gradient)
+                .count()
+                == 1 =>
         {
             "dx".into()
         }
         ArrayRole::Gradient => format!("dx_{array}"),
         ArrayRole::Compensation => "compensation".into(),
         ArrayRole::Slot(name) => {
-            let name: String = name.chars().filter(|letter| letter.is_ascii_alphanumeric()).collect();
+            let name: String = name
+                .chars()
+                .filter(|letter| letter.is_ascii_alphanumeric())
+                .collect();
             format!("state_{name}_{array}")
         }
     }

@@ -21,10 +21,17 @@ pub(crate) const THREADS: usize = 256;
 
 /// Compiler flags that give the bits of the CPU: products are not contracted into sums, subnormal numbers are
 /// kept, and quotients and roots are rounded correctly.
-pub(crate) const CUDA_FLAGS: [&str; 5] =
-    ["--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "--std=c++17"];
+pub(crate) const CUDA_FLAGS: [&str; 5] = [
+    "--fmad=false",
+    "--ftz=false",
+    "--prec-div=true",
+    "--prec-sqrt=true",
+    "--std=c++17",
+];
 
 /// Whether threads of a block may wait for each other in this code.
 pub(crate) fn waits(code: &str) -> bool {
-    ["__syncthreads()", "warp_largest("].iter().any(|call| code.contains(call))
+    ["__syncthreads()", "warp_largest("]
+        .iter()
+        .any(|call| code.contains(call))
 }

@@ -30,12 +30,17 @@ pub(crate) fn code(layout: &RowLayout) -> String {
     let mut helpers = include_str!("prelude.cu").to_string();
     let encoded: Vec<&Pointer> = encoded_arrays(layout).collect();
     let has_codes = layout.pointers().any(|pointer| pointer.code.is_some());
-    let is_split = layout.pointers().any(|pointer| pointer.to == PointerTo::LowBits(LowBits::All));
+    let is_split = layout
+        .pointers()
+        .any(|pointer| pointer.to == PointerTo::LowBits(LowBits::All));
     if has_codes || is_split {
         head += &format!("enum : unsigned int {{ BLOCK = {BLOCK} }};\n");
     }
     if has_codes {
-        head += &format!("enum : unsigned int {{ RECORD = {RECORD}, CODED = {} }};\n", encoded.len());
+        head += &format!(
+            "enum : unsigned int {{ RECORD = {RECORD}, CODED = {} }};\n",
+            encoded.len()
+        );
         helpers.extend(["\n", include_str!("codes.cu")]);
     }
     if is_split {
@@ -49,11 +54,18 @@ pub(crate) fn code(layout: &RowLayout) -> String {
             // Codes are stored after `run`, because the threads of a warp find their scale together.
             let signature = "static __device__ __forceinline__ \
                        void encode_all(const Leaf& leaf, u64 i, unsigned int count, const real* next)";
-            (format!("{signature} {{\n{encode_calls}}}\n\n"), ", real* next", include_str!("step_codes.cu"))
+            (
+                format!("{signature} {{\n{encode_calls}}}\n\n"),
+                ", real* next",
+                include_str!("step_codes.cu"),
+            )
         }
     };
     let comment = &layout.comment;
-    let fields = indented(layout.fields.iter().map(|field| declaration(layout, field)), "    ");
+    let fields = indented(
+        layout.fields.iter().map(|field| declaration(layout, field)),
+        "    ",
+    );
     let (loads, element, stores) = (
         indented(load_statements(layout), "    "),
         indented(element_statements(layout), "        "),
@@ -91,29 +103,43 @@ impl Pointer {
 
     /// The C type of one value that the pointer points to.
     fn pointee(&self) -> &'static str {
-        if self.to == PointerTo::LowBits(LowBits::All) { "low_record" } else { c_type(self.dtype) }
+        if self.to == PointerTo::LowBits(LowBits::All) {
+            "low_record"
+        } else {
+            c_type(self.dtype)
+        }
     }
 }
 
 /// The arrays of codes that are written.
 fn encoded_arrays(layout: &RowLayout) -> impl Iterator<Item = &Pointer> {
-    layout.pointers().filter(|pointer| pointer.writes && pointer.code.is_some())
+    layout
+        .pointers()
+        .filter(|pointer| pointer.writes && pointer.code.is_some())
 }
 
 /// The call that encodes the next values of an array.
 fn encode_call((index, pointer): (usize, &&Pointer)) -> String {
     let is_signed = pointer.code == Some(Code::Signed);
-    format!("encode<{is_signed}>(leaf.{}, i, count, next + {index} * LANES)", pointer.name)
+    format!(
+        "encode<{is_signed}>(leaf.{}, i, count, next + {index} * LANES)",
+        pointer.name
+    )
 }
 
 /// The statements that load the elements of each array.
 fn load_statements(layout: &RowLayout) -> impl Iterator<Item = String> {
     layout.pointers().filter_map(|pointer| {
-        let Pointer { name, reads, code, .. } = pointer;
+        let Pointer {
+            name, reads, code, ..
+        } = pointer;
         Some(match (code, reads) {
             (Some(_), true) => format!("const Codes<N> {name}_now = load_codes<N>(leaf.{name}, i)"),
             (Some(_), false) => return None,
-            (None, true) => format!("Lanes<{}, N> {name}_now = load<N>(leaf.{name}, i)", pointer.pointee()),
+            (None, true) => format!(
+                "Lanes<{}, N> {name}_now = load<N>(leaf.{name}, i)",
+                pointer.pointee()
+            ),
             (None, false) => format!("Lanes<{}, N> {name}_now", pointer.pointee()),
         })
     })
@@ -121,7 +147,9 @@ fn load_statements(layout: &RowLayout) -> impl Iterator<Item = String> {
 
 /// The statements that store the elements of each array, except codes.
 fn store_statements(layout: &RowLayout) -> impl Iterator<Item = String> {
-    let pointers = layout.pointers().filter(|pointer| pointer.writes && pointer.code.is_none());
+    let pointers = layout
+        .pointers()
+        .filter(|pointer| pointer.writes && pointer.code.is_none());
     pointers.map(|Pointer { name, .. }| format!("store<N>(leaf.{name}, i, {name}_now)"))
 }
 
@@ -136,19 +164,22 @@ fn element_statements(layout: &RowLayout) -> impl Iterator<Item = String> {
 /// The statements that name the inputs of the arithmetic, widened to its type.
 fn widened_inputs(layout: &RowLayout) -> impl Iterator<Item = String> {
     let arrays = &layout.kernel.arrays;
-    layout.pointers().filter(|pointer| pointer.reads).filter_map(move |Pointer { to, name, code, .. }| {
-        match to {
+    layout
+        .pointers()
+        .filter(|pointer| pointer.reads)
+        .filter_map(move |Pointer { to, name, code, .. }| match to {
             PointerTo::Array(_) if code.is_some() => {
                 let is_signed = *code == Some(Code::Signed);
-                Some(format!("const real {name} = decode<{is_signed}>({name}_now.at.at[j], {name}_now.unit)"))
+                Some(format!(
+                    "const real {name} = decode<{is_signed}>({name}_now.at.at[j], {name}_now.unit)"
+                ))
             }
             PointerTo::Array(array) if matches!(arrays[*array].role, ArrayRole::SplitX(_)) => {
                 Some("const real x = join(x_now.at[j], low_bits_now.at[j])".into())
             }
             PointerTo::Array(_) => Some(format!("const real {name} = widen({name}_now.at[j])")),
             PointerTo::LowBits(_) | PointerTo::Parameter | PointerTo::Copy => None,
-        }
-    })
+        })
 }
 
 /// The statements that narrow the next values of state. Values in 8 bits stay wide, because they are encoded
@@ -171,7 +202,11 @@ fn narrowed_result(layout: &RowLayout) -> Vec<String> {
         Sink::Copy(()) => return vec![format!("narrow({out}, copy_now.at[j])")],
         Sink::Write(epilogue) => epilogue,
     };
-    let is_split = layout.kernel.arrays.first().is_some_and(|x| matches!(x.role, ArrayRole::SplitX(_)));
+    let is_split = layout
+        .kernel
+        .arrays
+        .first()
+        .is_some_and(|x| matches!(x.role, ArrayRole::SplitX(_)));
     match epilogue {
         Epilogue::StateOnly => vec![],
         Epilogue::Subtract | Epilogue::Master(_) if is_split => {
@@ -184,7 +219,9 @@ fn narrowed_result(layout: &RowLayout) -> Vec<String> {
             "narrow(widen(x_now.at[j]), parameter_now.at[j])".into(),
         ],
         Epilogue::Stochastic(()) => {
-            vec![format!("narrow_at_random({out}, random_bits(leaf.key, i + j), x_now.at[j])")]
+            vec![format!(
+                "narrow_at_random({out}, random_bits(leaf.key, i + j), x_now.at[j])"
+            )]
         }
         Epilogue::Kahan(()) => vec![
             format!("const real carry = compensation - {out}"),
@@ -199,7 +236,12 @@ fn narrowed_result(layout: &RowLayout) -> Vec<String> {
 
 /// The definition of each number that is computed.
 fn computed_numbers(layout: &RowLayout) -> impl Iterator<Item = String> {
-    let live_nodes = layout.kernel.nodes.iter().enumerate().filter(|&(index, _)| layout.live[index]);
+    let live_nodes = layout
+        .kernel
+        .nodes
+        .iter()
+        .enumerate()
+        .filter(|&(index, _)| layout.live[index]);
     live_nodes.filter_map(|(index, node)| {
         number(layout, *node).map(|(kind, code)| format!("const {kind} a{index} = {code}"))
     })
@@ -226,8 +268,15 @@ fn operand(layout: &RowLayout, node: usize) -> String {
     match layout.kernel.nodes[node] {
         Node::Input(array) => layout.name_of(array).to_string(),
         Node::Scalar(scalar) => {
-            let index = layout.scalars.iter().position(|&used| used == scalar).unwrap_or_default();
-            layout.names.get(index).map_or_else(|| format!("leaf.k[{index}]"), |name| format!("leaf.{name}"))
+            let index = layout
+                .scalars
+                .iter()
+                .position(|&used| used == scalar)
+                .unwrap_or_default();
+            layout
+                .names
+                .get(index)
+                .map_or_else(|| format!("leaf.k[{index}]"), |name| format!("leaf.{name}"))
         }
         _ => format!("a{node}"),
     }

@@ -64,8 +64,18 @@ pub(crate) struct BoundKernel {
 impl BoundKernel {
     pub(in crate::engine) fn new() -> Self {
         let (arrays, nodes, slots) = (Vec::new(), Vec::new(), Vec::new());
-        let kernel = TracedKernel { compute: DType::F32, arrays, nodes, slots, out: 0, sink: Sink::Copy(()) };
-        BoundKernel { kernel, scalars: Vec::new() }
+        let kernel = TracedKernel {
+            compute: DType::F32,
+            arrays,
+            nodes,
+            slots,
+            out: 0,
+            sink: Sink::Copy(()),
+        };
+        BoundKernel {
+            kernel,
+            scalars: Vec::new(),
+        }
     }
 }
 
@@ -124,8 +134,17 @@ pub(super) fn trace(
         }
         _ => false,
     });
-    let master = if let Sink::Write(Epilogue::Master(dtype)) = sink { Some(dtype) } else { None };
-    kernel.arrays.iter().map(|array| array.dtype).chain(master).all(is_supported)
+    let master = if let Sink::Write(Epilogue::Master(dtype)) = sink {
+        Some(dtype)
+    } else {
+        None
+    };
+    kernel
+        .arrays
+        .iter()
+        .map(|array| array.dtype)
+        .chain(master)
+        .all(is_supported)
 }
 
 pub(super) struct Tracer<'g, 'k> {
@@ -148,28 +167,53 @@ impl<'g, 'k> Tracer<'g, 'k> {
     ) -> Self {
         let role = low_bits.map_or(ArrayRole::X, ArrayRole::SplitX);
         let x_in = graph.input();
-        arrays.push(TracedArray { role, dtype: x_dtype, code: None });
+        arrays.push(TracedArray {
+            role,
+            dtype: x_dtype,
+            code: None,
+        });
         let mut gradient = |source: &Lent<'_>| {
-            arrays.push(TracedArray { role: ArrayRole::Gradient, dtype: source.dtype(), code: None });
+            arrays.push(TracedArray {
+                role: ArrayRole::Gradient,
+                dtype: source.dtype(),
+                code: None,
+            });
             Ok(graph.input())
         };
         let Ok(sum) = pairwise::<_, _, Infallible>(sources, &mut gradient, &|a, b| Ok(a + b));
         let dx = sum.unwrap_or_else(|| x_in.constant(0.0));
-        Tracer { graph, arrays, x: x_in, dx, slots }
+        Tracer {
+            graph,
+            arrays,
+            x: x_in,
+            dx,
+            slots,
+        }
     }
 
     fn add_array(&mut self, role: ArrayRole, state: &Buffer) -> Expr<'g> {
-        self.arrays.push(TracedArray { role, dtype: state.dtype(), code: state.code() });
+        self.arrays.push(TracedArray {
+            role,
+            dtype: state.dtype(),
+            code: state.code(),
+        });
         self.graph.input()
     }
 
     pub(super) fn run<'j>(&mut self, links: impl Iterator<Item = Link<'j>>) {
         for Link { kernel, slots } in links {
-            let before: SmallVec<[Expr<'_>; 4]> =
-                slots.iter().map(|(name, slot)| self.add_array(ArrayRole::Slot(name), slot)).collect();
+            let before: SmallVec<[Expr<'_>; 4]> = slots
+                .iter()
+                .map(|(name, slot)| self.add_array(ArrayRole::Slot(name), slot))
+                .collect();
             let mut after = before.clone();
             self.dx = kernel.trace(self.x, self.dx, &mut after);
-            self.slots.extend(before.iter().zip(&after).map(|(before, after)| (before.node(), after.node())));
+            self.slots.extend(
+                before
+                    .iter()
+                    .zip(&after)
+                    .map(|(before, after)| (before.node(), after.node())),
+            );
         }
     }
 }
@@ -185,8 +229,18 @@ impl TracedKernel {
             merged.push(*first_index.entry(node).or_insert(index));
             nodes.push(node);
         }
-        let slots = self.slots.iter().map(|&(array, node)| (array, merged[node])).collect();
-        TracedKernel { arrays: self.arrays.clone(), nodes, slots, out: merged[self.out], ..*self }
+        let slots = self
+            .slots
+            .iter()
+            .map(|&(array, node)| (array, merged[node]))
+            .collect();
+        TracedKernel {
+            arrays: self.arrays.clone(),
+            nodes,
+            slots,
+            out: merged[self.out],
+            ..*self
+        }
     }
 
     /// Which nodes the results depend on.
@@ -209,7 +263,12 @@ impl TracedKernel {
 
     /// Whether the array of this index is read.
     pub(super) fn reads(&self, live: &[bool], array: usize) -> bool {
-        let is_used = || self.nodes.iter().zip(live).any(|(node, live)| *live && *node == Node::Input(array));
+        let is_used = || {
+            self.nodes
+                .iter()
+                .zip(live)
+                .any(|(node, live)| *live && *node == Node::Input(array))
+        };
         // A Kahan sum reads x and the compensation outside of `nodes`.
         let is_kahan = self.sink == Sink::Write(Epilogue::Kahan(()));
         is_used() || is_kahan && !matches!(self.arrays[array].role, ArrayRole::Gradient | ArrayRole::Slot(_))

@@ -31,14 +31,19 @@ fn convert_rows<const N: usize, S: Copy, D>(
     let (rows, rest) = src.as_chunks::<N>();
     let (dst_rows, dst_rest) = dst.as_chunks_mut::<N>();
     rows.iter().zip(dst_rows).for_each(|(src, dst)| row(src, dst));
-    rest.iter().zip(dst_rest).for_each(|(src, dst)| *dst = portable(*src));
+    rest.iter()
+        .zip(dst_rest)
+        .for_each(|(src, dst)| *dst = portable(*src));
 }
 
 #[target_feature(enable = "avx2,f16c")]
 pub(super) fn widen_f16(src: &[f16], dst: &mut [f32]) {
     // SAFETY: both arrays hold eight elements, and the instructions allow any alignment.
     let row = |src: &[f16; 8], dst: &mut [f32; 8]| unsafe {
-        _mm256_storeu_ps(dst.as_mut_ptr(), _mm256_cvtph_ps(_mm_loadu_si128(src.as_ptr().cast())))
+        _mm256_storeu_ps(
+            dst.as_mut_ptr(),
+            _mm256_cvtph_ps(_mm_loadu_si128(src.as_ptr().cast())),
+        )
     };
     convert_rows(src, dst, row, f16::to_f32_const);
 }
@@ -123,7 +128,10 @@ pub(super) fn split_24(src: &[f32], high: &mut [bf16], low: &mut [u8], portable:
         }
     }
     let one_by_one = |src: &[f32], high: &mut [bf16], low: &mut [u8]| {
-        src.iter().zip(high).zip(low).for_each(|((src, high), low)| (*high, *low) = portable(*src));
+        src.iter()
+            .zip(high)
+            .zip(low)
+            .for_each(|((src, high), low)| (*high, *low) = portable(*src));
     };
     one_by_one(rest, high_rest, low_rest);
     if _mm256_movemask_ps(is_nan) != 0 {
@@ -149,15 +157,24 @@ pub(super) fn join_24(high: &[bf16], low: &[u8], dst: &mut [f32], portable: impl
             // The low bits are signed, because the bf16 is rounded. If the low bits are negative, the bits of
             // the bf16 are one too large.
             let upper = _mm256_add_epi16(high, _mm256_srai_epi16::<15>(lower));
-            let (a, b) = (_mm256_unpacklo_epi16(lower, upper), _mm256_unpackhi_epi16(lower, upper));
+            let (a, b) = (
+                _mm256_unpacklo_epi16(lower, upper),
+                _mm256_unpackhi_epi16(lower, upper),
+            );
             // SAFETY: the array holds sixteen elements, and the instructions allow any alignment.
             unsafe {
                 _mm256_storeu_si256(row.as_mut_ptr().cast(), _mm256_permute2x128_si256::<0x20>(a, b));
-                _mm256_storeu_si256(row.as_mut_ptr().add(8).cast(), _mm256_permute2x128_si256::<0x31>(a, b));
+                _mm256_storeu_si256(
+                    row.as_mut_ptr().add(8).cast(),
+                    _mm256_permute2x128_si256::<0x31>(a, b),
+                );
             }
         }
     }
-    rest.iter_mut().zip(high_rest).zip(low_rest).for_each(|((dst, high), low)| *dst = portable(*high, *low));
+    rest.iter_mut()
+        .zip(high_rest)
+        .zip(low_rest)
+        .for_each(|((dst, high), low)| *dst = portable(*high, *low));
 }
 
 /// The number of codes in a vector.
@@ -181,24 +198,32 @@ pub(super) fn decode(code: Code, record: &[u8; RECORD], numbers: &mut [f32; BLOC
 /// sign on top and the bits of the exponent that all codes share.
 #[target_feature(enable = "avx2")]
 fn decode_signed<const SIGNED: bool>(record: &[u8; RECORD], numbers: &mut [f32; BLOCK]) -> bool {
-    let Some((scale, codes)) = record.split_first_chunk() else { return false };
+    let Some((scale, codes)) = record.split_first_chunk() else {
+        return false;
+    };
     let (scale, (codes, _)) = (f32::from_le_bytes(*scale), codes.as_chunks::<CODES>());
     let sizes = _mm256_set1_epi8(if SIGNED { 0x7f } else { -1 });
     // SAFETY: the array holds as many codes as the vector, and the instruction allows any alignment.
     let load = |codes: &[u8; CODES]| unsafe { _mm256_loadu_si256(codes.as_ptr().cast()) };
     let zero = _mm256_setzero_si256();
-    let largest = codes
-        .iter()
-        .fold(zero, |largest, codes| _mm256_max_epu8(largest, _mm256_and_si256(load(codes), sizes)));
+    let largest = codes.iter().fold(zero, |largest, codes| {
+        _mm256_max_epu8(largest, _mm256_and_si256(load(codes), sizes))
+    });
     let nan = _mm256_sub_epi8(sizes, _mm256_set1_epi8(NAN as i8));
     let is_nan = _mm256_cmpeq_epi8(_mm256_max_epu8(largest, nan), largest);
     if _mm256_movemask_epi8(is_nan) != 0 || !scale.is_finite() {
         return false;
     }
     let scale = _mm256_set1_ps(scale);
-    let (code_bits, shared_bits) =
-        if SIGNED { (0x87f0u16, (ONE & !SIGNED_SIZE_MASK) << 4) } else { (0x0ff0, (ONE & !0xff) << 4) };
-    let (code_mask, shared) = (_mm256_set1_epi16(code_bits as i16), _mm256_set1_epi16(shared_bits as i16));
+    let (code_bits, shared_bits) = if SIGNED {
+        (0x87f0u16, (ONE & !SIGNED_SIZE_MASK) << 4)
+    } else {
+        (0x0ff0, (ONE & !0xff) << 4)
+    };
+    let (code_mask, shared) = (
+        _mm256_set1_epi16(code_bits as i16),
+        _mm256_set1_epi16(shared_bits as i16),
+    );
     // Codes are unpacked twice, within each half of the vector. So runs of four codes go to the two halves
     // in turn.
     let order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
@@ -206,11 +231,24 @@ fn decode_signed<const SIGNED: bool>(record: &[u8; RECORD], numbers: &mut [f32; 
         let codes = _mm256_permutevar8x32_epi32(load(codes), order);
         let is_zero = _mm256_cmpeq_epi8(_mm256_and_si256(codes, sizes), zero);
         let upper = |codes, is_zero| {
-            let shifted = if SIGNED { _mm256_srai_epi16::<4>(codes) } else { _mm256_srli_epi16::<4>(codes) };
-            _mm256_andnot_si256(is_zero, _mm256_or_si256(_mm256_and_si256(shifted, code_mask), shared))
+            let shifted = if SIGNED {
+                _mm256_srai_epi16::<4>(codes)
+            } else {
+                _mm256_srli_epi16::<4>(codes)
+            };
+            _mm256_andnot_si256(
+                is_zero,
+                _mm256_or_si256(_mm256_and_si256(shifted, code_mask), shared),
+            )
         };
-        let low = upper(_mm256_unpacklo_epi8(zero, codes), _mm256_unpacklo_epi8(is_zero, is_zero));
-        let high = upper(_mm256_unpackhi_epi8(zero, codes), _mm256_unpackhi_epi8(is_zero, is_zero));
+        let low = upper(
+            _mm256_unpacklo_epi8(zero, codes),
+            _mm256_unpacklo_epi8(is_zero, is_zero),
+        );
+        let high = upper(
+            _mm256_unpackhi_epi8(zero, codes),
+            _mm256_unpackhi_epi8(is_zero, is_zero),
+        );
         let bits = [
             _mm256_unpacklo_epi16(zero, low),
             _mm256_unpackhi_epi16(zero, low),
@@ -233,9 +271,14 @@ fn decode_signed<const SIGNED: bool>(record: &[u8; RECORD], numbers: &mut [f32; 
 #[target_feature(enable = "avx2")]
 pub(super) fn encode(code: Code, blocks: &[[f32; BLOCK]], records: &mut [[u8; RECORD]]) -> bool {
     // All scales are computed first, because each is a division that waits for the end of a maximum.
-    let mut scales = [BlockScale { unit: 0.0, inverse: 0.0 }; BLOCKS_TOGETHER];
+    let mut scales = [BlockScale {
+        unit: 0.0,
+        inverse: 0.0,
+    }; BLOCKS_TOGETHER];
     for (scale, block) in scales.iter_mut().zip(blocks) {
-        let Some(block_scale) = BlockScale::from_largest(largest_size(block)) else { return false };
+        let Some(block_scale) = BlockScale::from_largest(largest_size(block)) else {
+            return false;
+        };
         *scale = block_scale;
     }
     for ((scale, block), record) in scales.iter().zip(blocks).zip(records) {
@@ -259,12 +302,18 @@ fn largest_size(numbers: &[f32; BLOCK]) -> u32 {
     let sizes = _mm256_set1_epi32(SIZE_MASK as i32);
     let size = |numbers: &[f32; NUMBERS]| _mm256_and_si256(load_bits(numbers), sizes);
     let larger = |largest: [__m256i; 2], [a, b]: &[[f32; NUMBERS]; 2]| {
-        [_mm256_max_epi32(largest[0], size(a)), _mm256_max_epi32(largest[1], size(b))]
+        [
+            _mm256_max_epi32(largest[0], size(a)),
+            _mm256_max_epi32(largest[1], size(b)),
+        ]
     };
     let pairs = numbers.as_chunks().0.as_chunks().0;
     let [a, b] = pairs.iter().fold([_mm256_setzero_si256(); 2], larger);
     let eight = _mm256_max_epi32(a, b);
-    let four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256::<1>(eight));
+    let four = _mm_max_epi32(
+        _mm256_castsi256_si128(eight),
+        _mm256_extracti128_si256::<1>(eight),
+    );
     let two = _mm_max_epi32(four, _mm_shuffle_epi32::<0b11_10_11_10>(four));
     let one = _mm_max_epi32(two, _mm_shuffle_epi32::<0b01_01_01_01>(two));
     _mm_cvtsi128_si32(one) as u32
@@ -273,7 +322,9 @@ fn largest_size(numbers: &[f32; BLOCK]) -> u32 {
 #[inline]
 #[target_feature(enable = "avx2")]
 fn encode_block(code: Code, numbers: &[f32; BLOCK], scale: &BlockScale, record: &mut [u8; RECORD]) {
-    let Some((scale_bytes, codes)) = record.split_first_chunk_mut() else { return };
+    let Some((scale_bytes, codes)) = record.split_first_chunk_mut() else {
+        return;
+    };
     *scale_bytes = scale.unit.to_le_bytes();
     let inverse = _mm256_set1_ps(scale.inverse);
     let vectors = numbers.as_chunks().0.as_chunks().0;
@@ -314,7 +365,10 @@ fn signed_codes(numbers: [__m256i; 4], inverse: __m256) -> __m256i {
     // Packing saturates and so keeps the sign of a number. Of `pack(numbers)` only these signs are used.
     let pack =
         |[a, b, c, d]: [__m256i; 4]| _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
-    _mm256_or_si256(pack(numbers.map(code)), _mm256_and_si256(pack(numbers), _mm256_set1_epi8(-0x80)))
+    _mm256_or_si256(
+        pack(numbers.map(code)),
+        _mm256_and_si256(pack(numbers), _mm256_set1_epi8(-0x80)),
+    )
 }
 
 /// `code_of::<false>` for 32 numbers, with codes in the order of [`signed_codes`].
@@ -336,7 +390,10 @@ fn codes_of_sizes(numbers: [__m256i; 4], inverse: __m256) -> __m256i {
         _mm256_srli_epi32::<{ CUT_BITS as i32 }>(_mm256_add_epi32(size, hash))
     };
     let [a, b, c, d] = numbers.map(round);
-    let (largest, shared) = (_mm256_set1_epi16(ONE as i16), _mm256_set1_epi16((ONE & !0xff) as i16));
+    let (largest, shared) = (
+        _mm256_set1_epi16(ONE as i16),
+        _mm256_set1_epi16((ONE & !0xff) as i16),
+    );
     let code = |pair| _mm256_subs_epu16(_mm256_min_epu16(pair, largest), shared);
     _mm256_packus_epi16(code(_mm256_packus_epi32(a, b)), code(_mm256_packus_epi32(c, d)))
 }

@@ -114,7 +114,10 @@ impl Storable for f32 {
 
     #[inline(always)]
     fn to_bf16(self) -> bf16 {
-        let (nearest, quiet) = (u32::from(self.nearest_bf16().to_bits()), (self.to_bits() >> 16) | 0x40);
+        let (nearest, quiet) = (
+            u32::from(self.nearest_bf16().to_bits()),
+            (self.to_bits() >> 16) | 0x40,
+        );
         bf16::from_bits(if self.is_nan() { quiet } else { nearest } as u16)
     }
 
@@ -146,7 +149,10 @@ impl Storable for f32 {
     }
 
     fn encode(isa: Isa, code: Code, src: &[f32], records: &mut [[u8; RECORD]]) {
-        for (src, records) in src.chunks(BLOCKS_TOGETHER * BLOCK).zip(records.chunks_mut(BLOCKS_TOGETHER)) {
+        for (src, records) in src
+            .chunks(BLOCKS_TOGETHER * BLOCK)
+            .zip(records.chunks_mut(BLOCKS_TOGETHER))
+        {
             #[cfg(target_arch = "x86_64")]
             if let (Isa::AVX2, (blocks, [])) = (isa, src.as_chunks()) {
                 // SAFETY: there is such an `Isa` only if the processor has these instructions (`detect`).
@@ -177,7 +183,11 @@ impl Storable for f32 {
     }
 
     fn elements_of(data: DataPtr) -> Option<Elements<f32>> {
-        if let DataPtr::F32(elements) = data { Some(elements) } else { None }
+        if let DataPtr::F32(elements) = data {
+            Some(elements)
+        } else {
+            None
+        }
     }
 
     fn data_ptr(numbers: &mut [f32]) -> DataPtr {
@@ -224,7 +234,11 @@ impl Storable for f64 {
     }
 
     fn elements_of(data: DataPtr) -> Option<Elements<f64>> {
-        if let DataPtr::F64(elements) = data { Some(elements) } else { None }
+        if let DataPtr::F64(elements) = data {
+            Some(elements)
+        } else {
+            None
+        }
     }
 
     fn data_ptr(numbers: &mut [f64]) -> DataPtr {
@@ -340,16 +354,26 @@ pub(super) unsafe fn load<T: Storable>(isa: Isa, data: DataPtr, offset: usize, d
             let high = source!(high);
             let bytes = low_bits::stored_bytes(offset % BLOCK + length);
             // SAFETY: the caller promises that these elements exist and are not written.
-            let records = unsafe { records.read(offset / BLOCK * LOW_RECORD, bytes) }.as_chunks().0;
+            let records = unsafe { records.read(offset / BLOCK * LOW_RECORD, bytes) }
+                .as_chunks()
+                .0;
             for (part, record) in record_parts(offset, length).zip(records) {
-                join_record(isa, &high[part.clone()], record, (offset + part.start) % BLOCK, &mut dst[part]);
+                join_record(
+                    isa,
+                    &high[part.clone()],
+                    record,
+                    (offset + part.start) % BLOCK,
+                    &mut dst[part],
+                );
             }
         }
         DataPtr::Split(high, LowPtr::U8(low)) => T::from_24(isa, source!(high), source!(low), dst),
         DataPtr::Coded(records, code) => {
             let bytes = codes::stored_bytes(offset % BLOCK + length);
             // SAFETY: the caller promises that these elements exist and are not written.
-            let records = unsafe { records.read(offset / BLOCK * RECORD, bytes) }.as_chunks().0;
+            let records = unsafe { records.read(offset / BLOCK * RECORD, bytes) }
+                .as_chunks()
+                .0;
             for (part, record) in record_parts(offset, length).zip(records) {
                 T::decode(isa, code, record, (offset + part.start) % BLOCK, &mut dst[part]);
             }
@@ -422,13 +446,23 @@ pub(super) unsafe fn store_at_random<T: Storable>(
     let (length, first, key) = (src.len(), offset as u32, key_at(key, offset));
     match data {
         // SAFETY: the caller promises that these elements exist and that the access is exclusive.
-        DataPtr::Bf16(elements) => {
-            round_at_random(isa, src, unsafe { elements.write(offset, length) }, first, key, stochastic_bf16)
-        }
+        DataPtr::Bf16(elements) => round_at_random(
+            isa,
+            src,
+            unsafe { elements.write(offset, length) },
+            first,
+            key,
+            stochastic_bf16,
+        ),
         // SAFETY: the caller promises that these elements exist and that the access is exclusive.
-        DataPtr::F16(elements) => {
-            round_at_random(isa, src, unsafe { elements.write(offset, length) }, first, key, stochastic_f16)
-        }
+        DataPtr::F16(elements) => round_at_random(
+            isa,
+            src,
+            unsafe { elements.write(offset, length) },
+            first,
+            key,
+            stochastic_f16,
+        ),
         // SAFETY: the caller promises that these elements exist and that the access is exclusive.
         data => unsafe { store(isa, src, data, offset) },
     }
@@ -476,13 +510,18 @@ mod tests {
         let mut brains = vec![bf16::ZERO; values.len()];
         f32::to_f16(isa, values, &mut halves);
         f32::to_bf16s(isa, values, &mut brains);
-        (halves.iter().map(|h| h.to_bits()).collect(), brains.iter().map(|b| b.to_bits()).collect())
+        (
+            halves.iter().map(|h| h.to_bits()).collect(),
+            brains.iter().map(|b| b.to_bits()).collect(),
+        )
     }
 
     /// Every upper half of an f32 with lower halves around each rounding decision.
     fn around_every_tie() -> Vec<f32> {
         let lows = [0u32, 1, 0x0fff, 0x1000, 0x1001, 0x7fff, 0x8000, 0x8001, 0xffff];
-        (0..=u32::from(u16::MAX)).flat_map(|high| lows.map(|low| f32::from_bits(high << 16 | low))).collect()
+        (0..=u32::from(u16::MAX))
+            .flat_map(|high| lows.map(|low| f32::from_bits(high << 16 | low)))
+            .collect()
     }
 
     #[test]
@@ -505,8 +544,11 @@ mod tests {
     fn numbers_of_24_bits_are_the_same_on_every_instruction_set() {
         let values = around_every_tie();
         let round_trip = |isa, values: &[f32]| {
-            let (mut high, mut low, mut back) =
-                (vec![bf16::ZERO; values.len()], vec![0; values.len()], vec![0f32; values.len()]);
+            let (mut high, mut low, mut back) = (
+                vec![bf16::ZERO; values.len()],
+                vec![0; values.len()],
+                vec![0f32; values.len()],
+            );
             f32::to_24(isa, values, &mut high, &mut low);
             f32::from_24(isa, &high, &low, &mut back);
             let bits: Vec<u32> = back.into_iter().map(f32::to_bits).collect();
@@ -537,12 +579,21 @@ mod tests {
     #[test]
     #[ignore = "takes minutes"]
     fn every_float_is_narrowed_as_half_narrows_it() {
-        for isa in [Some(Isa::PORTABLE), Isa::avx2(), Isa::avx512()].into_iter().flatten() {
+        for isa in [Some(Isa::PORTABLE), Isa::avx2(), Isa::avx512()]
+            .into_iter()
+            .flatten()
+        {
             for chunk in 0..1 << 16 {
-                let values: Vec<f32> = (0..1 << 16).map(|low| f32::from_bits(chunk << 16 | low)).collect();
+                let values: Vec<f32> = (0..1 << 16)
+                    .map(|low| f32::from_bits(chunk << 16 | low))
+                    .collect();
                 let (halves, brains) = narrow_both(isa, &values);
                 for ((value, half), brain) in values.iter().zip(halves).zip(brains) {
-                    assert_eq!(half, f16::from_f32_const(*value).to_bits(), "{value:e} on {isa:?}");
+                    assert_eq!(
+                        half,
+                        f16::from_f32_const(*value).to_bits(),
+                        "{value:e} on {isa:?}"
+                    );
                     assert_eq!(brain, bf16::from_f32(*value).to_bits(), "{value:e} on {isa:?}");
                 }
             }
@@ -555,7 +606,10 @@ mod tests {
     #[test]
     #[ignore = "takes minutes"]
     fn every_code_is_near_its_number() {
-        for isa in [Some(Isa::PORTABLE), Isa::avx2(), Isa::avx512()].into_iter().flatten() {
+        for isa in [Some(Isa::PORTABLE), Isa::avx2(), Isa::avx512()]
+            .into_iter()
+            .flatten()
+        {
             for code in [Code::Signed, Code::NonNegative] {
                 let mut worst = (0.0, 0f32);
                 for first in (0..=1f32.to_bits()).step_by(BLOCK - 1) {
@@ -605,7 +659,9 @@ mod tests {
         const LENGTH: usize = (BLOCKS_TOGETHER + 1) * BLOCK + 37;
         let mut state = 7u64;
         let mut random = || {
-            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            state = state
+                .wrapping_mul(0x5851_f42d_4c95_7f2d)
+                .wrapping_add(0x1405_7b7e_f767_814f);
             (state >> 33) as u32
         };
         for round in 0..500u32 {
@@ -625,7 +681,10 @@ mod tests {
                     [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][random() as usize % 3];
             }
             if round < 6 {
-                numbers[round as usize * BLOCK..].iter_mut().take(BLOCK).for_each(|number| *number = -0.0);
+                numbers[round as usize * BLOCK..]
+                    .iter_mut()
+                    .take(BLOCK)
+                    .for_each(|number| *number = -0.0);
             }
             for code in [Code::Signed, Code::NonNegative] {
                 let round_trip = |isa, together: usize| {
@@ -642,7 +701,10 @@ mod tests {
                     (records, back.map(f32::to_bits))
                 };
                 let portable = round_trip(Isa::PORTABLE, 1);
-                for isa in [Some(Isa::PORTABLE), Isa::avx2(), Isa::avx512()].into_iter().flatten() {
+                for isa in [Some(Isa::PORTABLE), Isa::avx2(), Isa::avx512()]
+                    .into_iter()
+                    .flatten()
+                {
                     assert!(round_trip(isa, 1) == portable, "{code:?} on {isa:?} {numbers:?}");
                     assert!(
                         round_trip(isa, numbers.len()) == portable,
@@ -660,12 +722,19 @@ mod tests {
         let numbers: Vec<f32> = (0..LENGTH).map(|i| (i as f32 - 300.0) * 0.37).collect();
         let zeros = |dtype: DType| Tensor::zeros(LENGTH, dtype.into(), &Device::Cpu).expect("zeros");
         let mut codes = Buffer::coded(&zeros(DType::F32), Code::Signed).expect("state in 8 bits");
-        let mut low =
-            Buffer::of_zeros(LENGTH.into(), DType::U8, Some(crate::numbers::Records::LowBits), &Device::Cpu)
-                .expect("low bits");
+        let mut low = Buffer::of_zeros(
+            LENGTH.into(),
+            DType::U8,
+            Some(crate::numbers::Records::LowBits),
+            &Device::Cpu,
+        )
+        .expect("low bits");
         let mut high = Buffer::new(&zeros(DType::BF16)).expect("bf16");
         let low = low_bits_ptr_mut(&mut low).expect("memory");
-        let split = buffer_ptr_mut(&mut high).expect("memory").with_low_bits(Some(low)).expect("both parts");
+        let split = buffer_ptr_mut(&mut high)
+            .expect("memory")
+            .with_low_bits(Some(low))
+            .expect("both parts");
         let coded = buffer_ptr_mut(&mut codes).expect("memory");
         for (data, is_exact) in [(coded, false), (split, true)] {
             let read = |offset, length| {
@@ -679,9 +748,14 @@ mod tests {
             unsafe { store(Isa::best(), &numbers, data, 0) };
             let whole = read(0, LENGTH);
             assert!(!is_exact || whole == numbers);
-            for (offset, length) in
-                [(0, 1), (5, 3), (100, 60), (BLOCK, 2 * BLOCK), (130, 400), (500, LENGTH - 500)]
-            {
+            for (offset, length) in [
+                (0, 1),
+                (5, 3),
+                (100, 60),
+                (BLOCK, 2 * BLOCK),
+                (130, 400),
+                (500, LENGTH - 500),
+            ] {
                 assert_eq!(
                     read(offset, length),
                     whole[offset..offset + length],
@@ -704,7 +778,10 @@ mod tests {
         let mut half = [f16::ZERO];
         f64::to_f16(Isa::best(), &[1.0 + 2f64.powi(-11) + excess], &mut half);
         assert_eq!(half[0].to_bits(), f16::ONE.to_bits() + 1);
-        assert_eq!((1.0 + 2f64.powi(-8) + excess).to_bf16().to_bits(), bf16::ONE.to_bits() + 1);
+        assert_eq!(
+            (1.0 + 2f64.powi(-8) + excess).to_bf16().to_bits(),
+            bf16::ONE.to_bits() + 1
+        );
         assert_eq!((1.0 + 2f64.powi(-8)).to_bf16(), bf16::ONE);
         assert_eq!(1e300f64.to_bf16(), bf16::INFINITY);
         assert_eq!((-1e300f64).to_bf16(), bf16::NEG_INFINITY);

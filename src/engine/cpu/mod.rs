@@ -64,7 +64,12 @@ pub(super) fn commit(isa: Isa, mut jobs: Vec<&mut Job<'_>>) -> Result<()> {
         let part = 0..job.length;
         write_part(isa, job, part, parallel, true)
     };
-    for_each_leaf(&mut jobs, |job| job.length, |job, stage| prefetch::prefetch_job(job, stage), run)
+    for_each_leaf(
+        &mut jobs,
+        |job| job.length,
+        |job, stage| prefetch::prefetch_job(job, stage),
+        run,
+    )
 }
 
 /// Writes a part of a job's parameter and state. The gradients have the elements of that part alone.
@@ -78,16 +83,23 @@ fn write_part(isa: Isa, job: &mut Job<'_>, part: Range<usize>, parallel: bool, i
     let mut is_written = false;
     // A panic is held back, because an owner of lent memory may panic after everything is written, and then
     // the counters have to move as well.
-    let outcome = catch_unwind(AssertUnwindSafe(|| write_leaf(isa, job, part, parallel, &mut is_written)));
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        write_leaf(isa, job, part, parallel, &mut is_written)
+    }));
     if is_written && is_last {
         job.finish()?;
     }
-    outcome.unwrap_or_else(|panic| resume_unwind(panic)).map_err(|error| error.at(job.path))
+    outcome
+        .unwrap_or_else(|panic| resume_unwind(panic))
+        .map_err(|error| error.at(job.path))
 }
 
 /// The totals of the chunks of each request's elements.
 pub(super) fn reduce(isa: Isa, requests: &[ReductionRequest<'_, '_>]) -> Result<Vec<ChunkTotals>> {
-    let mut answers: Vec<_> = requests.iter().map(|request| (*request, ChunkTotals::new())).collect();
+    let mut answers: Vec<_> = requests
+        .iter()
+        .map(|request| (*request, ChunkTotals::new()))
+        .collect();
     let run = |(ReductionRequest { view, reducer }, totals): &mut (ReductionRequest<'_, '_>, ChunkTotals),
                parallel| {
         // SAFETY: a reduction has no target.
@@ -104,8 +116,10 @@ pub(super) fn reduce(isa: Isa, requests: &[ReductionRequest<'_, '_>]) -> Result<
 /// The elements of a view as a tensor of the compute dtype.
 pub(super) fn materialise(isa: Isa, view: LeafView<'_, '_>) -> Result<Tensor> {
     let (shape, compute) = (view.job.x.shape(), view.job.compute);
-    let elements = allocate(view.job.length, compute, &Device::Cpu, || zeros(shape, compute, &Device::Cpu))
-        .map_err(|error| error.at(view.job.path))?;
+    let elements = allocate(view.job.length, compute, &Device::Cpu, || {
+        zeros(shape, compute, &Device::Cpu)
+    })
+    .map_err(|error| error.at(view.job.path))?;
     copy_to(isa, view, &elements)?;
     Ok(elements)
 }
@@ -123,7 +137,11 @@ pub(super) fn copy_to(isa: Isa, view: LeafView<'_, '_>, target: &Tensor) -> Resu
         let copy = |parallel| unsafe { read_view(isa, view, Sink::Copy(target), parallel) }.map(drop);
         // On this thread or in the pool, for the reasons of `for_each_leaf`.
         let runs_here = length < LARGE_LEAF && rayon::current_thread_index().is_none();
-        if runs_here { copy(false) } else { threads::run(|| copy(length >= LARGE_LEAF)).flatten() }
+        if runs_here {
+            copy(false)
+        } else {
+            threads::run(|| copy(length >= LARGE_LEAF)).flatten()
+        }
     })
 }
 
@@ -168,7 +186,10 @@ fn for_each_leaf<I: Send>(
         threads::run_in_rows(items, row_length, fetch, |item| {
             if is_large(item) { Ok(()) } else { run(item, false) }
         })?;
-        items.iter_mut().filter(|item| is_large(item)).try_for_each(|item| run(item, true))
+        items
+            .iter_mut()
+            .filter(|item| is_large(item))
+            .try_for_each(|item| run(item, true))
     })?
 }
 
@@ -187,13 +208,25 @@ fn write_leaf(
         *is_written = true;
         return Ok(());
     }
-    let Job { x, low_bits, sources, steps, epilogue, has_moved, .. } = job;
+    let Job {
+        x,
+        low_bits,
+        sources,
+        steps,
+        epilogue,
+        has_moved,
+        ..
+    } = job;
     let slots = try_list(slots_mut(steps).map(buffer_ptr_mut))?;
     let low_bits = low_bits.as_deref_mut().map(low_bits_ptr_mut).transpose()?;
     let lender_epilogue = epilogue.reborrow().try_map(Ok, buffer_ptr_mut)?;
     let segment_sources = |segment: &Range<usize>| sources_after(&steps[..segment.start], sources);
-    let lenders: List<&dyn Lend> =
-        list(segments.iter().flat_map(segment_sources).map(|gradient| &**gradient));
+    let lenders: List<&dyn Lend> = list(
+        segments
+            .iter()
+            .flat_map(segment_sources)
+            .map(|gradient| &**gradient),
+    );
 
     lend_leaf(x, lender_epilogue, length, &mut |x, parameter| {
         let x = x.with_low_bits(low_bits)?;
@@ -242,7 +275,9 @@ fn lend_leaf(
     match (x, epilogue) {
         (Operand::Own(master), Epilogue::Master(parameter)) => {
             let master = buffer_ptr_mut(master)?;
-            lend_to_write("parameter", parameter, length, &mut |parameter| run(master, Some(parameter)))
+            lend_to_write("parameter", parameter, length, &mut |parameter| {
+                run(master, Some(parameter))
+            })
         }
         (Operand::Own(master), _) => run(buffer_ptr_mut(master)?, None),
         (Operand::Lent(_), Epilogue::Master(_)) => Err(unsupported_error()),
@@ -262,7 +297,11 @@ fn lend_leaf(
 /// meanwhile.
 unsafe fn read_view(isa: Isa, view: LeafView<'_, '_>, sink: PassSink, parallel: bool) -> Result<ChunkTotals> {
     let job = view.job;
-    let slots = try_list(view.links().flat_map(|link| link.slots).map(|(_, buffer)| buffer_ptr(buffer)))?;
+    let slots = try_list(
+        view.links()
+            .flat_map(|link| link.slots)
+            .map(|(_, buffer)| buffer_ptr(buffer)),
+    )?;
     let low_bits = job.low_bits.as_deref().map(low_bits_ptr).transpose()?;
     let lenders: List<&dyn Lend> = list(view.sources().iter().map(|gradient| &**gradient));
     let mut totals = ChunkTotals::new();
@@ -274,7 +313,13 @@ unsafe fn read_view(isa: Isa, view: LeafView<'_, '_>, sink: PassSink, parallel: 
             } else {
                 strided_sources(views, 0)
             };
-            let pass = Pass { isa, x, sources, steps: PassStep::chain(view.links(), &slots), sink };
+            let pass = Pass {
+                isa,
+                x,
+                sources,
+                steps: PassStep::chain(view.links(), &slots),
+                sink,
+            };
             // SAFETY: the data is lent while this closure runs, with the elements of the leaf
             // (`lend_to_read`, `lend_gradients`; for state, `Job::check`). Only the target is written. The
             // caller promises that the target has room, and that nothing else accesses it.
@@ -332,7 +377,11 @@ unsafe fn run_chunks_as<T: HasScratch>(
     let range_of = |chunks: Range<usize>| {
         part.start + chunks.start * chunk_size..part.end.min(part.start + chunks.end * chunk_size)
     };
-    let total_count = if matches!(pass.sink, Sink::Reduce(_)) { chunk_count } else { 0 };
+    let total_count = if matches!(pass.sink, Sink::Reduce(_)) {
+        chunk_count
+    } else {
+        0
+    };
     // One total for each chunk, so that threads may end in any order, and the totals are still joined in the
     // order of chunks. There are at most 1024 chunks, see `chunk_length`.
     let totals: SmallVec<[AtomicU64; 2]> = (0..total_count).map(|_| AtomicU64::new(0)).collect();
@@ -366,5 +415,8 @@ unsafe fn run_chunks_as<T: HasScratch>(
     } else {
         (0..task_count).for_each(task)
     }
-    totals.into_iter().map(|bits| f64::from_bits(bits.into_inner())).collect()
+    totals
+        .into_iter()
+        .map(|bits| f64::from_bits(bits.into_inner()))
+        .collect()
 }

@@ -71,7 +71,11 @@ impl<'p> PassStep<'p> {
         mut slots: &'p [DataPtr],
     ) -> SmallVec<[Self; 1]> {
         let mut steps = SmallVec::<[Self; 1]>::new();
-        for Link { kernel, slots: buffers } in links {
+        for Link {
+            kernel,
+            slots: buffers,
+        } in links
+        {
             let (link_slots, rest) = slots.split_at(buffers.len());
             slots = rest;
             let mut prologue = None;
@@ -84,7 +88,11 @@ impl<'p> PassStep<'p> {
                 prologue = Some(longer);
                 steps.pop();
             }
-            steps.push(PassStep { kernel, slots: link_slots, prologue });
+            steps.push(PassStep {
+                kernel,
+                slots: link_slots,
+                prologue,
+            });
         }
         steps
     }
@@ -96,7 +104,8 @@ impl<'p> PassStep<'p> {
 
     /// Runs the step over a block.
     fn run<T: Storable>(&self, isa: Isa, arrays: LaneArrays<'_, T>) {
-        self.kernel.run(isa, self.prologue.as_ref(), &mut T::lanes(arrays));
+        self.kernel
+            .run(isa, self.prologue.as_ref(), &mut T::lanes(arrays));
     }
 }
 
@@ -131,8 +140,17 @@ struct Ahead<'s> {
 impl<'s> Ahead<'s> {
     fn new(streams: &'s Streams, range: &Range<usize>, start: usize, block_length: usize) -> Self {
         // After a whole chunk the leaf may go on. A shorter range ends its leaf.
-        let end = if range.len() < chunk_length(range.len()) { range.end } else { usize::MAX };
-        Ahead { streams, start: start + AHEAD * block_length.min(BLOCK), end, piece: block_length.min(PIECE) }
+        let end = if range.len() < chunk_length(range.len()) {
+            range.end
+        } else {
+            usize::MAX
+        };
+        Ahead {
+            streams,
+            start: start + AHEAD * block_length.min(BLOCK),
+            end,
+            piece: block_length.min(PIECE),
+        }
     }
 
     /// Fetches the piece that begins `offset` elements after `start`. The piece may lie after the end of the
@@ -158,8 +176,18 @@ impl<'s> Ahead<'s> {
         for (i, (x, dx)) in x.chunks_mut(self.piece).zip(dx.chunks(self.piece)).enumerate() {
             self.fetch(i * self.piece);
             let out = out.as_mut().and_then(Iterator::next);
-            step.run(isa, LaneArrays { x, dx, out, slots: &slots });
-            slots.iter_mut().for_each(|slot| *slot = slot.wrapping_add(self.piece));
+            step.run(
+                isa,
+                LaneArrays {
+                    x,
+                    dx,
+                    out,
+                    slots: &slots,
+                },
+            );
+            slots
+                .iter_mut()
+                .for_each(|slot| *slot = slot.wrapping_add(self.piece));
         }
     }
 }
@@ -223,7 +251,13 @@ impl Pass<'_> {
         // SAFETY: the caller promises that the gradients are locked and hold the range. The bands live until
         // `run` has returned.
         let sources = list(sources.map(|(source, band)| unsafe { source.row_major(self.isa, range, band) }));
-        run(&Pass { isa: self.isa, x: self.x, sources, steps: self.steps.clone(), sink: self.sink });
+        run(&Pass {
+            isa: self.isa,
+            x: self.x,
+            sources,
+            steps: self.steps.clone(),
+            sink: self.sink,
+        });
         T::with_scratch(|scratch| scratch.bands = bands);
     }
 
@@ -245,7 +279,9 @@ impl Pass<'_> {
             // At least one level, because Kahan's sum keeps its carry there.
             let level_count = self.sources.len().next_power_of_two().ilog2().max(1) as usize;
             if scratch.levels.len() < level_count {
-                scratch.levels.resize(level_count, CacheLines([T::zero(); LONGEST_BLOCK]));
+                scratch
+                    .levels
+                    .resize(level_count, CacheLines([T::zero(); LONGEST_BLOCK]));
             }
             let mut sums = [0.0; ACCUMULATORS];
             let block_length = self.record_block_length().unwrap_or(T::BLOCK);
@@ -282,12 +318,20 @@ impl Pass<'_> {
             return None;
         };
         let (x, dx) = (T::elements_of(self.x)?, source.elements::<T>()?);
-        let slots = self.steps.iter().flat_map(|step| step.slots).map(|&slot| T::elements_of(slot));
-        let mut pointers =
-            slots.map(|slot| Some(slot?.range(range.start, range.len()))).collect::<Option<List<_>>>()?;
+        let slots = self
+            .steps
+            .iter()
+            .flat_map(|step| step.slots)
+            .map(|&slot| T::elements_of(slot));
+        let mut pointers = slots
+            .map(|slot| Some(slot?.range(range.start, range.len())))
+            .collect::<Option<List<_>>>()?;
         // A single step is one long loop, for which the hardware reads ahead.
-        let (block_length, streams) =
-            if others.is_empty() { (range.len(), Streams::new()) } else { (T::BLOCK, self.streams(range)) };
+        let (block_length, streams) = if others.is_empty() {
+            (range.len(), Streams::new())
+        } else {
+            (T::BLOCK, self.streams(range))
+        };
         T::with_scratch(|PassScratch { dx: buffers, .. }| {
             for Range { start, end } in self.blocks::<T>(range, block_length) {
                 Ahead::new(&streams, range, start, T::BLOCK).fetch(0);
@@ -296,7 +340,9 @@ impl Pass<'_> {
                 // it.
                 let (x, dx) = unsafe { (x.update(start, end - start), dx.read(start, end - start)) };
                 self.run_steps_in_place(x, dx, &pointers, buffers);
-                pointers.iter_mut().for_each(|slot| *slot = slot.wrapping_add(end - start));
+                pointers
+                    .iter_mut()
+                    .for_each(|slot| *slot = slot.wrapping_add(end - start));
             }
         });
         Some(())
@@ -311,19 +357,40 @@ impl Pass<'_> {
         mut slots: &[*mut T],
         buffers: &mut [CacheLines<T>; 2],
     ) {
-        let Some((last, others)) = self.steps.split_last() else { return };
+        let Some((last, others)) = self.steps.split_last() else {
+            return;
+        };
         // Two buffers take turns, because a step must not write the array that it reads.
         let [mut input, mut output] = buffers.each_mut().map(|buffer| &mut buffer.0);
         let mut gradient = Some(dx);
         for step in others {
             let (step_slots, rest) = slots.split_at(step.slots.len());
             slots = rest;
-            let (dx, out) = (gradient.take().unwrap_or(&input[..x.len()]), Some(&mut output[..x.len()]));
-            step.run(self.isa, LaneArrays { x, dx, out, slots: step_slots });
+            let (dx, out) = (
+                gradient.take().unwrap_or(&input[..x.len()]),
+                Some(&mut output[..x.len()]),
+            );
+            step.run(
+                self.isa,
+                LaneArrays {
+                    x,
+                    dx,
+                    out,
+                    slots: step_slots,
+                },
+            );
             std::mem::swap(&mut input, &mut output);
         }
         let dx = gradient.unwrap_or_else(|| &input[..x.len()]);
-        last.run(self.isa, LaneArrays { x, dx, out: None, slots });
+        last.run(
+            self.isa,
+            LaneArrays {
+                x,
+                dx,
+                out: None,
+                slots,
+            },
+        );
     }
 
     /// Cuts the range into blocks of `block_length` elements. The first block of a long range may be shorter,
@@ -334,7 +401,11 @@ impl Pass<'_> {
         block_length: usize,
     ) -> impl Iterator<Item = Range<usize>> + use<T> {
         let is_long = block_length > T::BLOCK || range.len() >= LONG_RANGE;
-        let unaligned = if is_long { self.unaligned_elements::<T>(range.start) } else { 0 };
+        let unaligned = if is_long {
+            self.unaligned_elements::<T>(range.start)
+        } else {
+            0
+        };
         let Range { mut start, end } = *range;
         let mut length = if unaligned > 0 { unaligned } else { block_length };
         std::iter::from_fn(move || {
@@ -351,7 +422,11 @@ impl Pass<'_> {
         let has_codes =
             |step: &PassStep<'_>| step.slots.iter().any(|slot| matches!(slot, DataPtr::Coded(..)));
         let has_low_bits = matches!(self.x, DataPtr::Split(_, LowPtr::Records(_)));
-        if self.steps.iter().any(has_codes) { Some(LONGEST_BLOCK) } else { has_low_bits.then_some(BLOCK) }
+        if self.steps.iter().any(has_codes) {
+            Some(LONGEST_BLOCK)
+        } else {
+            has_low_bits.then_some(BLOCK)
+        }
     }
 
     /// The arrays that a long range fetches ahead: for each, where the leaf's element 0 lies, and the bytes
@@ -368,9 +443,16 @@ impl Pass<'_> {
             }
             _ => None,
         };
-        let data =
-            self.sources.iter().filter_map(StridedSource::data_from_zero).chain(slots).chain(x).chain(target);
-        data.flat_map(DataPtr::arrays).filter(|(_, size)| *size > 0).collect()
+        let data = self
+            .sources
+            .iter()
+            .filter_map(StridedSource::data_from_zero)
+            .chain(slots)
+            .chain(x)
+            .chain(target);
+        data.flat_map(DataPtr::arrays)
+            .filter(|(_, size)| *size > 0)
+            .collect()
     }
 
     /// How many elements from `start` on come before the first element of x that begins a cache line.
@@ -399,7 +481,13 @@ impl Pass<'_> {
         sums: &mut [f64; ACCUMULATORS],
         ahead: Option<&Ahead<'_>>,
     ) {
-        let PassScratch { x: x_copy, dx: [input, output], levels, slots, .. } = scratch;
+        let PassScratch {
+            x: x_copy,
+            dx: [input, output],
+            levels,
+            slots,
+            ..
+        } = scratch;
         debug_assert!(length <= LONGEST_BLOCK);
         let (mut input, mut output) = (&mut input.0[..length], &mut output.0[..length]);
         // SAFETY: the caller promises the same of this block.
@@ -415,8 +503,17 @@ impl Pass<'_> {
         for (i, step) in self.steps.iter().enumerate() {
             let is_last = i + 1 == self.steps.len();
             let dx = gradient.take().unwrap_or(&*input);
-            let out = if subtracts && is_last { None } else { Some(&mut *output) };
-            let arrays = LaneArrays { x, dx, out, slots: &[] };
+            let out = if subtracts && is_last {
+                None
+            } else {
+                Some(&mut *output)
+            };
+            let arrays = LaneArrays {
+                x,
+                dx,
+                out,
+                slots: &[],
+            };
             // SAFETY: the caller promises the same of this block. A slot is a `Buffer` of its own.
             unsafe { self.run_step(step, start, arrays, slots, ahead.filter(|_| is_last)) };
             std::mem::swap(&mut input, &mut output);
@@ -526,8 +623,12 @@ impl Pass<'_> {
         if let (DataPtr::Bf16(parameter), DataPtr::Bf16(compensation)) = (self.x, compensation) {
             // SAFETY: the caller promises the same of this block. Parameter and state are distinct, as the
             // state is a `Buffer` of its own.
-            let (parameter, compensation) =
-                unsafe { (parameter.write(start, x.len()), compensation.update(start, x.len())) };
+            let (parameter, compensation) = unsafe {
+                (
+                    parameter.write(start, x.len()),
+                    compensation.update(start, x.len()),
+                )
+            };
             return compensate_bf16(self.isa, x, dx, parameter, compensation);
         }
         // SAFETY: the caller promises that parameter and compensation hold the block and are locked for
@@ -543,7 +644,11 @@ impl Pass<'_> {
         for ((carry, stored), x) in carry.iter_mut().zip(&*sum).zip(x) {
             // If the sum is infinite, the compensation is 0. Otherwise the difference would be infinite as
             // well, and the next sum NaN.
-            *carry = if stored.is_finite() { *carry - (*stored - *x) } else { T::zero() };
+            *carry = if stored.is_finite() {
+                *carry - (*stored - *x)
+            } else {
+                T::zero()
+            };
         }
         // SAFETY: the caller promises that the compensation holds the block, and that this thread alone runs
         // the block.
@@ -587,15 +692,22 @@ impl Pass<'_> {
         let mut has_copies = false;
         pointers.clear();
         for (&data, copy) in step.slots.iter().zip(&mut *copies) {
-            pointers.push(in_place(data).map(|slot| slot.range(start, length)).unwrap_or_else(|| {
-                has_copies = true;
-                // SAFETY: the slot holds the block, as it has as many elements as x (`Job::check`), and
-                // nobody else has the state.
-                unsafe { load(self.isa, data, start, &mut copy.0[..length]) };
-                copy.0.as_mut_ptr()
-            }));
+            pointers.push(
+                in_place(data)
+                    .map(|slot| slot.range(start, length))
+                    .unwrap_or_else(|| {
+                        has_copies = true;
+                        // SAFETY: the slot holds the block, as it has as many elements as x (`Job::check`), and
+                        // nobody else has the state.
+                        unsafe { load(self.isa, data, start, &mut copy.0[..length]) };
+                        copy.0.as_mut_ptr()
+                    }),
+            );
         }
-        let arrays = LaneArrays { slots: pointers, ..arrays };
+        let arrays = LaneArrays {
+            slots: pointers,
+            ..arrays
+        };
         match ahead {
             Some(ahead) => ahead.run(step, self.isa, arrays),
             None => step.run(self.isa, arrays),
@@ -603,7 +715,12 @@ impl Pass<'_> {
         if read_only || !has_copies {
             return;
         }
-        for (&data, copy) in step.slots.iter().zip(&*copies).filter(|(data, _)| in_place(**data).is_none()) {
+        for (&data, copy) in step
+            .slots
+            .iter()
+            .zip(&*copies)
+            .filter(|(data, _)| in_place(**data).is_none())
+        {
             // SAFETY: the slot holds the block, as it has as many elements as x (`Job::check`), and
             // `write_leaf` in `engine/cpu/mod.rs` has borrowed the state to write it.
             unsafe { store(self.isa, &copy.0[..length], data, start) };

@@ -88,7 +88,10 @@ impl<T> Elements<T> {
     /// The elements from `offset` on. `offset` may wrap around: the source of a part of a leaf points to
     /// where element 0 of the leaf would be, before the source's array.
     pub(super) fn skip(self, offset: usize) -> Self {
-        Elements { first: self.first.wrapping_add(offset), ..self }
+        Elements {
+            first: self.first.wrapping_add(offset),
+            ..self
+        }
     }
 
     pub(super) fn first(self) -> *const T {
@@ -103,14 +106,20 @@ impl<T> Elements<T> {
     }
 
     /// A pointer to `length` elements from `offset` on.
-    #[cfg_attr(not(debug_assertions), allow(unused_variables, reason = "the length is for the assertion"))]
+    #[cfg_attr(
+        not(debug_assertions),
+        allow(unused_variables, reason = "the length is for the assertion")
+    )]
     fn pointer(self, offset: usize, length: usize) -> *mut T {
         let start = self.first.wrapping_add(offset);
         #[cfg(debug_assertions)]
         {
             let (begin, end) = self.array;
             let bytes = start.addr()..start.addr() + length * size_of::<T>();
-            debug_assert!(begin <= bytes.start && bytes.end <= end, "{bytes:?} of {begin}..{end}");
+            debug_assert!(
+                begin <= bytes.start && bytes.end <= end,
+                "{bytes:?} of {begin}..{end}"
+            );
         }
         start
     }
@@ -312,7 +321,9 @@ pub(super) fn lend_gradients(
         views: &[View<'_>],
         run: &mut dyn FnMut(&[View<'_>]) -> Result<()>,
     ) -> Result<()> {
-        let Some((&gradient, rest)) = gradients.split_first() else { return run(views) };
+        let Some((&gradient, rest)) = gradients.split_first() else {
+            return run(views);
+        };
         read("gradient", gradient, &mut |view| {
             check_length("gradient", (view.memory().dtype(), view.elements()), length)?;
             let lent_views: List<View<'_>> = list(views.iter().copied().chain([view]));

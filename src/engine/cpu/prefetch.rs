@@ -24,7 +24,11 @@ pub(super) fn prefetch_job(job: &Job<'_>, stage: usize) {
         return;
     }
     let tensors = || {
-        let x = if let Operand::Lent(x) = job.x { x.tensor() } else { None };
+        let x = if let Operand::Lent(x) = job.x {
+            x.tensor()
+        } else {
+            None
+        };
         job.sources.iter().filter_map(|source| source.tensor()).chain(x)
     };
     match stage {
@@ -44,18 +48,25 @@ pub(super) fn prefetch_job(job: &Job<'_>, stage: usize) {
                 prefetch(tensor.dims());
                 prefetch(tensor.stride());
             }
-            job.addresses.iter().for_each(|addresses| prefetch_at(addresses.first, FETCHED_BYTES));
+            job.addresses
+                .iter()
+                .for_each(|addresses| prefetch_at(addresses.first, FETCHED_BYTES));
             match job.x {
                 Operand::Own(ref master) => prefetch_state(master),
                 // Only a tensor is fetched. Other memory would have to be lent by code of its owner, and such
                 // a loan takes more time than a prefetch saves.
                 Operand::Lent(x) if x.tensor().is_some() && job.addresses.is_empty() => {
                     let addresses = Addresses::from_lender("parameter", x);
-                    addresses.into_iter().for_each(|addresses| prefetch_at(addresses.first, FETCHED_BYTES));
+                    addresses
+                        .into_iter()
+                        .for_each(|addresses| prefetch_at(addresses.first, FETCHED_BYTES));
                 }
                 Operand::Lent(_) => {}
             }
-            job.steps.iter().flat_map(Step::slots).for_each(|(_, buffer)| prefetch_state(buffer));
+            job.steps
+                .iter()
+                .flat_map(Step::slots)
+                .for_each(|(_, buffer)| prefetch_state(buffer));
         }
     }
 }
@@ -63,7 +74,9 @@ pub(super) fn prefetch_job(job: &Job<'_>, stage: usize) {
 /// Fetches the beginning of a state tensor into the cache.
 fn prefetch_state(buffer: &Buffer) {
     if let Memory::Host(values) = buffer.memory() {
-        bytes(values).into_iter().for_each(|values| prefetch_lines(values.as_ptr(), FETCHED_BYTES));
+        bytes(values)
+            .into_iter()
+            .for_each(|values| prefetch_lines(values.as_ptr(), FETCHED_BYTES));
     }
 }
 

@@ -94,15 +94,30 @@ impl Columns {
         let line_use = |axis: usize| axes[axis].0.min(TILE.1 / axes[axis].1.max(1));
         let fits_band = |axis: &usize| {
             let pitch: usize = axes[..*axis].iter().map(|(dim, _)| dim).product();
-            let longest = if 2 * line_use(*axis) < TILE.1 { BAND } else { WIDEST };
+            let longest = if 2 * line_use(*axis) < TILE.1 {
+                BAND
+            } else {
+                WIDEST
+            };
             is_nearer(*axis) && line_use(*axis) > 0 && pitch <= longest / TILE.1
         };
         // Reversed, because `max_by_key` takes the last of several maxima.
-        let best = (1..axes.len()).rev().filter(fits_band).max_by_key(|axis| line_use(*axis));
+        let best = (1..axes.len())
+            .rev()
+            .filter(fits_band)
+            .max_by_key(|axis| line_use(*axis));
         let axis = best.or_else(|| (axes.len() > 1 && is_nearer(1)).then_some(1))?;
         let in_layout_order = |dims: &[(usize, usize)]| -> Dims { dims.iter().rev().copied().unzip() };
-        let (middle, outer) = (in_layout_order(&axes[1..axis]), in_layout_order(&axes[axis + 1..]));
-        Some(Columns { outer, rows: axes[axis], middle, columns })
+        let (middle, outer) = (
+            in_layout_order(&axes[1..axis]),
+            in_layout_order(&axes[axis + 1..]),
+        );
+        Some(Columns {
+            outer,
+            rows: axes[axis],
+            middle,
+            columns,
+        })
     }
 
     /// The number of matrices that share their rows.
@@ -118,22 +133,32 @@ impl Columns {
 
 impl<'p> StridedSource<'p> {
     pub(super) fn new(view: View<'p>, first: usize) -> Self {
-        StridedSource { data: data_ptr(view.memory()), strides: view.strides(), first }
+        StridedSource {
+            data: data_ptr(view.memory()),
+            strides: view.strides(),
+            first,
+        }
     }
 
     /// Contiguous data that begins with the leaf's element `first`.
     pub(super) fn new_contiguous(data: DataPtr, first: usize) -> Self {
-        StridedSource { data, strides: None, first }
+        StridedSource {
+            data,
+            strides: None,
+            first,
+        }
     }
 
     fn columns(&self) -> Option<Columns> {
-        self.strides.and_then(|(dims, strides)| Columns::from_layout(dims, strides))
+        self.strides
+            .and_then(|(dims, strides)| Columns::from_layout(dims, strides))
     }
 
     /// How many elements a thread should read at once if the gradient lies by columns. A shorter band would
     /// use only a part of each cache line.
     pub(super) fn band_length(&self) -> Option<usize> {
-        self.columns().map(|columns| (TILE.0 * columns.pitch()).min(BAND.max(TILE.1 * columns.pitch())))
+        self.columns()
+            .map(|columns| (TILE.0 * columns.pitch()).min(BAND.max(TILE.1 * columns.pitch())))
     }
 
     /// A source of the elements of `range`. If the gradient lies by columns, the source is a copy in `band`.
@@ -146,7 +171,9 @@ impl<'p> StridedSource<'p> {
         range: &Range<usize>,
         band: &mut Vec<T>,
     ) -> StridedSource<'p> {
-        let Some(columns) = self.columns() else { return StridedSource { ..*self } };
+        let Some(columns) = self.columns() else {
+            return StridedSource { ..*self };
+        };
         let length = range.len();
         if band.len() < length {
             band.resize(length, T::zero());
@@ -154,7 +181,10 @@ impl<'p> StridedSource<'p> {
         let (start, outer_length) = (range.start - self.first, columns.rows.0 * columns.pitch());
         let mut position = 0;
         while position < length {
-            let (index, first) = ((start + position) / outer_length, (start + position) % outer_length);
+            let (index, first) = (
+                (start + position) / outer_length,
+                (start + position) % outer_length,
+            );
             let run_length = (outer_length - first).min(length - position);
             let outer = element_offset(index, &columns.outer.0, &columns.outer.1);
             let dst = &mut band[position..position + run_length];
@@ -203,7 +233,12 @@ impl<'p> StridedSource<'p> {
                     let piece = first.max(start + left)..end.min(start + right);
                     if !piece.is_empty() {
                         let column = piece.start - start - left;
-                        copy_row(&tile, row, column, &mut dst[piece.start - first..piece.end - first]);
+                        copy_row(
+                            &tile,
+                            row,
+                            column,
+                            &mut dst[piece.start - first..piece.end - first],
+                        );
                     }
                 }
             }
@@ -225,7 +260,11 @@ impl<'p> StridedSource<'p> {
         height: usize,
         tile: &mut [[T; TILE.0]; TILE.1],
     ) {
-        let &Columns { rows: (_, row_stride), columns: (width, stride), .. } = layout;
+        let &Columns {
+            rows: (_, row_stride),
+            columns: (width, stride),
+            ..
+        } = layout;
         for (column, dst) in columns.zip(tile) {
             let offset = corner + column * stride;
             // A later column is fetched, because the hardware does not read ahead from column to column.
@@ -247,7 +286,11 @@ impl<'p> StridedSource<'p> {
 
     /// If the elements are contiguous: where the leaf's element 0 lies or would lie.
     pub(super) fn data_from_zero(&self) -> Option<DataPtr> {
-        if self.strides.is_none() { Some(self.data.skip(0usize.wrapping_sub(self.first))) } else { None }
+        if self.strides.is_none() {
+            Some(self.data.skip(0usize.wrapping_sub(self.first)))
+        } else {
+            None
+        }
     }
 
     /// [`StridedSource::data_from_zero`], if the elements are of this type.
@@ -260,7 +303,9 @@ impl<'p> StridedSource<'p> {
     /// # Safety
     /// As [`StridedSource::read`].
     unsafe fn bf16_elements(&self, start: usize, length: usize) -> Option<&[bf16]> {
-        let DataPtr::Bf16(data) = self.data_from_zero()? else { return None };
+        let DataPtr::Bf16(data) = self.data_from_zero()? else {
+            return None;
+        };
         // SAFETY: the caller promises that the data is locked and holds the range (`lend_gradients`).
         Some(unsafe { data.read(start, length) })
     }
@@ -310,8 +355,14 @@ impl<'p> StridedSource<'p> {
 fn copy_row<T: Copy>(tile: &[[T; TILE.0]; TILE.1], row: usize, first: usize, dst: &mut [T]) {
     match <&mut [T; TILE.1]>::try_from(&mut *dst) {
         // With a constant length this copy takes half the time.
-        Ok(dst) => dst.iter_mut().zip(tile).for_each(|(dst, column)| *dst = column[row]),
-        Err(_) => dst.iter_mut().zip(&tile[first..]).for_each(|(dst, column)| *dst = column[row]),
+        Ok(dst) => dst
+            .iter_mut()
+            .zip(tile)
+            .for_each(|(dst, column)| *dst = column[row]),
+        Err(_) => dst
+            .iter_mut()
+            .zip(&tile[first..])
+            .for_each(|(dst, column)| *dst = column[row]),
     }
 }
 
@@ -342,7 +393,9 @@ pub(super) unsafe fn read_sum<T: Storable>(
         [source] => unsafe { source.read(isa, start, dst) },
         _ => {
             let (first, second) = halves(sources);
-            let Some((CacheLines(sum), lower_levels)) = levels.split_first_mut() else { return };
+            let Some((CacheLines(sum), lower_levels)) = levels.split_first_mut() else {
+                return;
+            };
             // SAFETY: the caller promises for each source what `StridedSource::read` needs.
             unsafe {
                 read_sum(isa, first, start, dst, lower_levels);

@@ -142,7 +142,10 @@ pub(super) fn run_in_rows<I: Send>(
     prepare: impl Fn(&I, usize) + Sync,
     run: impl Fn(&mut I) -> Result<()> + Sync,
 ) -> Result<()> {
-    let rows: Vec<_> = items.par_chunks_mut(row_length).map(|row| run_row(row, &prepare, &run)).collect();
+    let rows: Vec<_> = items
+        .par_chunks_mut(row_length)
+        .map(|row| run_row(row, &prepare, &run))
+        .collect();
     rows.into_iter().collect()
 }
 
@@ -154,7 +157,9 @@ fn run_row<I>(row: &mut [I], prepare: impl Fn(&I, usize), run: impl Fn(&mut I) -
     }
     for index in 0..row.len() {
         for (stage, &distance) in DISTANCES.iter().enumerate() {
-            row.get(index + distance).into_iter().for_each(|item| prepare(item, stage));
+            row.get(index + distance)
+                .into_iter()
+                .for_each(|item| prepare(item, stage));
         }
         run(&mut row[index])?;
     }
@@ -182,7 +187,10 @@ mod tests {
     #[test]
     fn a_panic_reaches_the_caller() {
         let outcome = catch_unwind(|| run(|| for_each_chunk(100, &|i| assert_ne!(i, 57, "on purpose"))));
-        let text = outcome.expect_err("a panic").downcast::<String>().expect("a text");
+        let text = outcome
+            .expect_err("a panic")
+            .downcast::<String>()
+            .expect("a text");
         assert!(text.contains("on purpose"), "{text}");
     }
 
@@ -198,7 +206,9 @@ mod tests {
                 })
                 .expect("no error");
                 assert!(
-                    items.iter().all(|item| item.lock().expect("a lock")[..] == [0, 1, 2, 3]),
+                    items
+                        .iter()
+                        .all(|item| item.lock().expect("a lock")[..] == [0, 1, 2, 3]),
                     "{items:?}"
                 );
             }
@@ -209,7 +219,11 @@ mod tests {
     fn the_first_error_in_order_is_returned() {
         let mut items: Vec<usize> = (0..40).collect();
         let run = |item: &mut usize| {
-            if [17, 19, 38].contains(item) { Err(Error::other(item.to_string())) } else { Ok(()) }
+            if [17, 19, 38].contains(item) {
+                Err(Error::other(item.to_string()))
+            } else {
+                Ok(())
+            }
         };
         let error = run_in_rows(&mut items, 5, |_, _| (), run).expect_err("an error");
         assert!(error.to_string().contains("17"), "{error}");

@@ -63,7 +63,9 @@ mod tests {
         for<'a> &'a Vec<T>: Into<MemoryRef<'a>>,
     {
         let (mut x, gradient) = (vec![one; LENGTH], vec![one; LENGTH]);
-        let parameters = ParameterSlices::new().with("x", LENGTH, &mut x).expect("a parameter");
+        let parameters = ParameterSlices::new()
+            .with("x", LENGTH, &mut x)
+            .expect("a parameter");
         let gradients = GradientSlices::new().with("x", &gradient).expect("a gradient");
         let mut state = setup(optimiser, &parameters).expect("a state");
         update(&mut state, &parameters, &gradients).expect("the first step");
@@ -109,7 +111,15 @@ mod tests {
             );
             let bytes_read = passes * x_bytes + state_bytes + if is_mixed { 0 } else { x_bytes };
             let bytes_written = state_bytes + x_bytes;
-            assert_eq!(traffic, Traffic { elements: passes * LENGTH, bytes_read, bytes_written }, "{name}");
+            assert_eq!(
+                traffic,
+                Traffic {
+                    elements: passes * LENGTH,
+                    bytes_read,
+                    bytes_written
+                },
+                "{name}"
+            );
         }
     }
 }

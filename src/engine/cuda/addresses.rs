@@ -49,7 +49,9 @@ macro_rules! on_slice {
 pub(crate) fn read_address(tensor: &Tensor, stream: &CudaStream) -> Result<u64> {
     let (storage, layout) = storage_of(tensor)?;
     let (start, _) = layout.contiguous_offsets().ok_or_else(unsupported_tensor)?;
-    let Storage::Cuda(storage) = &*storage else { return Err(unsupported_tensor().into()) };
+    let Storage::Cuda(storage) = &*storage else {
+        return Err(unsupported_tensor().into());
+    };
     let (address, _recorded_on_drop) = on_slice!(&storage.slice, slice => slice.device_ptr(stream));
     Ok(address + (start * tensor.dtype().size_in_bytes()) as u64)
 }
@@ -64,7 +66,11 @@ pub(crate) fn write_address(tensor: &Tensor, stream: &CudaStream) -> Result<u64>
     if !stream.context().is_managing_stream_synchronization() {
         return read_address(tensor, stream);
     }
-    let operation = FindAddress { tensor, stream, address: Cell::new(Ok(0)) };
+    let operation = FindAddress {
+        tensor,
+        stream,
+        address: Cell::new(Ok(0)),
+    };
     tensor.inplace_op1(&operation)?;
     operation.address.into_inner()
 }
@@ -83,14 +89,20 @@ pub(in crate::engine) fn download(tensor: &Tensor) -> Result<Tensor> {
     }
     let (storage, layout) = storage_of(tensor).map_err(|error| error.in_role("gradient"))?;
     let range = layout.contiguous_offsets().ok_or_else(unsupported_tensor)?;
-    let Storage::Cuda(storage) = &*storage else { return Err(unsupported_tensor().into()) };
+    let Storage::Cuda(storage) = &*storage else {
+        return Err(unsupported_tensor().into());
+    };
     Ok(on_slice!(&storage.slice, slice => copy(slice, range, tensor.shape()))?)
 }
 
 /// Writes a contiguous tensor on the CPU over the elements of a variable from `start` on, without memory on
 /// the device.
 pub(in crate::engine) fn upload(values: &Tensor, variable: &Tensor, start: usize) -> candle_core::Result<()> {
-    variable.inplace_op1(&WriteFromHost { values, variable, start })
+    variable.inplace_op1(&WriteFromHost {
+        values,
+        variable,
+        start,
+    })
 }
 
 /// An in-place operation that writes a part of its storage.
@@ -116,14 +128,18 @@ impl InplaceOp1 for WriteFromHost<'_> {
             start: usize,
         ) -> candle_core::Result<()> {
             let stream = slice.stream().clone();
-            stream.memcpy_htod(values, &mut slice.slice_mut(start..start + values.len())).w()
+            stream
+                .memcpy_htod(values, &mut slice.slice_mut(start..start + values.len()))
+                .w()
         }
         check_extent(self.variable, cuda_extent(storage, self.variable))
             .map_err(|error| error.in_role("parameter"))?;
         let (first, _) = layout.contiguous_offsets().ok_or_else(unsupported_tensor)?;
         let (host_storage, host_layout) = self.values.storage_and_layout();
         let (begin, end) = host_layout.contiguous_offsets().ok_or_else(unsupported_tensor)?;
-        let Storage::Cpu(values) = &*host_storage else { return Err(unsupported_tensor()) };
+        let Storage::Cpu(values) = &*host_storage else {
+            return Err(unsupported_tensor());
+        };
         on_slice!(&mut storage.slice, slice => copy(&values.as_slice()?[begin..end], slice, first + self.start))
     }
 }

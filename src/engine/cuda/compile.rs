@@ -43,10 +43,15 @@ pub(super) fn function(context: &Arc<CudaContext>, source: &str) -> Result<Optio
     let load = |ptx| context.load_module(ptx)?.load_function("optimiser");
     let compilation =
         compile(source, capability).and_then(|ptx| load(ptx).map_err(|error| error.to_string()));
-    let function =
-        compilation.inspect_err(|error| warn_once(&format!("a kernel does not compile: {error}"))).ok();
+    let function = compilation
+        .inspect_err(|error| warn_once(&format!("a kernel does not compile: {error}")))
+        .ok();
     let new_entry = || (context.clone(), HashMap::new());
-    functions().entry(key).or_insert_with(new_entry).1.insert(source.into(), function.clone());
+    functions()
+        .entry(key)
+        .or_insert_with(new_entry)
+        .1
+        .insert(source.into(), function.clone());
     Ok(function)
 }
 
@@ -55,16 +60,24 @@ pub(super) fn function(context: &Arc<CudaContext>, source: &str) -> Result<Optio
 /// # Errors
 /// With the compiler's message, if it refuses the source.
 pub fn ptx(source: &str, capability: (i32, i32)) -> Result<String> {
-    compile(source, capability).map(|ptx| ptx.to_src()).map_err(Error::other)
+    compile(source, capability)
+        .map(|ptx| ptx.to_src())
+        .map_err(Error::other)
 }
 
 /// Compiles with flags that give the bits of the CPU. The error is the compiler's message.
 fn compile(source: &str, (major, minor): (i32, i32)) -> std::result::Result<Ptx, String> {
     // Warning 177 is about unused functions: a source uses a part of `INTRINSICS`.
-    let more_flags =
-        [format!("--gpu-architecture=compute_{major}{minor}"), "--diag-suppress=177".to_string()];
+    let more_flags = [
+        format!("--gpu-architecture=compute_{major}{minor}"),
+        "--diag-suppress=177".to_string(),
+    ];
     let options = CompileOptions {
-        options: CUDA_FLAGS.map(str::to_string).into_iter().chain(more_flags).collect(),
+        options: CUDA_FLAGS
+            .map(str::to_string)
+            .into_iter()
+            .chain(more_flags)
+            .collect(),
         ..CompileOptions::default()
     };
     compile_ptx_with_opts(format!("{INTRINSICS}{source}"), options).map_err(|error| match error {

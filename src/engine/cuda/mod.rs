@@ -41,7 +41,11 @@ const PER_THREAD: usize = 2;
 /// The stream that is in order with candle's work of all threads on a device.
 pub(crate) fn ordered_stream(device: &CudaDevice) -> Arc<CudaStream> {
     let owner = device.cuda_stream();
-    if owner.cu_stream().addr() == PER_THREAD { owner.context().default_stream() } else { owner }
+    if owner.cu_stream().addr() == PER_THREAD {
+        owner.context().default_stream()
+    } else {
+        owner
+    }
 }
 
 /// One device during one call.
@@ -140,7 +144,9 @@ impl<'a> Backend<'a> for Cuda<'a> {
     }
 
     fn launch(&mut self, launches: Vec<Launch<CudaFunction>>, result_count: usize) -> Result<()> {
-        let scratch = self.scratch.insert(scratch::take(self.device, &self.owner, &self.stream)?);
+        let scratch = self
+            .scratch
+            .insert(scratch::take(self.device, &self.owner, &self.stream)?);
         // SAFETY: `Tables::add` lays out the rows as the source was printed. The addresses in the rows come
         // from `read_address`, `write_address` and `write_new_address` above, where each storage is compared
         // with its tensor under the storage's lock (`storage_of`, or `check_extent` in an in-place
@@ -152,7 +158,9 @@ impl<'a> Backend<'a> for Cuda<'a> {
     }
 
     fn read_results(self) -> Result<Vec<f64>> {
-        let Some(mut scratch) = self.scratch else { return Ok(Vec::new()) };
+        let Some(mut scratch) = self.scratch else {
+            return Ok(Vec::new());
+        };
         let results = scratch.read_results()?;
         scratch::give_back(self.device, scratch);
         Ok(results)

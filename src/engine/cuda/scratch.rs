@@ -101,7 +101,10 @@ impl DeviceScratch {
         Ok(DeviceScratch {
             owner: owner.clone(),
             stream: stream.clone(),
-            uploads: [TableUpload::new(context, WORDS)?, TableUpload::new(context, WORDS)?],
+            uploads: [
+                TableUpload::new(context, WORDS)?,
+                TableUpload::new(context, WORDS)?,
+            ],
             upload_index: 0,
             tables: stream.alloc_zeros(WORDS).w()?,
             results: stream.alloc_zeros(WORDS).w()?,
@@ -114,10 +117,18 @@ impl DeviceScratch {
     fn has_device(&self, unused: &[DeviceScratch]) -> bool {
         // If the device was made with a stream of its own, `owner` and `stream` are that stream, and
         // `tables` and `results` hold it, too.
-        let handles =
-            |scratch: &DeviceScratch| if Arc::ptr_eq(&scratch.owner, &scratch.stream) { 4 } else { 1 };
-        let unused_handles =
-            unused.iter().filter(|other| Arc::ptr_eq(&other.owner, &self.owner)).map(handles).sum();
+        let handles = |scratch: &DeviceScratch| {
+            if Arc::ptr_eq(&scratch.owner, &scratch.stream) {
+                4
+            } else {
+                1
+            }
+        };
+        let unused_handles = unused
+            .iter()
+            .filter(|other| Arc::ptr_eq(&other.owner, &self.owner))
+            .map(handles)
+            .sum();
         Arc::strong_count(&self.owner) > unused_handles
     }
 
@@ -148,7 +159,9 @@ impl DeviceScratch {
     pub(super) fn read_results(&mut self) -> Result<Vec<f64>> {
         let mut results = vec![0.0; self.result_count];
         if !results.is_empty() {
-            self.stream.memcpy_dtoh(&self.results.slice(..results.len()), &mut results).w()?;
+            self.stream
+                .memcpy_dtoh(&self.results.slice(..results.len()), &mut results)
+                .w()?;
             self.last_use.record(&self.stream).w()?;
             self.stream.synchronize().w()?;
         }
@@ -160,8 +173,10 @@ impl DeviceScratch {
     /// # Safety
     /// As for [`DeviceScratch::launch`].
     unsafe fn enqueue(&mut self, launches: &[Launch<CudaFunction>], result_count: usize) -> Result<()> {
-        let words =
-            launches.iter().map(|launch| launch.rows.len() + launch.block_offsets.len().div_ceil(2)).sum();
+        let words = launches
+            .iter()
+            .map(|launch| launch.rows.len() + launch.block_offsets.len().div_ceil(2))
+            .sum();
         if words > self.tables.len() {
             self.tables = larger(words, &self.stream)?;
         }
@@ -233,7 +248,10 @@ impl TableUpload {
         let mut rest = self.memory.as_mut_slice().w()?;
         let mut table_starts = Vec::with_capacity(launches.len());
         let mut begin = 0;
-        for Launch { rows, block_offsets, .. } in launches {
+        for Launch {
+            rows, block_offsets, ..
+        } in launches
+        {
             let (row_words, after) = std::mem::take(&mut rest).split_at_mut(rows.len());
             row_words.copy_from_slice(rows);
             let (offset_words, after) = after.split_at_mut(block_offsets.len().div_ceil(2));

@@ -43,7 +43,10 @@ pub(in crate::engine) trait Backend<'a> {
 /// One function, and the table of all leaves that it runs on.
 pub(in crate::engine) struct Launch<F> {
     pub(in crate::engine) function: F,
-    #[cfg_attr(not(feature = "emulate"), expect(dead_code, reason = "a device has it compiled"))]
+    #[cfg_attr(
+        not(feature = "emulate"),
+        expect(dead_code, reason = "a device has it compiled")
+    )]
     pub(in crate::engine) source: Arc<str>,
     pub(in crate::engine) leaves: usize,
     /// One row of equal length for each leaf, with the fields that the source declares.

@@ -44,15 +44,20 @@ pub(super) fn commit_with<'a, 'j: 'a, B: Backend<'a>>(
         for ((job, segments), job_handles) in jobs.iter().zip(&segments_of_jobs).zip(&mut handles_of_jobs) {
             let (last, earlier) = segments
                 .split_last()
-                .map_or((&[][..], &[][..]), |(last, earlier)| (std::slice::from_ref(last), earlier));
+                .map_or((&[][..], &[][..]), |(last, earlier)| {
+                    (std::slice::from_ref(last), earlier)
+                });
             for segment in if is_last { last } else { earlier } {
                 let handle = tables.handle(|bound| trace_write(job, segment, bound))?;
                 // A job is written as a whole or not at all. So if one segment has no kernel, the job loses
                 // all its handles.
-                *job_handles = job_handles.take().zip(handle).map(|(mut known_handles, new_handle)| {
-                    known_handles.push(new_handle);
-                    known_handles
-                });
+                *job_handles = job_handles
+                    .take()
+                    .zip(handle)
+                    .map(|(mut known_handles, new_handle)| {
+                        known_handles.push(new_handle);
+                        known_handles
+                    });
             }
         }
     }
@@ -60,7 +65,9 @@ pub(super) fn commit_with<'a, 'j: 'a, B: Backend<'a>>(
     for ((job, segments), job_handles) in jobs.iter_mut().zip(&segments_of_jobs).zip(handles_of_jobs) {
         let path = job.path;
         job_handles
-            .map_or(Ok(()), |handles| add_segments(&mut tables, job, segments, &handles))
+            .map_or(Ok(()), |handles| {
+                add_segments(&mut tables, job, segments, &handles)
+            })
             .map_err(|error| error.at(path))?;
     }
     tables.run()?;
@@ -74,10 +81,20 @@ fn add_segments<'a, 'j: 'a, B: Backend<'a>>(
     segments: &[Range<usize>],
     handles: &[RowHandle],
 ) -> Result<()> {
-    let Job { x, low_bits, length, sources, steps, epilogue, .. } = job;
+    let Job {
+        x,
+        low_bits,
+        length,
+        sources,
+        steps,
+        epilogue,
+        ..
+    } = job;
     let (length, end) = (*length, steps.len());
-    let low_bits =
-        low_bits.as_deref_mut().map(|low_bits| tables.backend.write_state_address(low_bits)).transpose()?;
+    let low_bits = low_bits
+        .as_deref_mut()
+        .map(|low_bits| tables.backend.write_state_address(low_bits))
+        .transpose()?;
     let x = match x {
         Operand::Own(master) => LeafArray::Address(tables.backend.write_state_address(master)?),
         Operand::Lent(x) => LeafArray::Tensor(tensor_of(*x)?),
@@ -95,8 +112,11 @@ fn add_segments<'a, 'j: 'a, B: Backend<'a>>(
         }
         // Only the last segment stores the parameter.
         let (is_last, state_only) = (position == end, Epilogue::StateOnly);
-        let segment_epilogue =
-            if is_last { std::mem::replace(&mut epilogue, state_only) } else { state_only };
+        let segment_epilogue = if is_last {
+            std::mem::replace(&mut epilogue, state_only)
+        } else {
+            state_only
+        };
         let (mut parameter, mut compensation, mut random_key) = (None, None, [0; 2]);
         match segment_epilogue {
             Epilogue::StateOnly | Epilogue::Subtract => {}
@@ -133,7 +153,9 @@ pub(super) fn reduce_with<'j, B: Backend<'j>>(
     let block_ranges = requests.iter().map(add).collect::<Result<Vec<_>>>()?;
     let results = tables.run()?;
     let totals_of = |range: &Option<BlockRange>| {
-        range.as_ref().map(|range| ChunkTotals::from_slice(results.of_leaf(range)))
+        range
+            .as_ref()
+            .map(|range| ChunkTotals::from_slice(results.of_leaf(range)))
     };
     Ok(block_ranges.iter().map(totals_of).collect())
 }
@@ -165,12 +187,20 @@ fn add_view<'j, B: Backend<'j>>(
     reducer: Option<Reducer>,
     copy: Option<Var>,
 ) -> Result<Option<BlockRange>> {
-    let Some(handle) = tables.handle(|bound| trace_read(view, reducer, bound))? else { return Ok(None) };
+    let Some(handle) = tables.handle(|bound| trace_read(view, reducer, bound))? else {
+        return Ok(None);
+    };
     let job = view.job;
-    let low_bits =
-        job.low_bits.as_deref().map(|low_bits| tables.backend.read_state_address(low_bits)).transpose()?;
-    let slots =
-        view.links().flat_map(|link| link.slots).map(|(_, slot)| LeafArray::ReadState(slot)).collect();
+    let low_bits = job
+        .low_bits
+        .as_deref()
+        .map(|low_bits| tables.backend.read_state_address(low_bits))
+        .transpose()?;
+    let slots = view
+        .links()
+        .flat_map(|link| link.slots)
+        .map(|(_, slot)| LeafArray::ReadState(slot))
+        .collect();
     let x = match &job.x {
         Operand::Own(master) => LeafArray::ReadState(master),
         Operand::Lent(x) => LeafArray::Tensor(tensor_of(*x)?),
@@ -189,7 +219,10 @@ fn add_view<'j, B: Backend<'j>>(
         key: [0; 2],
         reducer,
     };
-    tables.add(&handle, data).map(Some).map_err(|error| error.at(job.path))
+    tables
+        .add(&handle, data)
+        .map(Some)
+        .map_err(|error| error.at(job.path))
 }
 
 fn gradient_tensors<'a>(gradients: &'a [Lent<'_>]) -> Result<SmallVec<[&'a Tensor; 1]>> {
@@ -198,5 +231,7 @@ fn gradient_tensors<'a>(gradients: &'a [Lent<'_>]) -> Result<SmallVec<[&'a Tenso
 
 /// The tensor of lent memory. Leaves with other memory are not given to devices.
 fn tensor_of(lender: &dyn Lend) -> Result<&Tensor> {
-    lender.tensor().ok_or_else(|| defect("memory that is no tensor was given to a device"))
+    lender
+        .tensor()
+        .ok_or_else(|| defect("memory that is no tensor was given to a device"))
 }

@@ -105,7 +105,10 @@ fn print_once(kernel: &TracedKernel) -> Arc<PrintedSource> {
     let mut sources = PRINTED.lock().unwrap_or_else(PoisonError::into_inner);
     let print = || {
         let layout = RowLayout::new(kernel);
-        Arc::new(PrintedSource { source: source(&layout).into(), layout })
+        Arc::new(PrintedSource {
+            source: source(&layout).into(),
+            layout,
+        })
     };
     sources.entry(kernel.clone()).or_insert_with(print).clone()
 }
@@ -113,7 +116,13 @@ fn print_once(kernel: &TracedKernel) -> Arc<PrintedSource> {
 impl<'a, B: Backend<'a>> Tables<'a, B> {
     pub(super) fn new(backend: B) -> Self {
         let (groups, scalars, call) = (Vec::new(), Vec::new(), std::marker::PhantomData);
-        Tables { backend, groups, last_trace: BoundKernel::new(), scalars, call }
+        Tables {
+            backend,
+            groups,
+            last_trace: BoundKernel::new(),
+            scalars,
+            call,
+        }
     }
 
     /// The handle of a leaf with this trace. Returns `None` if a dtype cannot be printed or the source does
@@ -145,7 +154,10 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
         let first = self.scalars.len();
         self.scalars.extend(scalars);
         let scalars = first..self.scalars.len();
-        Ok(self.groups[group].function.is_some().then_some(RowHandle { group, scalars }))
+        Ok(self.groups[group]
+            .function
+            .is_some()
+            .then_some(RowHandle { group, scalars }))
     }
 
     /// Fills the row of a leaf.
@@ -153,7 +165,11 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
         let group = &mut self.groups[handle.group];
         let (layout, scalars) = (&group.printed.layout, &self.scalars[handle.scalars.clone()]);
         // Chunks of a sum follow from the whole leaf, so that dividing the leaf among ranks changes no sum.
-        let chunk = if data.reducer.is_some() { chunk_length(data.leaf_length) } else { layout.chunk() };
+        let chunk = if data.reducer.is_some() {
+            chunk_length(data.leaf_length)
+        } else {
+            layout.chunk()
+        };
         let blocks = data.length.div_ceil(chunk) as u32;
         let mut arrays = Arrays::new(&group.kernel, &mut data)?;
 
@@ -167,7 +183,9 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
                 RowField::Chunk => group.rows.push(chunk as u64),
                 RowField::Power => group.rows.push(reducer.p.to_bits()),
                 RowField::Unit => group.rows.push(reducer.unit.to_bits()),
-                RowField::Key => group.rows.push(u64::from(data.key[1]) << 32 | u64::from(data.key[0])),
+                RowField::Key => group
+                    .rows
+                    .push(u64::from(data.key[1]) << 32 | u64::from(data.key[0])),
                 RowField::Scalars => push_scalars(
                     &mut group.rows,
                     group.kernel.compute,
@@ -179,12 +197,12 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
                             arrays.address(&mut self.backend, array, pointer.writes)?
                         }
                         PointerTo::LowBits(_) => data.low_bits.ok_or_else(missing_data)?,
-                        PointerTo::Parameter => {
-                            self.backend.write_address(data.parameter.ok_or_else(missing_data)?)?
-                        }
-                        PointerTo::Copy => {
-                            self.backend.write_new_address(data.copy.take().ok_or_else(missing_data)?)?
-                        }
+                        PointerTo::Parameter => self
+                            .backend
+                            .write_address(data.parameter.ok_or_else(missing_data)?)?,
+                        PointerTo::Copy => self
+                            .backend
+                            .write_new_address(data.copy.take().ok_or_else(missing_data)?)?,
                     };
                     aligned &= address.is_multiple_of((pointer.dtype.size_in_bytes() * layout.lanes) as u64);
                     group.rows.push(address);
@@ -197,26 +215,50 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
         let first = group.blocks as usize;
         group.block_offsets.push(group.blocks);
         group.blocks += blocks;
-        Ok(BlockRange { group: handle.group, blocks: first..first + blocks as usize })
+        Ok(BlockRange {
+            group: handle.group,
+            blocks: first..first + blocks as usize,
+        })
     }
 
     /// Runs all launches, and waits for their results if there are any.
     pub(super) fn run(mut self) -> Result<Results> {
         let (mut launches, mut group_offsets, mut result_count) =
             (Vec::new(), Vec::with_capacity(self.groups.len()), 0);
-        for KernelGroup { kernel, printed, function, rows, block_offsets, blocks } in self.groups {
+        for KernelGroup {
+            kernel,
+            printed,
+            function,
+            rows,
+            block_offsets,
+            blocks,
+        } in self.groups
+        {
             group_offsets.push(result_count);
             // Leaves without elements have no blocks, and CUDA refuses a launch without blocks.
-            let (Some(function), 1..) = (function, blocks) else { continue };
+            let (Some(function), 1..) = (function, blocks) else {
+                continue;
+            };
             let first_result = kernel.reduces().then_some(result_count);
             result_count += first_result.map_or(0, |_| blocks as usize);
             let (source, leaves) = (printed.source.clone(), block_offsets.len());
-            launches.push(Launch { function, source, leaves, rows, block_offsets, blocks, first_result });
+            launches.push(Launch {
+                function,
+                source,
+                leaves,
+                rows,
+                block_offsets,
+                blocks,
+                first_result,
+            });
         }
         if !launches.is_empty() {
             self.backend.launch(launches, result_count)?;
         }
-        Ok(Results { group_offsets, values: self.backend.read_results()? })
+        Ok(Results {
+            group_offsets,
+            values: self.backend.read_results()?,
+        })
     }
 }
 
@@ -256,16 +298,20 @@ struct Arrays<'a>(SmallVec<[Option<LeafArray<'a>>; 4]>);
 
 impl<'a> Arrays<'a> {
     fn new(kernel: &TracedKernel, data: &mut LeafData<'a>) -> Result<Self> {
-        let (mut sources, mut slots) =
-            (std::mem::take(&mut data.sources).into_iter(), std::mem::take(&mut data.slots).into_iter());
+        let (mut sources, mut slots) = (
+            std::mem::take(&mut data.sources).into_iter(),
+            std::mem::take(&mut data.slots).into_iter(),
+        );
         let mut take_array = |role| match role {
             ArrayRole::X | ArrayRole::SplitX(_) => data.x.take(),
             ArrayRole::Gradient => sources.next().map(LeafArray::Tensor),
             ArrayRole::Slot(_) => slots.next(),
             ArrayRole::Compensation => data.compensation.take().map(LeafArray::State),
         };
-        let arrays =
-            kernel.arrays.iter().map(|array| take_array(array.role).map(Some).ok_or_else(missing_data));
+        let arrays = kernel
+            .arrays
+            .iter()
+            .map(|array| take_array(array.role).map(Some).ok_or_else(missing_data));
         arrays.collect::<Result<_>>().map(Arrays)
     }
 

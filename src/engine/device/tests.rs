@@ -30,7 +30,10 @@ impl<'a> Backend<'a> for Recorder {
     type Function = ();
 
     fn function(&mut self, source: &str) -> Result<Option<()>> {
-        Ok(self.compiler.is_some_and(|compiles| compiles(source)).then_some(()))
+        Ok(self
+            .compiler
+            .is_some_and(|compiles| compiles(source))
+            .then_some(()))
     }
 
     fn read_address(&mut self, _: Tensor) -> Result<u64> {
@@ -65,16 +68,26 @@ impl<'a> Backend<'a> for Recorder {
 }
 
 fn descent<'a>(x: &'a Tensor, eta: f64) -> Job<'a> {
-    let step = Step::Map { kernel: erased(ScaleBy(eta)), slots: &mut [] };
+    let step = Step::Map {
+        kernel: erased(ScaleBy(eta)),
+        slots: &mut [],
+    };
     Job {
         steps: smallvec![step],
         epilogue: Epilogue::Subtract,
-        ..Job::new("x", Operand::Lent(x), smallvec![Lent::Tensor(x.copy().expect("a copy"))])
+        ..Job::new(
+            "x",
+            Operand::Lent(x),
+            smallvec![Lent::Tensor(x.copy().expect("a copy"))],
+        )
     }
 }
 
 fn compiling_recorder() -> Recorder {
-    Recorder { compiler: Some(|_| true), ..Recorder::default() }
+    Recorder {
+        compiler: Some(|_| true),
+        ..Recorder::default()
+    }
 }
 
 #[test]
@@ -83,14 +96,29 @@ fn a_row_has_length_addresses_and_scalars() -> Result<()> {
     let backend = compiling_recorder();
     let launched = backend.launched.clone();
     let mut jobs = [0.5, 0.25].map(|eta| descent(&x, eta));
-    assert_eq!(commit_with(backend, &mut jobs.iter_mut().collect::<Vec<_>>())?, [true, true]);
+    assert_eq!(
+        commit_with(backend, &mut jobs.iter_mut().collect::<Vec<_>>())?,
+        [true, true]
+    );
     let launched = launched.lock().expect("a lock");
-    let [Launch { leaves: 2, rows, block_offsets, blocks: 80, first_result: None, .. }] = &launched[..]
+    let [
+        Launch {
+            leaves: 2,
+            rows,
+            block_offsets,
+            blocks: 80,
+            first_result: None,
+            ..
+        },
+    ] = &launched[..]
     else {
         panic!("one launch")
     };
     let scalar = |eta: f32| u64::from(eta.to_bits());
-    assert_eq!(rows[..], [40_000, 1, 16, 32, scalar(0.5), 40_000, 1, 48, 64, scalar(0.25)]);
+    assert_eq!(
+        rows[..],
+        [40_000, 1, 16, 32, scalar(0.5), 40_000, 1, 48, 64, scalar(0.25)]
+    );
     assert_eq!(block_offsets[..], [0, 40]);
     Ok(())
 }
@@ -100,13 +128,24 @@ fn a_leaf_has_a_total_for_each_chunk() -> Result<()> {
     let x = Var::zeros(40_000, DType::F32, &Device::Cpu)?;
     let job = descent(&x, 0.5);
     let request = |reducer| {
-        Ok::<_, crate::error::Error>(ReductionRequest { view: LeafView::gradient(&job, 1)?, reducer })
+        Ok::<_, crate::error::Error>(ReductionRequest {
+            view: LeafView::gradient(&job, 1)?,
+            reducer,
+        })
     };
-    let requests =
-        [request(Reducer::norm(2.0))?, request(Reducer::norm(f64::INFINITY))?, request(Reducer::norm(2.0))?];
+    let requests = [
+        request(Reducer::norm(2.0))?,
+        request(Reducer::norm(f64::INFINITY))?,
+        request(Reducer::norm(2.0))?,
+    ];
     let totals = reduce_with(compiling_recorder(), &requests)?;
     // Every result is 1, and there are three chunks.
-    assert!(totals.iter().all(|totals| totals.as_deref() == Some(&[1.0; 3][..])), "{totals:?}");
+    assert!(
+        totals
+            .iter()
+            .all(|totals| totals.as_deref() == Some(&[1.0; 3][..])),
+        "{totals:?}"
+    );
     let joined = requests
         .iter()
         .zip(totals.into_iter().flatten())
@@ -120,12 +159,21 @@ fn jobs_without_a_kernel_are_left_to_tensor_operations() -> Result<()> {
     let x = Var::zeros(5, DType::F32, &Device::Cpu)?;
     let mut job = descent(&x, 0.5);
     assert_eq!(commit_with(Recorder::default(), &mut [&mut job])?, [false]);
-    let request = ReductionRequest { view: LeafView::gradient(&job, 1)?, reducer: Reducer::norm(2.0) };
+    let request = ReductionRequest {
+        view: LeafView::gradient(&job, 1)?,
+        reducer: Reducer::norm(2.0),
+    };
     assert_eq!(reduce_with(Recorder::default(), &[request])?, [None]);
-    assert!(matches!(copy_with(Recorder::default(), &[request.view])?[..], [None]));
+    assert!(matches!(
+        copy_with(Recorder::default(), &[request.view])?[..],
+        [None]
+    ));
 
     // No kernel reads U32.
     let words = Var::zeros(5, DType::U32, &Device::Cpu)?;
-    assert_eq!(commit_with(compiling_recorder(), &mut [&mut descent(&words, 0.5)])?, [false]);
+    assert_eq!(
+        commit_with(compiling_recorder(), &mut [&mut descent(&words, 0.5)])?,
+        [false]
+    );
     Ok(())
 }

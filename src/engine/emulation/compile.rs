@@ -69,9 +69,13 @@ fn compile(source: &str) -> Result<CompiledSource> {
         .spawn()
         .map_err(|error| Error::other(format!("no C++ compiler (`c++`, or what CXX names): {error}")))?;
     if let Some(mut input) = process.stdin.take() {
-        let text =
-            [include_str!("shim.hpp"), source, include_str!("shim_end.hpp"), include_str!("shim_table.hpp")]
-                .concat();
+        let text = [
+            include_str!("shim.hpp"),
+            source,
+            include_str!("shim_end.hpp"),
+            include_str!("shim_table.hpp"),
+        ]
+        .concat();
         input.write_all(text.as_bytes()).map_err(Error::other)?;
     }
     let output = process.wait_with_output().map_err(Error::other)?;
@@ -82,7 +86,9 @@ fn compile(source: &str) -> Result<CompiledSource> {
         )));
     }
     // SAFETY: the library has no initialisers that do anything.
-    unsafe { Library::new(&library) }.map(CompiledSource).map_err(Error::other)
+    unsafe { Library::new(&library) }
+        .map(CompiledSource)
+        .map_err(Error::other)
 }
 
 impl CompiledSource {

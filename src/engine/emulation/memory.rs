@@ -36,7 +36,12 @@ impl<'a> GuardedArray<'a> {
         let base = words.as_ptr().addr();
         let start = (base + GUARD).next_multiple_of(32) - base + shift;
         bytemuck::cast_slice_mut(&mut words)[start..start + bytes.len()].copy_from_slice(bytes);
-        GuardedArray { words, start, length: bytes.len(), target }
+        GuardedArray {
+            words,
+            start,
+            length: bytes.len(),
+            target,
+        }
     }
 
     /// The address of the first byte of the data.

@@ -34,13 +34,21 @@ mod tests {
     fn pairs_are_added_first() {
         let sum = |count: u32| {
             let items: Vec<u32> = (0..count).collect();
-            let text =
-                pairwise(&items, &mut |item| Ok::<_, ()>(item.to_string()), &|a, b| Ok(format!("({a}+{b})")));
+            let text = pairwise(&items, &mut |item| Ok::<_, ()>(item.to_string()), &|a, b| {
+                Ok(format!("({a}+{b})"))
+            });
             text.expect("no error").unwrap_or_default()
         };
         let sums = [0, 1, 2, 3, 4, 5, 6, 7, 8].map(sum);
-        let expected =
-            ["", "0", "(0+1)", "((0+1)+2)", "((0+1)+(2+3))", "(((0+1)+(2+3))+4)", "(((0+1)+(2+3))+(4+5))"];
+        let expected = [
+            "",
+            "0",
+            "(0+1)",
+            "((0+1)+2)",
+            "((0+1)+(2+3))",
+            "(((0+1)+(2+3))+4)",
+            "(((0+1)+(2+3))+(4+5))",
+        ];
         assert_eq!(sums[..7], expected);
         assert_eq!(sums[7], "(((0+1)+(2+3))+((4+5)+6))");
         assert_eq!(sums[8], "(((0+1)+(2+3))+((4+5)+(6+7)))");

@@ -75,17 +75,26 @@ impl ReduceOp {
     }
 
     pub(in crate::engine) fn total(self, chunk_totals: &[f64]) -> f64 {
-        chunk_totals.iter().fold(0.0, |total, chunk_total| self.join(total, *chunk_total))
+        chunk_totals
+            .iter()
+            .fold(0.0, |total, chunk_total| self.join(total, *chunk_total))
     }
 }
 
 impl Reducer {
     pub(crate) fn sum() -> Self {
-        Reducer { op: ReduceOp::Sum, p: 1.0, unit: 1.0 }
+        Reducer {
+            op: ReduceOp::Sum,
+            p: 1.0,
+            unit: 1.0,
+        }
     }
 
     pub(crate) fn abs_sum() -> Self {
-        Reducer { op: ReduceOp::AbsSum, ..Self::sum() }
+        Reducer {
+            op: ReduceOp::AbsSum,
+            ..Self::sum()
+        }
     }
 
     /// The first reduction for a p-norm. If p is 0, 1, 2 or infinite, there is no second.
@@ -112,7 +121,11 @@ impl Reducer {
         // less than twice the unit, so the power of its quotient stays below 2^p. If `largest` is far below
         // 2^-1022, the powers of all quotients may be 0.
         let unit = 2f64.powi((largest.log2().ceil() as i32).clamp(-1022, 1023));
-        needs_power_sum.then_some(Reducer { op: ReduceOp::PowerSum, unit, ..self })
+        needs_power_sum.then_some(Reducer {
+            op: ReduceOp::PowerSum,
+            unit,
+            ..self
+        })
     }
 
     /// Whether a reduction of finite numbers of a compute dtype can be infinite.
@@ -221,12 +234,18 @@ mod tests {
             for p in [0.5, 3.0, 64.0, 1000.0] {
                 let expected = 3f64.powf(1.0 / p) * size;
                 let actual = norm(p, &[size, -size, 0.0, size]);
-                assert!((actual / expected - 1.0).abs() < 1e-12, "{actual:e} for {expected:e}, p = {p}");
+                assert!(
+                    (actual / expected - 1.0).abs() < 1e-12,
+                    "{actual:e} for {expected:e}, p = {p}"
+                );
             }
         }
         assert_eq!(norm(3.0, &[0.0, 0.0]), 0.0);
         assert_eq!(norm(3.0, &[1.0, f64::INFINITY]), f64::INFINITY);
         assert!(norm(3.0, &[1.0, f64::NAN]).is_nan());
-        assert_eq!((norm(0.0, &[0.0, 5.0]), norm(f64::INFINITY, &[-7.0, 5.0])), (1.0, 7.0));
+        assert_eq!(
+            (norm(0.0, &[0.0, 5.0]), norm(f64::INFINITY, &[-7.0, 5.0])),
+            (1.0, 7.0)
+        );
     }
 }

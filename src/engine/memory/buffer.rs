@@ -48,12 +48,19 @@ impl std::fmt::Debug for Memory {
 /// The values as records, on the device of the values.
 fn to_records(records: Records, values: &Tensor) -> crate::tensors::Result<Tensor> {
     let bytes = records.encode(&on_host::<f32>(&in_dtype(values, DType::F32)?)?);
-    Tensor::from_vec(bytes, (values.elem_count().div_ceil(BLOCK), records.bytes()), &Device::Cpu)?
-        .to_device(values.device())
+    Tensor::from_vec(
+        bytes,
+        (values.elem_count().div_ceil(BLOCK), records.bytes()),
+        &Device::Cpu,
+    )?
+    .to_device(values.device())
 }
 
 fn length_error(length: usize, values: &Tensor) -> crate::tensors::TensorError {
-    failure(format!("a state tensor of {length} elements cannot take values of shape {:?}", values.shape()))
+    failure(format!(
+        "a state tensor of {length} elements cannot take values of shape {:?}",
+        values.shape()
+    ))
 }
 
 impl Buffer {
@@ -63,9 +70,16 @@ impl Buffer {
         if !values.device().is_cpu() || !(is_supported(dtype) || matches!(dtype, DType::U8 | DType::I16)) {
             return Buffer::shared(values);
         }
-        let memory = allocate(shape.elem_count(), dtype, &Device::Cpu, || zero_storage(&shape, dtype))?;
+        let memory = allocate(shape.elem_count(), dtype, &Device::Cpu, || {
+            zero_storage(&shape, dtype)
+        })?;
         let memory = Memory::Host(memory);
-        let mut buffer = Buffer { memory, shape, records: None, is_of_squares: false };
+        let mut buffer = Buffer {
+            memory,
+            shape,
+            records: None,
+            is_of_squares: false,
+        };
         buffer.set(values)?;
         Ok(buffer)
     }
@@ -75,17 +89,29 @@ impl Buffer {
         let copy = || Var::from_tensor(&values.detach());
         let variable = allocate(values.elem_count(), dtype_of(values), values.device(), copy)?;
         let memory = Memory::Variable(variable);
-        Ok(Buffer { shape: values.shape().clone(), memory, records: None, is_of_squares: false })
+        Ok(Buffer {
+            shape: values.shape().clone(),
+            memory,
+            records: None,
+            is_of_squares: false,
+        })
     }
 
     pub(crate) fn variable(&self) -> Option<&Var> {
-        if let Memory::Variable(variable) = &self.memory { Some(variable) } else { None }
+        if let Memory::Variable(variable) = &self.memory {
+            Some(variable)
+        } else {
+            None
+        }
     }
 
     /// The variable. If the buffer has no variable, the buffer itself.
     pub(in crate::engine) fn as_shared(&mut self) -> std::result::Result<&Var, &mut Self> {
         match self {
-            Buffer { memory: Memory::Variable(variable), .. } => Ok(variable),
+            Buffer {
+                memory: Memory::Variable(variable),
+                ..
+            } => Ok(variable),
             buffer => Err(buffer),
         }
     }
@@ -111,7 +137,10 @@ impl Buffer {
         device: &Device,
     ) -> Result<Self> {
         let (stored_shape, stored_dtype) = match records {
-            Some(records) => ((shape.elem_count().div_ceil(BLOCK), records.bytes()).into(), DType::U8),
+            Some(records) => (
+                (shape.elem_count().div_ceil(BLOCK), records.bytes()).into(),
+                DType::U8,
+            ),
             None => (shape.clone(), dtype),
         };
         let elements = stored_shape.elem_count();
@@ -119,10 +148,21 @@ impl Buffer {
             let memory = Memory::Host(allocate(elements, stored_dtype, device, || {
                 zero_storage(&stored_shape, stored_dtype)
             })?);
-            return Ok(Buffer { shape, memory, records, is_of_squares: false });
+            return Ok(Buffer {
+                shape,
+                memory,
+                records,
+                is_of_squares: false,
+            });
         }
-        let values = allocate(elements, stored_dtype, device, || zeros(stored_shape, stored_dtype, device))?;
-        Ok(Buffer { shape, records, ..Buffer::new(&values)? })
+        let values = allocate(elements, stored_dtype, device, || {
+            zeros(stored_shape, stored_dtype, device)
+        })?;
+        Ok(Buffer {
+            shape,
+            records,
+            ..Buffer::new(&values)?
+        })
     }
 
     /// Whether all bytes are 0. `false` for a variable, which would have to be read from its device.
@@ -132,7 +172,10 @@ impl Buffer {
 
     /// Sets whether the numbers are squares of gradients.
     pub(crate) fn of_squares(self, is_of_squares: bool) -> Self {
-        Buffer { is_of_squares, ..self }
+        Buffer {
+            is_of_squares,
+            ..self
+        }
     }
 
     pub(crate) fn is_of_squares(&self) -> bool {
@@ -141,7 +184,9 @@ impl Buffer {
 
     /// A copy of the values as a tensor.
     pub(crate) fn tensor(&self) -> crate::tensors::Result<Tensor> {
-        let Some(records) = self.records else { return self.stored_tensor() };
+        let Some(records) = self.records else {
+            return self.stored_tensor();
+        };
         let numbers = records.decode(&on_host::<u8>(&self.stored_tensor()?)?, self.shape.elem_count());
         Tensor::from_vec(numbers, &self.shape, &Device::Cpu)?.to_device(self.device())
     }
@@ -167,7 +212,11 @@ impl Buffer {
             }
             _ => Buffer::new(&self.stored_tensor()?.to_device(device)?)?.memory,
         };
-        Ok(Buffer { shape: self.shape.clone(), memory, ..*self })
+        Ok(Buffer {
+            shape: self.shape.clone(),
+            memory,
+            ..*self
+        })
     }
 
     /// Writes the stored numbers or records as little-endian bytes.
@@ -198,8 +247,9 @@ impl Buffer {
 
     /// Overwrites the values with those of a tensor of this shape, rounded to the stored format.
     pub(crate) fn set(&mut self, values: &Tensor) -> crate::tensors::Result<()> {
-        let values =
-            &self.records.map_or_else(|| Ok(values.clone()), |records| to_records(records, values))?;
+        let values = &self
+            .records
+            .map_or_else(|| Ok(values.clone()), |records| to_records(records, values))?;
         match &self.memory {
             // Without elements candle would launch a kernel without threads, which CUDA refuses.
             Memory::Variable(variable) if variable.elem_count() == 0 => Ok(()),
@@ -251,7 +301,11 @@ impl Buffer {
 
     /// The dtype of the numbers, which is F32 for records.
     pub(crate) fn dtype(&self) -> DType {
-        if self.records.is_some() { DType::F32 } else { self.stored_dtype() }
+        if self.records.is_some() {
+            DType::F32
+        } else {
+            self.stored_dtype()
+        }
     }
 
     pub(crate) fn stored_dtype(&self) -> DType {
@@ -278,12 +332,20 @@ impl Buffer {
     }
 
     pub(crate) fn code(&self) -> Option<Code> {
-        if let Some(Records::Codes(code)) = self.records { Some(code) } else { None }
+        if let Some(Records::Codes(code)) = self.records {
+            Some(code)
+        } else {
+            None
+        }
     }
 
     /// The kind of low bits. The buffer must have low bits.
     pub(in crate::engine) fn low_bits_kind(&self) -> LowBits {
-        if self.records == Some(Records::LowBits) { LowBits::All } else { LowBits::Byte }
+        if self.records == Some(Records::LowBits) {
+            LowBits::All
+        } else {
+            LowBits::Byte
+        }
     }
 
     pub(crate) fn records(&self) -> Option<Records> {
@@ -318,7 +380,8 @@ impl Lend for Buffer {
 
     fn memory(&self) -> Option<usize> {
         // Plain memory has no lock.
-        self.variable().and_then(|variable| Lend::memory(variable.as_tensor()))
+        self.variable()
+            .and_then(|variable| Lend::memory(variable.as_tensor()))
     }
 
     fn read(&self, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {
@@ -326,7 +389,9 @@ impl Lend for Buffer {
             Memory::Variable(variable) => Lend::read(&variable.as_tensor().to_device(&Device::Cpu)?, run),
             Memory::Host(values) => {
                 let memory = MemoryRef::from_storage(values).filter(|_| self.records.is_none());
-                run(View::new(memory.ok_or_else(|| defect("state in records is no array of numbers"))?))
+                run(View::new(memory.ok_or_else(|| {
+                    defect("state in records is no array of numbers")
+                })?))
             }
         }
     }
@@ -347,7 +412,9 @@ mod tests {
     use super::*;
 
     fn address(buffer: &Buffer) -> *const u8 {
-        let Memory::Host(values) = buffer.memory() else { panic!("plain memory on the CPU") };
+        let Memory::Host(values) = buffer.memory() else {
+            panic!("plain memory on the CPU")
+        };
         bytes(values).expect("bytes").as_ptr()
     }
 
@@ -381,9 +448,20 @@ mod tests {
                 [7.0, 8.0],
                 "{dtype:?}"
             );
-            assert!(buffer.set_stored(3, &Tensor::new(&[7f64, 8.0], &Device::Cpu)?).is_err(), "{dtype:?}");
-            let error = buffer.set(&whole).expect_err("six values for four elements").to_string();
-            assert!(error.contains("4 elements") && error.contains("[3, 2]"), "{error}");
+            assert!(
+                buffer
+                    .set_stored(3, &Tensor::new(&[7f64, 8.0], &Device::Cpu)?)
+                    .is_err(),
+                "{dtype:?}"
+            );
+            let error = buffer
+                .set(&whole)
+                .expect_err("six values for four elements")
+                .to_string();
+            assert!(
+                error.contains("4 elements") && error.contains("[3, 2]"),
+                "{error}"
+            );
         }
         Ok(())
     }

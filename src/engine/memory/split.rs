@@ -21,7 +21,11 @@ pub(crate) fn joined(high: &Tensor, low_bits: &Buffer) -> crate::tensors::Result
 }
 
 fn join_pairs<L>(highs: Vec<bf16>, lows: Vec<L>, join: impl Fn(bf16, L) -> f32) -> Vec<f32> {
-    highs.into_iter().zip(lows).map(|(high, low)| join(high, low)).collect()
+    highs
+        .into_iter()
+        .zip(lows)
+        .map(|(high, low)| join(high, low))
+        .collect()
 }
 
 /// Splits f32s into bf16s and low bits, in the format of `low_bits`.
@@ -40,8 +44,10 @@ fn split_each<L: WithDType>(
     next: &Tensor,
     split: impl Fn(f32) -> (bf16, L),
 ) -> crate::tensors::Result<(Tensor, Tensor)> {
-    let (highs, lows): (Vec<bf16>, Vec<L>) =
-        on_host(&in_dtype(next, DType::F32)?)?.into_iter().map(split).unzip();
+    let (highs, lows): (Vec<bf16>, Vec<L>) = on_host(&in_dtype(next, DType::F32)?)?
+        .into_iter()
+        .map(split)
+        .unzip();
     Ok((
         Tensor::from_vec(highs, next.shape(), &Device::Cpu)?,
         Tensor::from_vec(lows, next.shape(), &Device::Cpu)?,
@@ -59,7 +65,9 @@ pub(crate) fn set_low_bits(
     let all_low_bits = |(high, next)| distance_from(high, next) as f32;
     let low_byte = |(high, next)| byte_distance_from(high, next);
     let nearest = rounded_to(high, next, DType::F32)?;
-    let pairs = on_host::<bf16>(high)?.into_iter().zip(on_host::<f32>(&in_dtype(&nearest, DType::F32)?)?);
+    let pairs = on_host::<bf16>(high)?
+        .into_iter()
+        .zip(on_host::<f32>(&in_dtype(&nearest, DType::F32)?)?);
     let lows = match low_bits.low_bits_kind() {
         LowBits::All => Tensor::from_vec(pairs.map(all_low_bits).collect(), nearest.shape(), &Device::Cpu),
         LowBits::Byte => Tensor::from_vec(pairs.map(low_byte).collect(), nearest.shape(), &Device::Cpu),
@@ -80,17 +88,36 @@ pub(crate) fn rounded_to(x: &Tensor, next: &Tensor, dtype: DType) -> crate::tens
     let round_towards = |x: f64, next: f64| {
         let (is_above, next_f32) = (x > next, next as f32);
         let (near, neighbour) = match dtype {
-            DType::F64 => (next, if is_above { next.next_up() } else { next.next_down() }),
+            DType::F64 => (
+                next,
+                if is_above {
+                    next.next_up()
+                } else {
+                    next.next_down()
+                },
+            ),
             _ => {
-                let neighbour = if is_above { next_f32.next_up() } else { next_f32.next_down() };
+                let neighbour = if is_above {
+                    next_f32.next_up()
+                } else {
+                    next_f32.next_down()
+                };
                 (f64::from(next_f32), f64::from(neighbour))
             }
         };
-        if round_as_x(near) != x && round_as_x(neighbour) == x { neighbour } else { near }
+        if round_as_x(near) != x && round_as_x(neighbour) == x {
+            neighbour
+        } else {
+            near
+        }
     };
     let [xs, nexts] =
         [x, next].map(|tensor| in_dtype(tensor, DType::F64).and_then(|tensor| on_host::<f64>(&tensor)));
-    let numbers = xs?.into_iter().zip(nexts?).map(|(x, next)| round_towards(x, next)).collect::<Vec<_>>();
+    let numbers = xs?
+        .into_iter()
+        .zip(nexts?)
+        .map(|(x, next)| round_towards(x, next))
+        .collect::<Vec<_>>();
     Tensor::from_vec(numbers, next.shape(), &Device::Cpu)
 }
 
@@ -105,8 +132,11 @@ pub(crate) fn compensated(
     next: &Tensor,
 ) -> crate::tensors::Result<(Tensor, Tensor)> {
     let as_f32 = |tensor: &Tensor| on_host::<f32>(&in_dtype(tensor, DType::F32)?);
-    let (xs, compensations, nearest) =
-        (as_f32(x)?, as_f32(&compensation.tensor()?)?, as_f32(&rounded(next, x.dtype())?)?);
+    let (xs, compensations, nearest) = (
+        as_f32(x)?,
+        as_f32(&compensation.tensor()?)?,
+        as_f32(&rounded(next, x.dtype())?)?,
+    );
     let nexts = on_host::<f64>(&in_dtype(next, DType::F64)?)?;
     let pair = |(((x, compensation), nearest), next): (((f32, f32), f32), f64)| {
         let difference = |high: f32| next - f64::from(high);
@@ -116,8 +146,13 @@ pub(crate) fn compensated(
             false => (nearest, difference(nearest)),
         }
     };
-    let (highs, lows): (Vec<f32>, Vec<f64>) =
-        xs.into_iter().zip(compensations).zip(nearest).zip(nexts).map(pair).unzip();
+    let (highs, lows): (Vec<f32>, Vec<f64>) = xs
+        .into_iter()
+        .zip(compensations)
+        .zip(nearest)
+        .zip(nexts)
+        .map(pair)
+        .unzip();
     Ok((
         Tensor::from_vec(highs, next.shape(), &Device::Cpu)?,
         Tensor::from_vec(lows, next.shape(), &Device::Cpu)?,

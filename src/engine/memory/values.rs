@@ -29,7 +29,9 @@ pub(crate) fn filled(
 ) -> Result<Tensor> {
     let (shape, dtype) = (shape.into(), dtype.into());
     let number = rounded(&scalar(value, compute_dtype(dtype), &Device::Cpu)?, dtype)?.to_device(device)?;
-    allocate(shape.elem_count(), dtype, device, || number.broadcast_as(&shape)?.force_contiguous())
+    allocate(shape.elem_count(), dtype, device, || {
+        number.broadcast_as(&shape)?.force_contiguous()
+    })
 }
 
 /// The values on a device. They are copied before a transfer, because a transfer takes a whole storage.
@@ -45,7 +47,11 @@ pub(crate) fn on_device(values: &Tensor, device: &Device) -> crate::tensors::Res
 pub(crate) fn owned_on(device: &Device, values: &Tensor) -> Result<Tensor> {
     let values = values.detach();
     allocate(values.elem_count(), dtype_of(&values), device, || {
-        if device.same_device(values.device()) { values.copy() } else { values.to_device(device) }
+        if device.same_device(values.device()) {
+            values.copy()
+        } else {
+            values.to_device(device)
+        }
     })
 }
 
@@ -108,7 +114,10 @@ fn set_memory(
         read("new value", &next, &mut |view| {
             let fits = view.in_order().is_some_and(|next| memory.set(start, next));
             let misfit_error = || {
-                defect(format!("{} values from element {start} on do not fit a parameter", next.elem_count()))
+                defect(format!(
+                    "{} values from element {start} on do not fit a parameter",
+                    next.elem_count()
+                ))
             };
             if fits { Ok(()) } else { Err(misfit_error()) }
         })?;
@@ -126,7 +135,10 @@ pub(crate) fn set_part(variable: &Tensor, start: usize, values: &Tensor) -> crat
         return Err(failure("cannot set a part of a variable that is not contiguous"));
     }
     let values = on_device(&rounded(values, variable.dtype())?, variable.device())?;
-    variable.detach().flatten_all()?.slice_set(&values.flatten_all()?.contiguous()?, 0, start)
+    variable
+        .detach()
+        .flatten_all()?
+        .slice_set(&values.flatten_all()?.contiguous()?, 0, start)
 }
 
 /// Rounds values once, to nearest even.
@@ -154,13 +166,18 @@ mod tests {
 
     #[test]
     fn numbers_are_rounded_once() -> candle_core::Result<()> {
-        for (dtype, expected) in
-            [(DType::F32, f64::from(0.1f32)), (DType::F64, 0.1), (DType::BF16, 0.100_097_656_25)]
-        {
+        for (dtype, expected) in [
+            (DType::F32, f64::from(0.1f32)),
+            (DType::F64, 0.1),
+            (DType::BF16, 0.100_097_656_25),
+        ] {
             let filled = filled(0.1, (2, 3), dtype, &Device::Cpu)?;
             assert_eq!((filled.dtype(), filled.dims()), (dtype, &[2, 3][..]));
             assert!(filled.is_contiguous());
-            assert_eq!(filled.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>()?, [expected; 6]);
+            assert_eq!(
+                filled.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>()?,
+                [expected; 6]
+            );
         }
         assert_eq!(scalar(0.1, DType::F32, &Device::Cpu)?.dtype(), DType::F32);
         Ok(())

@@ -47,7 +47,10 @@ impl Addresses {
                 first = view.memory().address();
                 Ok(())
             })?;
-            return Ok(Addresses { memory: lender.memory(), first });
+            return Ok(Addresses {
+                memory: lender.memory(),
+                first,
+            });
         };
         // One lock for both addresses, so that both are of the same storage.
         let (storage, layout) = storage_of(tensor).map_err(|error| error.in_role(role))?;
@@ -55,7 +58,10 @@ impl Addresses {
             let start = layout.start_offset() * tensor.dtype().size_in_bytes();
             bytes(numbers).map_or(0, |bytes| bytes.as_ptr().wrapping_add(start).addr())
         });
-        Ok(Addresses { memory: Some(std::ptr::from_ref(&*storage).addr()), first })
+        Ok(Addresses {
+            memory: Some(std::ptr::from_ref(&*storage).addr()),
+            first,
+        })
     }
 }
 
@@ -107,12 +113,16 @@ impl Drop for UpdateTargets {
 /// How often each storage occurs.
 fn count_storages(storages: impl IntoIterator<Item = usize>) -> WrittenStorages {
     let mut counts = WrittenStorages::new();
-    storages.into_iter().for_each(|storage| *counts.entry(storage).or_default() += 1);
+    storages
+        .into_iter()
+        .for_each(|storage| *counts.entry(storage).or_default() += 1);
     counts
 }
 
 fn add_counts(counts: &mut WrittenStorages, others: &WrittenStorages) {
-    others.iter().for_each(|(storage, times)| *counts.entry(*storage).or_default() += times);
+    others
+        .iter()
+        .for_each(|(storage, times)| *counts.entry(*storage).or_default() += times);
 }
 
 fn subtract_counts(counts: &mut WrittenStorages, others: &WrittenStorages) {
@@ -128,7 +138,9 @@ fn subtract_counts(counts: &mut WrittenStorages, others: &WrittenStorages) {
 ///
 /// A reader may run code of the program, and that code may make states, which change the register.
 fn change_register(change: impl FnOnce(&mut WrittenStorages)) {
-    change(Arc::make_mut(&mut WRITTEN.write().unwrap_or_else(PoisonError::into_inner)));
+    change(Arc::make_mut(
+        &mut WRITTEN.write().unwrap_or_else(PoisonError::into_inner),
+    ));
 }
 
 /// The tensor, or a copy if somebody may write its memory.
@@ -150,5 +162,7 @@ pub(crate) fn unshared(
     if !is_shared {
         return Ok(tensor);
     }
-    allocate(tensor.elem_count(), dtype_of(&tensor), tensor.device(), || tensor.detach().copy())
+    allocate(tensor.elem_count(), dtype_of(&tensor), tensor.device(), || {
+        tensor.detach().copy()
+    })
 }

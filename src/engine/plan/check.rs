@@ -124,10 +124,16 @@ impl FitCheck<'_, '_> {
         range: &Range<usize>,
     ) -> Result<&'s [(&'static str, Buffer)]> {
         slots.get(range.clone()).ok_or_else(|| {
-            let problem = format!("the range of state tensors that {} gives to `Sums` is", (self.rule)());
+            let problem = format!(
+                "the range of state tensors that {} gives to `Sums` is",
+                (self.rule)()
+            );
             Error::new(ErrorKind::Contract, problem)
                 .with_got(format_args!("{range:?}"))
-                .with_expected(format_args!("a part of 0..{}, the state tensors in `Sums::new`", slots.len()))
+                .with_expected(format_args!(
+                    "a part of 0..{}, the state tensors in `Sums::new`",
+                    slots.len()
+                ))
                 .with_remedy("name state tensors by their indices in `Sums::new`")
                 .at(self.job.path)
         })
@@ -146,7 +152,10 @@ impl FitCheck<'_, '_> {
         };
         Err(Error::new(
             ErrorKind::Contract,
-            format!("the number of state tensors that {} gives its arithmetic is", (self.rule)()),
+            format!(
+                "the number of state tensors that {} gives its arithmetic is",
+                (self.rule)()
+            ),
         )
         .with_got(got)
         .with_expected(kernel.slots())
@@ -158,7 +167,9 @@ impl FitCheck<'_, '_> {
     }
 
     fn check_buffers(&self, slots: &[(&'static str, Buffer)]) -> Result<()> {
-        slots.iter().try_for_each(|(name, slot)| self.check_buffer(name, slot, is_supported))
+        slots
+            .iter()
+            .try_for_each(|(name, slot)| self.check_buffer(name, slot, is_supported))
     }
 
     fn check_buffer(

@@ -141,7 +141,11 @@ pub(crate) struct OffloadTarget<'a> {
 
 impl<'a> OffloadTarget<'a> {
     pub(crate) fn new(staging: &'a Tensor, parameter: &'a dyn Lend) -> Self {
-        OffloadTarget { staging, parameter, is_downloaded: false }
+        OffloadTarget {
+            staging,
+            parameter,
+            is_downloaded: false,
+        }
     }
 }
 
@@ -185,7 +189,11 @@ impl<P, C, K> Epilogue<P, C, K> {
 
     /// What errors call x.
     pub(in crate::engine) fn x(&self) -> &'static str {
-        if matches!(self, Epilogue::Master(_)) { "master" } else { "parameter" }
+        if matches!(self, Epilogue::Master(_)) {
+            "master"
+        } else {
+            "parameter"
+        }
     }
 }
 
@@ -277,7 +285,11 @@ impl<'a> Job<'a> {
 
     /// Copies the gradients that are no tensors, for code that works with tensors alone.
     pub(in crate::engine) fn copy_lent_gradients(&mut self) -> Result<()> {
-        for gradient in self.sources.iter_mut().filter(|gradient| gradient.tensor().is_none()) {
+        for gradient in self
+            .sources
+            .iter_mut()
+            .filter(|gradient| gradient.tensor().is_none())
+        {
             *gradient = Lent::Tensor(with_shape(copy_of("gradient", &**gradient), self.x.shape())?);
         }
         Ok(())
@@ -285,10 +297,23 @@ impl<'a> Job<'a> {
 
     /// Each lender whose memory the job writes, with its name in errors.
     pub(in crate::engine) fn write_targets(&self) -> impl Iterator<Item = (&'static str, &'a dyn Lend)> {
-        let x = if let Operand::Lent(lender) = self.x { Some((self.epilogue.x(), lender)) } else { None };
-        let parameter = if let Epilogue::Master(parameter) = self.epilogue { Some(parameter) } else { None };
+        let x = if let Operand::Lent(lender) = self.x {
+            Some((self.epilogue.x(), lender))
+        } else {
+            None
+        };
+        let parameter = if let Epilogue::Master(parameter) = self.epilogue {
+            Some(parameter)
+        } else {
+            None
+        };
         let offloaded = self.offloaded.map(|offloaded| offloaded.parameter);
-        x.into_iter().chain(parameter.into_iter().chain(offloaded).map(|parameter| ("parameter", parameter)))
+        x.into_iter().chain(
+            parameter
+                .into_iter()
+                .chain(offloaded)
+                .map(|parameter| ("parameter", parameter)),
+        )
     }
 
     /// Whether all memory that the job reads or writes, except state, is that of candle's tensors.
@@ -299,9 +324,13 @@ impl<'a> Job<'a> {
 
     /// The groups of leaves with which the job shares pending numbers.
     pub(crate) fn groups(&self) -> impl Iterator<Item = Group> {
-        self.steps
-            .iter()
-            .filter_map(|step| if let Step::Reduce(reduction) = step { reduction.group } else { None })
+        self.steps.iter().filter_map(|step| {
+            if let Step::Reduce(reduction) = step {
+                reduction.group
+            } else {
+                None
+            }
+        })
     }
 
     /// Whether functions of the whole tensor have not run yet.
@@ -315,7 +344,9 @@ impl<'a> Job<'a> {
     pub(in crate::engine) fn segments(&self) -> SmallVec<[Range<usize>; 1]> {
         let (mut segments, mut start) = (SmallVec::new(), 0);
         loop {
-            let output = self.steps[start..].iter().position(|step| matches!(step, Step::Output(_)));
+            let output = self.steps[start..]
+                .iter()
+                .position(|step| matches!(step, Step::Output(_)));
             let end = output.map_or(self.steps.len(), |output| start + output);
             // Steps without state have nothing to write: the function has already read their result.
             let writes_state = self.steps[start..end].iter().any(|step| !step.slots().is_empty());
@@ -334,7 +365,11 @@ impl<'a> Job<'a> {
         &self,
         segment: &Range<usize>,
     ) -> &Epilogue<&'a dyn Lend, &'a mut Buffer> {
-        if segment.end == self.steps.len() { &self.epilogue } else { &Epilogue::StateOnly }
+        if segment.end == self.steps.len() {
+            &self.epilogue
+        } else {
+            &Epilogue::StateOnly
+        }
     }
 
     /// Ends a job whose segments are written: stores the state that functions have returned, and moves
@@ -343,11 +378,17 @@ impl<'a> Job<'a> {
         self.has_moved |= self.epilogue.writes_x() || self.steps.iter().any(|step| !step.slots().is_empty());
         for step in &mut self.steps {
             if let Step::Output(output) = step {
-                output.slots.iter_mut().zip(&output.next).try_for_each(|((_, slot), next)| slot.set(next))?;
+                output
+                    .slots
+                    .iter_mut()
+                    .zip(&output.next)
+                    .try_for_each(|((_, slot), next)| slot.set(next))?;
             }
         }
         self.numbers.drain(..).for_each(|(number, next)| *number = next);
-        self.counters.drain(..).for_each(|(counter, next)| *counter = next);
+        self.counters
+            .drain(..)
+            .for_each(|(counter, next)| *counter = next);
         self.sources.clear();
         self.steps.clear();
         Ok(())
@@ -364,7 +405,11 @@ impl<'a> Job<'a> {
     /// Takes out the reduction at `index`, and leaves a step that does nothing.
     pub(in crate::engine) fn take_reduction(&mut self, index: usize) -> Result<Reduction<'a>> {
         let step = std::mem::replace(&mut self.steps[index], Step::Identity);
-        if let Step::Reduce(reduction) = step { Ok(*reduction) } else { Err(self.defect(NO_REDUCTION)) }
+        if let Step::Reduce(reduction) = step {
+            Ok(*reduction)
+        } else {
+            Err(self.defect(NO_REDUCTION))
+        }
     }
 
     /// The error for a state that no plan should reach: a defect of this crate.
@@ -384,15 +429,28 @@ pub(in crate::engine) fn sources_after<'s, 'a>(
     steps: &'s [Step<'a>],
     sources: &'s [Lent<'a>],
 ) -> &'s [Lent<'a>] {
-    let output =
-        |step: &'s Step<'a>| if let Step::Output(output) = step { Some(&output.gradient) } else { None };
-    steps.iter().rev().find_map(output).map_or(sources, std::slice::from_ref)
+    let output = |step: &'s Step<'a>| {
+        if let Step::Output(output) = step {
+            Some(&output.gradient)
+        } else {
+            None
+        }
+    };
+    steps
+        .iter()
+        .rev()
+        .find_map(output)
+        .map_or(sources, std::slice::from_ref)
 }
 
 /// The slots of a chain, in order.
 pub(in crate::engine) fn slots_mut<'s>(steps: &'s mut [Step<'_>]) -> impl Iterator<Item = &'s mut Buffer> {
     let step_slots = |step: &'s mut Step<'_>| -> StepSlots<'s> {
-        if let Step::Map { slots, .. } = step { slots } else { Default::default() }
+        if let Step::Map { slots, .. } = step {
+            slots
+        } else {
+            Default::default()
+        }
     };
     steps.iter_mut().flat_map(step_slots).map(|(_, slot)| slot)
 }
@@ -404,7 +462,9 @@ pub(crate) struct JobPool(Vec<Option<Job<'static>>>);
 
 impl std::fmt::Debug for JobPool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("JobPool").field("capacity", &self.0.capacity()).finish()
+        f.debug_struct("JobPool")
+            .field("capacity", &self.0.capacity())
+            .finish()
     }
 }
 

@@ -31,7 +31,10 @@ pub(in crate::engine) struct ReductionRequest<'j, 'a> {
 
 impl<'j, 'a> LeafView<'j, 'a> {
     pub(in crate::engine) fn parameter(job: &'j Job<'a>) -> Self {
-        LeafView { job, kind: ViewKind::Parameter }
+        LeafView {
+            job,
+            kind: ViewKind::Parameter,
+        }
     }
 
     /// The gradient after the first `steps` steps, which must all be resolved.
@@ -40,7 +43,10 @@ impl<'j, 'a> LeafView<'j, 'a> {
         if job.steps[..steps].iter().any(is_pending) {
             return Err(job.defect("a step is read before earlier steps are resolved"));
         }
-        Ok(LeafView { job, kind: ViewKind::Gradient { steps, probe: None } })
+        Ok(LeafView {
+            job,
+            kind: ViewKind::Gradient { steps, probe: None },
+        })
     }
 
     /// The view that a term of the reduction at `step` reduces.
@@ -53,7 +59,10 @@ impl<'j, 'a> LeafView<'j, 'a> {
             TermOf::Parameter => view.kind = ViewKind::Parameter,
             TermOf::Gradient => {}
             TermOf::Probe { kernel, slots } => {
-                let probe = Some(Link { kernel: &**kernel, slots: &reduction.slots[slots.clone()] });
+                let probe = Some(Link {
+                    kernel: &**kernel,
+                    slots: &reduction.slots[slots.clone()],
+                });
                 view.kind = ViewKind::Gradient { steps: step, probe };
             }
         }
@@ -77,8 +86,9 @@ impl<'j, 'a> LeafView<'j, 'a> {
         let (steps, probe) = match self.kind {
             ViewKind::Parameter => (0..0, None),
             ViewKind::Gradient { steps, probe } => {
-                let last_output =
-                    self.job.steps[..steps].iter().rposition(|step| matches!(step, Step::Output(_)));
+                let last_output = self.job.steps[..steps]
+                    .iter()
+                    .rposition(|step| matches!(step, Step::Output(_)));
                 (last_output.map_or(0, |output| output + 1)..steps, probe)
             }
         };

@@ -54,7 +54,14 @@ pub(crate) enum Step<'a> {
 
 impl Step<'_> {
     pub(in crate::engine) fn link(&self) -> Option<Link<'_>> {
-        if let Step::Map { kernel, slots } = self { Some(Link { kernel: &**kernel, slots }) } else { None }
+        if let Step::Map { kernel, slots } = self {
+            Some(Link {
+                kernel: &**kernel,
+                slots,
+            })
+        } else {
+            None
+        }
     }
 
     /// The narrowest dtype, F32 or F64, in which the state has squares of gradients. `None` if the state has
@@ -71,12 +78,19 @@ impl Step<'_> {
             .filter(|(_, slot)| slot.is_of_squares())
             .map(|(_, slot)| compute_dtype(slot.dtype()));
         let first = squares.next()?;
-        Some(squares.fold(first, |narrowest, dtype| if dtype == DType::F64 { narrowest } else { dtype }))
+        Some(squares.fold(
+            first,
+            |narrowest, dtype| if dtype == DType::F64 { narrowest } else { dtype },
+        ))
     }
 
     /// The state that elementwise arithmetic writes in the commit.
     pub(in crate::engine) fn slots(&self) -> &[(&'static str, Buffer)] {
-        if let Step::Map { slots, .. } = self { slots } else { &[] }
+        if let Step::Map { slots, .. } = self {
+            slots
+        } else {
+            &[]
+        }
     }
 }
 
@@ -156,7 +170,10 @@ pub(crate) enum TermOf {
     /// What the arithmetic calls x.
     Parameter,
     /// The result of arithmetic on x, the gradient and some slots of the reduction. The slots are only read.
-    Probe { kernel: ErasedKernel, slots: Range<usize> },
+    Probe {
+        kernel: ErasedKernel,
+        slots: Range<usize>,
+    },
 }
 
 /// What follows from the numbers of a [`Reduction`].
@@ -188,13 +205,18 @@ pub struct Resolved {
 impl Resolved {
     /// The arithmetic of the step, and the next values of the state's numbers, in their order.
     pub fn new(step: impl Arithmetic, numbers: impl IntoIterator<Item = f64>) -> Self {
-        Resolved { kernel: erased(step), numbers: numbers.into_iter().collect() }
+        Resolved {
+            kernel: erased(step),
+            numbers: numbers.into_iter().collect(),
+        }
     }
 }
 
 impl std::fmt::Debug for Resolved {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Resolved").field("numbers", &self.numbers).finish_non_exhaustive()
+        f.debug_struct("Resolved")
+            .field("numbers", &self.numbers)
+            .finish_non_exhaustive()
     }
 }
 

@@ -68,8 +68,10 @@ pub(super) fn ask(
     steps: &[PendingStep],
 ) -> Result<Vec<Answer>> {
     let mut terms: Vec<TermRequest<'_, '_>> = Vec::with_capacity(steps.len());
-    let local_chunks =
-        steps.iter().try_for_each(|step| push_terms(jobs[step.job], step.step, &mut terms)).and_then(|()| {
+    let local_chunks = steps
+        .iter()
+        .try_for_each(|step| push_terms(jobs[step.job], step.step, &mut terms))
+        .and_then(|()| {
             let requests: Vec<_> = terms.iter().filter_map(|term| term.request).collect();
             let mut chunks = dispatch::reduce(engine, &requests)?.into_iter();
             Ok(terms
@@ -79,12 +81,20 @@ pub(super) fn ask(
         });
     // An error is gathered as well, because the other ranks wait for this rank.
     let chunks = gather.gather(local_chunks)?;
-    let mut totals = terms.iter().zip(chunks).map(|(TermRequest { reducer, scale, .. }, chunks)| {
-        reducer.scaled(reducer.op.total(&chunks), *scale)
-    });
+    let mut totals = terms
+        .iter()
+        .zip(chunks)
+        .map(|(TermRequest { reducer, scale, .. }, chunks)| {
+            reducer.scaled(reducer.op.total(&chunks), *scale)
+        });
     let answer = |&step: &PendingStep| {
-        let term_count = jobs[step.job].reduction(step.step).map_or(1, |reduction| reduction.terms.len());
-        Answer { step, totals: totals.by_ref().take(term_count).collect() }
+        let term_count = jobs[step.job]
+            .reduction(step.step)
+            .map_or(1, |reduction| reduction.terms.len());
+        Answer {
+            step,
+            totals: totals.by_ref().take(term_count).collect(),
+        }
     };
     Ok(steps.iter().map(answer).collect())
 }
@@ -109,7 +119,11 @@ fn push_terms<'j, 'a>(job: &'j Job<'a>, step: usize, terms: &mut Vec<TermRequest
         let reducer = term.reducer;
         let scale = power_of_two.filter(|_| matches!(term.of, TermOf::Gradient) && reducer.can_be_scaled());
         let view = || {
-            if scale.is_some() { LeafView::gradient(job, 0) } else { LeafView::term(job, step, index) }
+            if scale.is_some() {
+                LeafView::gradient(job, 0)
+            } else {
+                LeafView::term(job, step, index)
+            }
         };
         let view = (has_elements && reduction.contributes).then(view).transpose()?;
         terms.push(TermRequest {
@@ -124,7 +138,9 @@ fn push_terms<'j, 'a>(job: &'j Job<'a>, step: usize, terms: &mut Vec<TermRequest
 /// The factor before a step, if the factor is a power of two and nothing else comes before the step. Then the
 /// gradient is reduced without arithmetic, and the total is scaled.
 fn power_of_two_before(job: &Job<'_>, step: usize) -> Option<f64> {
-    let mut before = job.steps[..step].iter().filter(|step| !matches!(step, Step::Check | Step::Identity));
+    let mut before = job.steps[..step]
+        .iter()
+        .filter(|step| !matches!(step, Step::Check | Step::Identity));
     match (before.next(), before.next(), &job.sources[..]) {
         (Some(Step::Map { kernel, .. }), None, [_]) => kernel.as_prologue()?.exact_scale(),
         _ => None,

@@ -73,10 +73,14 @@ pub(crate) fn reduce(
 /// A norm can replace a check if no step between the two turns a number that is not finite into a finite one,
 /// and if the norm of finite numbers is finite.
 fn merge_check(job: &mut Job<'_>) {
-    let Some(check) = job.steps.iter().position(|step| matches!(step, Step::Check)) else { return };
+    let Some(check) = job.steps.iter().position(|step| matches!(step, Step::Check)) else {
+        return;
+    };
     let compute = job.compute;
     let keeps_non_finite = |step: &Step<'_>| step.link().is_some_and(|link| link.kernel.keeps_non_finite());
-    let next = job.steps[check + 1..].iter_mut().find(|step| !keeps_non_finite(step));
+    let next = job.steps[check + 1..]
+        .iter_mut()
+        .find(|step| !keeps_non_finite(step));
     if let Some(Step::Reduce(reduction)) = next
         && let (Some(Group::Norm(_) | Group::Limit(_)), Some(term)) =
             (reduction.group, reduction.terms.first())
@@ -153,7 +157,9 @@ impl ReduceOutcome {
         jobs: &mut [&mut Job<'_>],
         mut ready: Vec<PendingStep>,
     ) -> Result<()> {
-        ready.iter().try_for_each(|step| offload::download_gradients(jobs[step.job]))?;
+        ready
+            .iter()
+            .try_for_each(|step| offload::download_gradients(jobs[step.job]))?;
         let functions = ready.extract_if(.., |step| step.pending == Pending::Function);
         let functions: Vec<_> = functions.map(|step| (step.job, step.step)).collect();
         if !functions.is_empty() && !ready.iter().any(|step| step.pending == Pending::Check) {
@@ -162,11 +168,18 @@ impl ReduceOutcome {
             return gather.gather(result.map(|()| Vec::new())).map(drop);
         }
         let mut answers = ask(engine, gather, jobs, &ready)?;
-        let number_answers: Vec<_> =
-            answers.extract_if(.., |answer| answer.step.pending != Pending::Check).collect();
+        let number_answers: Vec<_> = answers
+            .extract_if(.., |answer| answer.step.pending != Pending::Check)
+            .collect();
         let mut new_checks = Vec::new();
-        for Answer { step: PendingStep { job, step, .. }, totals } in answers {
-            let size = totals.first().map_or(Size::Fine, |size| Size::from_check(jobs[job], step, *size));
+        for Answer {
+            step: PendingStep { job, step, .. },
+            totals,
+        } in answers
+        {
+            let size = totals
+                .first()
+                .map_or(Size::Fine, |size| Size::from_check(jobs[job], step, *size));
             match size {
                 Size::TooLarge => self.skip(jobs[job]),
                 Size::UnknownAt(square) => new_checks.push((job, square)),
@@ -180,7 +193,9 @@ impl ReduceOutcome {
             }
         }
         // A new check costs one more read, but only of a gradient that has exploded.
-        new_checks.into_iter().for_each(|(job, step)| jobs[job].steps.insert(step, Step::Check));
+        new_checks
+            .into_iter()
+            .for_each(|(job, step)| jobs[job].steps.insert(step, Step::Check));
         Ok(())
     }
 }

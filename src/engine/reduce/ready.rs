@@ -51,8 +51,11 @@ impl Pending {
 
 /// The pending steps that can be evaluated at once, in the order of the jobs and of the steps in each job.
 pub(super) fn find_ready(jobs: &[&mut Job<'_>]) -> Vec<PendingStep> {
-    let pending: Vec<PendingStep> =
-        jobs.iter().enumerate().flat_map(|(index, job)| pending_steps(index, job)).collect();
+    let pending: Vec<PendingStep> = jobs
+        .iter()
+        .enumerate()
+        .flat_map(|(index, job)| pending_steps(index, job))
+        .collect();
     let mut waiting = Vec::new();
     loop {
         let count_before = waiting.len();
@@ -62,7 +65,10 @@ pub(super) fn find_ready(jobs: &[&mut Job<'_>]) -> Vec<PendingStep> {
             // make the first number wait.
             let is_second =
                 |step: &PendingStep| prefix.last().is_some_and(|last| last.pending == step.pending);
-            for step in later.iter().filter(|step| step.pending.is_shared() && !is_second(step)) {
+            for step in later
+                .iter()
+                .filter(|step| step.pending.is_shared() && !is_second(step))
+            {
                 if !waiting.contains(&step.pending) {
                     waiting.push(step.pending);
                 }
@@ -73,7 +79,10 @@ pub(super) fn find_ready(jobs: &[&mut Job<'_>]) -> Vec<PendingStep> {
         }
     }
     let ready_steps = |waiting: &[Pending]| {
-        by_job(&pending).flat_map(|steps| &steps[..ready_prefix_len(steps, waiting)]).copied().collect()
+        by_job(&pending)
+            .flat_map(|steps| &steps[..ready_prefix_len(steps, waiting)])
+            .copied()
+            .collect()
     };
     let ready: Vec<PendingStep> = ready_steps(&waiting);
     match pending.first() {
@@ -95,9 +104,16 @@ fn pending_steps<'j>(job_index: usize, job: &'j Job<'_>) -> impl Iterator<Item =
         step => Pending::from_step(step).is_some(),
     };
     let end = job.steps.iter().rposition(must_run).map_or(0, |last| last + 1);
-    job.steps[..end].iter().enumerate().filter_map(move |(index, step)| {
-        Some(PendingStep { job: job_index, step: index, pending: Pending::from_step(step)? })
-    })
+    job.steps[..end]
+        .iter()
+        .enumerate()
+        .filter_map(move |(index, step)| {
+            Some(PendingStep {
+                job: job_index,
+                step: index,
+                pending: Pending::from_step(step)?,
+            })
+        })
 }
 
 /// The pending steps of each job.
@@ -139,7 +155,13 @@ mod tests {
     const OWN: Pending = Pending::Numbers(None, 2.0);
     const SHARED: Pending = Pending::Numbers(Some(Group::Norm(1)), 2.0);
     const OTHER: Pending = Pending::Numbers(Some(Group::Norm(2)), 2.0);
-    const SUMS: Pending = Pending::Numbers(Some(Group::Sums { rule: TypeId::of::<()>(), group: 0 }), 2.0);
+    const SUMS: Pending = Pending::Numbers(
+        Some(Group::Sums {
+            rule: TypeId::of::<()>(),
+            group: 0,
+        }),
+        2.0,
+    );
 
     fn step<'a>(pending: Pending, may_refuse: bool) -> Step<'a> {
         match pending {
@@ -151,12 +173,18 @@ mod tests {
             })),
             Pending::Numbers(group, p) => Step::Reduce(Box::new(Reduction {
                 group,
-                terms: smallvec![Term { of: TermOf::Gradient, reducer: Reducer::norm(p) }],
+                terms: smallvec![Term {
+                    of: TermOf::Gradient,
+                    reducer: Reducer::norm(p)
+                }],
                 contributes: true,
                 slots: &mut [],
                 replaces_check: false,
                 limit: None,
-                then: Then::Scale { non_finite: OnNonFinite::Skip, factor: Box::new(|norms| norms.gradient) },
+                then: Then::Scale {
+                    non_finite: OnNonFinite::Skip,
+                    factor: Box::new(|norms| norms.gradient),
+                },
             })),
         }
     }
@@ -165,9 +193,15 @@ mod tests {
     fn ready_of<const N: usize>(jobs: [&[Pending]; N], may_refuse: bool) -> Vec<(usize, Pending)> {
         let x = Tensor::zeros(3, DType::F32, &Device::Cpu).expect("a tensor");
         let job = |steps: &&[Pending]| {
-            let scale = || Step::Map { kernel: erased(ScaleBy(2.0)), slots: &mut [] };
+            let scale = || Step::Map {
+                kernel: erased(ScaleBy(2.0)),
+                slots: &mut [],
+            };
             Job {
-                steps: steps.iter().flat_map(|&pending| [scale(), step(pending, may_refuse)]).collect(),
+                steps: steps
+                    .iter()
+                    .flat_map(|&pending| [scale(), step(pending, may_refuse)])
+                    .collect(),
                 ..Job::new("x", Operand::Lent(&x), Sources::new())
             }
         };
@@ -188,14 +222,20 @@ mod tests {
             ready([&[CHECK, OWN, OWN], &[], &[CHECK, SUMS]]),
             [(0, CHECK), (0, OWN), (2, CHECK), (2, SUMS)]
         );
-        assert_eq!(ready([&[CHECK, FUNCTION], &[FUNCTION, OWN]]), [(0, CHECK), (1, FUNCTION)]);
+        assert_eq!(
+            ready([&[CHECK, FUNCTION], &[FUNCTION, OWN]]),
+            [(0, CHECK), (1, FUNCTION)]
+        );
         assert_eq!(ready([]), []);
     }
 
     #[test]
     fn leaves_wait_for_each_other() {
         assert_eq!(ready([&[SHARED], &[OWN, SHARED]]), [(1, OWN)]);
-        assert_eq!(ready([&[SHARED], &[FUNCTION, SHARED], &[OTHER]]), [(1, FUNCTION), (2, OTHER)]);
+        assert_eq!(
+            ready([&[SHARED], &[FUNCTION, SHARED], &[OTHER]]),
+            [(1, FUNCTION), (2, OTHER)]
+        );
         // The third leaf waits for the second, which waits for the first.
         assert_eq!(ready([&[OWN, SHARED], &[SHARED, OTHER], &[OTHER]]), [(0, OWN)]);
         assert_eq!(ready([&[SUMS], &[OWN, SUMS]]), [(1, OWN)]);
@@ -208,12 +248,18 @@ mod tests {
 
     #[test]
     fn leaves_that_wait_for_each_other_are_taken_in_order() {
-        assert_eq!(ready([&[SHARED, OTHER], &[OTHER, SHARED], &[SHARED]]), [(0, SHARED), (2, SHARED)]);
+        assert_eq!(
+            ready([&[SHARED, OTHER], &[OTHER, SHARED], &[SHARED]]),
+            [(0, SHARED), (2, SHARED)]
+        );
     }
 
     #[test]
     fn functions_that_refuse_nothing_are_left_to_the_commit() {
-        assert_eq!(ready_of([&[FUNCTION], &[CHECK, FUNCTION], &[FUNCTION, FUNCTION]], false), [(1, CHECK)]);
+        assert_eq!(
+            ready_of([&[FUNCTION], &[CHECK, FUNCTION], &[FUNCTION, FUNCTION]], false),
+            [(1, CHECK)]
+        );
         assert_eq!(ready_of([&[FUNCTION, OWN, FUNCTION]], false), [(0, FUNCTION)]);
         assert_eq!(ready([&[FUNCTION], &[OWN, FUNCTION]]), [(0, FUNCTION), (1, OWN)]);
     }

@@ -40,8 +40,15 @@ impl ReduceOutcome {
         let shared_totals = join_totals(jobs, answers)?;
         // Errors name the first leaf whose own norm is not finite. The shared norm does not show which leaf
         // that is.
-        let offender = answers.iter().find(|answer| !answer.is_finite()).map(|answer| answer.step.job);
-        for Answer { step: PendingStep { job: index, step, .. }, totals } in answers {
+        let offender = answers
+            .iter()
+            .find(|answer| !answer.is_finite())
+            .map(|answer| answer.step.job);
+        for Answer {
+            step: PendingStep { job: index, step, .. },
+            totals,
+        } in answers
+        {
             let job = &mut *jobs[*index];
             let mut reduction = job.take_reduction(*step)?;
             let Some(numbers) = step_numbers(job.path, &mut reduction, totals, &shared_totals)? else {
@@ -79,9 +86,18 @@ impl ReduceOutcome {
 
 /// If the step is a norm that has replaced a check: what the norm shows about the size of the gradient, as no
 /// element is larger than the norm. For any other step: `Fine`.
-fn size_from_norm(job: &Job<'_>, Answer { step: PendingStep { step, .. }, totals }: &Answer) -> Size {
+fn size_from_norm(
+    job: &Job<'_>,
+    Answer {
+        step: PendingStep { step, .. },
+        totals,
+    }: &Answer,
+) -> Size {
     let norm = || {
-        let reduction = job.reduction(*step).ok().filter(|reduction| reduction.replaces_check)?;
+        let reduction = job
+            .reduction(*step)
+            .ok()
+            .filter(|reduction| reduction.replaces_check)?;
         Some(reduction.terms.first()?.reducer.finish(*totals.first()?))
     };
     norm().map_or(Size::Fine, |norm| Size::from_bound(job, *step, norm))
@@ -89,7 +105,9 @@ fn size_from_norm(job: &Job<'_>, Answer { step: PendingStep { step, .. }, totals
 
 /// Joins the totals of all leaves, in the order of the leaves.
 fn join_totals(jobs: &[&mut Job<'_>], answers: &[Answer]) -> Result<TermNumbers> {
-    let Some(Answer { step, totals, .. }) = answers.first() else { return Ok(TermNumbers::new()) };
+    let Some(Answer { step, totals, .. }) = answers.first() else {
+        return Ok(TermNumbers::new());
+    };
     let terms = &jobs[step.job].reduction(step.step)?.terms;
     let joined_total = |term: usize| {
         let op = terms[term].reducer.op;
@@ -114,15 +132,24 @@ fn step_numbers(
         let problem = "takes a different count of sums than for other parameters that share the sums";
         return Err(misfit(path, problem, shared_totals.len(), reduction.terms.len()));
     }
-    let total =
-        |(index, term)| if reduction.shares(term) { shared_totals[index] } else { leaf_totals[index] };
+    let total = |(index, term)| {
+        if reduction.shares(term) {
+            shared_totals[index]
+        } else {
+            leaf_totals[index]
+        }
+    };
     let totals: TermNumbers = reduction.terms.iter().enumerate().map(total).collect();
     let first_term = reduction.terms.first();
     if let Some(power_sum) = first_term.and_then(|term| term.reducer.second_reduction(totals[0])) {
         reduction.terms[0].reducer = power_sum;
         return Ok(None);
     }
-    let numbers = reduction.terms.iter().zip(totals).map(|(term, total)| term.reducer.finish(total));
+    let numbers = reduction
+        .terms
+        .iter()
+        .zip(totals)
+        .map(|(term, total)| term.reducer.finish(total));
     Ok(Some(numbers.collect()))
 }
 
@@ -145,7 +172,12 @@ fn replace_step<'a>(
     reduction: Reduction<'a>,
     numbers: &[f64],
 ) -> Result<OnNonFinite> {
-    let Reduction { slots, contributes, then, .. } = reduction;
+    let Reduction {
+        slots,
+        contributes,
+        then,
+        ..
+    } = reduction;
     match then {
         Then::Scale { non_finite, factor } => {
             if non_finite != OnNonFinite::Compute && !numbers[0].is_finite() {
@@ -163,14 +195,25 @@ fn replace_step<'a>(
                 }),
             );
         }
-        Then::Map { resolve, slots: range, numbers: state_numbers } => {
-            let Resolved { kernel, numbers: next_numbers } =
-                resolve(numbers).map_err(|error| error.at(job.path))?;
+        Then::Map {
+            resolve,
+            slots: range,
+            numbers: state_numbers,
+        } => {
+            let Resolved {
+                kernel,
+                numbers: next_numbers,
+            } = resolve(numbers).map_err(|error| error.at(job.path))?;
             if next_numbers.len() != state_numbers.len() {
                 let problem = "returns a different count of numbers than the state has";
                 return Err(misfit(job.path, problem, state_numbers.len(), next_numbers.len()));
             }
-            job.numbers.extend(state_numbers.iter_mut().map(|(_, number)| number).zip(next_numbers));
+            job.numbers.extend(
+                state_numbers
+                    .iter_mut()
+                    .map(|(_, number)| number)
+                    .zip(next_numbers),
+            );
             // A leaf without a gradient makes no step, but remembers the numbers.
             if contributes {
                 let slots = slots.get_mut(range).unwrap_or_default();
@@ -188,11 +231,14 @@ fn replace_step<'a>(
 
 /// The error for sums of a rule that do not fit the arithmetic after them.
 fn misfit(path: &str, problem: &'static str, expected: usize, got: usize) -> Error {
-    Error::new(ErrorKind::Contract, format!("the rule's `Gradient::map_with_sums` {problem}:"))
-        .with_got(got)
-        .with_expected(expected)
-        .with_remedy("fix the rule: both counts must be equal")
-        .at(path)
+    Error::new(
+        ErrorKind::Contract,
+        format!("the rule's `Gradient::map_with_sums` {problem}:"),
+    )
+    .with_got(got)
+    .with_expected(expected)
+    .with_remedy("fix the rule: both counts must be equal")
+    .at(path)
 }
 
 /// Replaces a step by a multiplication with a factor.
@@ -206,10 +252,16 @@ fn replace_by_factor(job: &mut Job<'_>, step: usize, factor: f64) {
         return;
     }
     let (least, largest) = (smallest_normal(job.compute), largest_number(job.compute));
-    let mut factor =
-        if factor.is_infinite() { 0f64.copysign(factor) } else { factor.clamp(-largest, largest) };
+    let mut factor = if factor.is_infinite() {
+        0f64.copysign(factor)
+    } else {
+        factor.clamp(-largest, largest)
+    };
     // A power of two right before the step (a loss scale) is multiplied in, which saves a step.
-    let previous = job.steps[..step].iter_mut().rev().find(|step| !matches!(step, Step::Identity));
+    let previous = job.steps[..step]
+        .iter_mut()
+        .rev()
+        .find(|step| !matches!(step, Step::Identity));
     if let Some(previous) = previous
         && let Some(power) = previous.link().and_then(|link| link.kernel.as_prologue()?.exact_scale())
         // A subnormal product would have fewer digits than the two factors.
@@ -218,5 +270,8 @@ fn replace_by_factor(job: &mut Job<'_>, step: usize, factor: f64) {
         factor *= power;
         *previous = Step::Identity;
     }
-    job.steps[step] = Step::Map { kernel: erased(ScaleBy(factor)), slots: &mut [] };
+    job.steps[step] = Step::Map {
+        kernel: erased(ScaleBy(factor)),
+        slots: &mut [],
+    };
 }

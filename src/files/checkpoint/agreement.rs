@@ -54,7 +54,11 @@ pub(super) fn agree_on_record(
     let proposal = record.and_then(|mut record| {
         let rank_record = RankRecord::new(state, &mut record);
         let agreement = Agreement::new(aspects(state, path, &record, bytes, &rank_record.optimisers)?);
-        Ok((record, agreement, serde_json::to_vec(&rank_record).map_err(Error::other)?))
+        Ok((
+            record,
+            agreement,
+            serde_json::to_vec(&rank_record).map_err(Error::other)?,
+        ))
     });
     let (mut record, messages) = state.agree_on(Call::Save, proposal)?;
     let parse = |message: &Vec<u8>| serde_json::from_slice(message).map_err(Error::other);
@@ -62,14 +66,23 @@ pub(super) fn agree_on_record(
     let mut all_shapes = Vec::with_capacity(state.len());
     let optimisers = std::mem::take(&mut record.optimisers);
     for (index, (path, leaf)) in record.leaves.iter_mut().enumerate() {
-        let HeldLeaf { counters, numbers, shapes } = take_held_leaf(&mut ranks, index, path)?;
+        let HeldLeaf {
+            counters,
+            numbers,
+            shapes,
+        } = take_held_leaf(&mut ranks, index, path)?;
         leaf.counters = counters;
-        leaf.numbers = numbers.into_iter().map(|(name, bits)| (name, Number(f64::from_bits(bits)))).collect();
+        leaf.numbers = numbers
+            .into_iter()
+            .map(|(name, bits)| (name, Number(f64::from_bits(bits))))
+            .collect();
         // Rank 0's indices begin at 0 and rise by 1 with each new optimiser, so the index of a new optimiser
         // is the length of the list.
         leaf.optimiser = ranks[0].optimisers[index];
         if leaf.optimiser == record.optimisers.len() {
-            record.optimisers.push(optimisers[ranks[state.rank()].optimisers[index]].clone());
+            record
+                .optimisers
+                .push(optimisers[ranks[state.rank()].optimisers[index]].clone());
         }
         all_shapes.push(shapes);
     }
@@ -87,11 +100,21 @@ impl RankRecord {
                 .map(|(name, Number(number))| (name, number.to_bits()))
                 .collect();
             if leaf.held() == Held::All || !leaf.part().is_empty() {
-                held_leaves.insert(index, HeldLeaf { counters, numbers, shapes: whole_shapes(leaf) });
+                held_leaves.insert(
+                    index,
+                    HeldLeaf {
+                        counters,
+                        numbers,
+                        shapes: whole_shapes(leaf),
+                    },
+                );
             }
             optimisers.push(std::mem::take(&mut leaf_record.optimiser));
         }
-        RankRecord { optimisers, held_leaves }
+        RankRecord {
+            optimisers,
+            held_leaves,
+        }
     }
 }
 
@@ -113,21 +136,36 @@ fn aspects(
         "the variables of the model",
         record.model.clone().unwrap_or_else(|| vec!["none".to_string()]),
     ));
-    aspects.push(Aspect::new("the loss scaler", json_or_none(record.scaler.as_ref())?));
+    aspects.push(Aspect::new(
+        "the loss scaler",
+        json_or_none(record.scaler.as_ref())?,
+    ));
     aspects.push(Aspect::new("the plateau", json_or_none(record.plateau.as_ref())?));
     aspects.push(Aspect::new("the count of applied steps", record.steps));
-    aspects.push(Aspect::new("the schedules", json(&(&record.schedules, &record.for_all))?));
+    aspects.push(Aspect::new(
+        "the schedules",
+        json(&(&record.schedules, &record.for_all))?,
+    ));
     let sum = |(name, bytes): (&String, &Vec<u8>)| {
-        format!("{name:?}: {} bytes, checksum {:08x}", bytes.len(), crc32fast::hash(bytes))
+        format!(
+            "{name:?}: {} bytes, checksum {:08x}",
+            bytes.len(),
+            crc32fast::hash(bytes)
+        )
     };
     aspects.push(Aspect::of_words("the bytes", bytes.iter().map(sum).collect()));
     aspects.push(Aspect::new("the place in a window of accumulation", state.calls));
-    aspects
-        .push(Aspect::new("the history of norms", format!("checksum {:016x}", record.norms.fingerprint())));
+    aspects.push(Aspect::new(
+        "the history of norms",
+        format!("checksum {:016x}", record.norms.fingerprint()),
+    ));
     for ((path, leaf), optimiser) in record.leaves.iter().zip(optimisers) {
         aspects.push(Aspect::new("a parameter", format!("{path:?}")));
         let words = record.optimisers.get(*optimiser).map(OptimiserRecord::words);
-        aspects.push(Aspect::of_words(format!("the optimiser of {path:?}"), words.unwrap_or_default()));
+        aspects.push(Aspect::of_words(
+            format!("the optimiser of {path:?}"),
+            words.unwrap_or_default(),
+        ));
         aspects.push(Aspect::new(format!("the state of {path:?}"), json(leaf)?));
     }
     Ok(aspects)
@@ -167,5 +205,7 @@ fn take_held_leaf(ranks: &mut [RankRecord], index: usize, path: &str) -> Result<
 /// The whole shapes of a leaf's state tensors; none if another rank has the state.
 fn whole_shapes(leaf: &Leaf) -> WholeShapes {
     let tensors = leaf.state.tensors().into_iter();
-    tensors.filter_map(|(_, tensor)| leaf.stored_extent(tensor).map(|(whole, _)| whole.into_dims())).collect()
+    tensors
+        .filter_map(|(_, tensor)| leaf.stored_extent(tensor).map(|(whole, _)| whole.into_dims()))
+        .collect()
 }

@@ -78,7 +78,12 @@ pub(super) fn saved_values(
             return Err(names_error(path, saved_rule, "fields", saved_names, names));
         }
         for (field, saved_field) in rule.fields.iter().zip(saved_fields) {
-            let &FieldDescription { name, value: program, default, .. } = field;
+            let &FieldDescription {
+                name,
+                value: program,
+                default,
+                ..
+            } = field;
             let kind = rule.kind.to_string();
             let read = |(_, data): &(String, Data)| {
                 let error = || Error::new(ErrorKind::File, format!("the file's {kind}: {name} is"));
@@ -90,7 +95,13 @@ pub(super) fn saved_values(
             values.push(file.unwrap_or(default));
             if file != Some(program) {
                 let (path, field) = (path.to_string(), name.to_string());
-                restored.differences.push(FieldDifference { path, rule: kind, field, program, file });
+                restored.differences.push(FieldDifference {
+                    path,
+                    rule: kind,
+                    field,
+                    program,
+                    file,
+                });
             }
         }
     }
@@ -109,11 +120,14 @@ pub(super) fn names_error<'n>(
     // the difference.
     let names: Vec<&String> = names.take(expected.len() + 20).collect();
     let problem = "the file was written by another version of the rule: in the file,";
-    Error::new(ErrorKind::OtherRule, format!("{problem} {saved_optimiser} has the {kind}"))
-        .with_got(format_args!("{names:?}"))
-        .with_expected(format_args!("{expected:?}"))
-        .with_remedy("read the file with the version of optimisers that wrote it")
-        .at(path)
+    Error::new(
+        ErrorKind::OtherRule,
+        format!("{problem} {saved_optimiser} has the {kind}"),
+    )
+    .with_got(format_args!("{names:?}"))
+    .with_expected(format_args!("{expected:?}"))
+    .with_remedy("read the file with the version of optimisers that wrote it")
+    .at(path)
 }
 
 /// Settings of the program that a file replaces by other values.
@@ -130,7 +144,9 @@ impl Replaced {
         let values = [setting.to_string(), program.to_string(), file.to_string()];
         if self.differences.insert(values) {
             let owner = path.map_or_else(String::new, |path| format!(" of {path:?}"));
-            self.texts.push(format!("{setting}{owner} is {program} in the program and {file} in the file"));
+            self.texts.push(format!(
+                "{setting}{owner} is {program} in the program and {file} in the file"
+            ));
         }
     }
 
@@ -154,7 +170,10 @@ impl Replaced {
         let optimiser = run_start.map_or(&leaf.optimiser, |(optimiser, _)| optimiser);
         let (program_values, file_values) = (optimiser.fields(), restored.fields());
         if program_values != file_values {
-            let values = optimiser.places().into_iter().zip(program_values.iter().zip(&file_values));
+            let values = optimiser
+                .places()
+                .into_iter()
+                .zip(program_values.iter().zip(&file_values));
             for (index, (place, ((_, program), (_, file)))) in values.enumerate() {
                 let mut earlier_values = record.set_up.iter().filter(|(name, _)| *name == place);
                 // Up to rounding, because a rate may be a product of several factors.

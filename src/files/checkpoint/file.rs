@@ -100,14 +100,18 @@ impl CheckpointFile {
         }
         let record: Record = serde_json::from_str(&description).map_err(json_error)?;
         if verify {
-            let sum = checksum(&tensors).map_err(read_error)?.unwrap_or_else(|| "missing".to_string());
+            let sum = checksum(&tensors)
+                .map_err(read_error)?
+                .unwrap_or_else(|| "missing".to_string());
             if sum != record.checksum {
-                return Err(Error::new(ErrorKind::File, "the file was damaged or edited: its checksum is")
-                    .with_got(sum)
-                    .with_expected(record.checksum)
-                    .with_remedy(
-                        "if the edit was intended, read the file with `CheckpointFile::open_edited`",
-                    ));
+                return Err(
+                    Error::new(ErrorKind::File, "the file was damaged or edited: its checksum is")
+                        .with_got(sum)
+                        .with_expected(record.checksum)
+                        .with_remedy(
+                            "if the edit was intended, read the file with `CheckpointFile::open_edited`",
+                        ),
+                );
             }
         }
         let path = path.to_path_buf();
@@ -199,14 +203,21 @@ impl CheckpointFile {
     /// ```
     pub fn except<P: Into<String>>(mut self, patterns: impl IntoIterator<Item = P>) -> Self {
         let earlier_texts = self.except.texts().iter().cloned();
-        self.except = Patterns::new(earlier_texts.chain(patterns.into_iter().map(Into::into)).collect());
+        self.except = Patterns::new(
+            earlier_texts
+                .chain(patterns.into_iter().map(Into::into))
+                .collect(),
+        );
         self
     }
 
     /// Whether a pattern matches one of the parameter's paths. Only the state has all paths of a tied weight.
     pub(super) fn is_excepted(&self, state: &StateTree, path: &str) -> bool {
         match state.leaf(path) {
-            Some(leaf) => self.except.first_match(&leaf.paths().collect::<Vec<_>>()).is_some(),
+            Some(leaf) => self
+                .except
+                .first_match(&leaf.paths().collect::<Vec<_>>())
+                .is_some(),
             None => self.except.first_match(&[path]).is_some(),
         }
     }
@@ -268,7 +279,9 @@ impl CheckpointFile {
         saved: Option<&T>,
         check: impl Fn(&T) -> Result<()>,
     ) -> Result<Option<T>> {
-        saved.map_or(Ok(()), check).map_err(|error| error.in_file("checkpoint", &self.path))?;
+        saved
+            .map_or(Ok(()), check)
+            .map_err(|error| error.in_file("checkpoint", &self.path))?;
         Ok(saved.cloned())
     }
 
@@ -283,9 +296,14 @@ impl CheckpointFile {
     /// If the dtype is none of U8, U32, I16, I32, I64, F16, BF16, F32 and F64. If the file can no longer be read,
     /// or was changed after it was opened.
     pub fn tensor(&self, name: &str) -> Result<Option<Tensor>> {
-        let Some(entry) = self.entry(name) else { return Ok(None) };
+        let Some(entry) = self.entry(name) else {
+            return Ok(None);
+        };
         dtype_from_file(entry.dtype)?;
-        entry.tensor().map(Some).map_err(|source| read_error(source).in_file("checkpoint", &self.path))
+        entry
+            .tensor()
+            .map(Some)
+            .map_err(|source| read_error(source).in_file("checkpoint", &self.path))
     }
 
     pub(super) fn entry(&self, name: &str) -> Option<Entry<'_>> {
@@ -295,7 +313,9 @@ impl CheckpointFile {
 
 /// The place of the checksum in the bytes before a file's tensors.
 pub(super) fn checksum_place(head: &[u8]) -> Option<Range<usize>> {
-    let before = head.windows(BEFORE_CHECKSUM.len()).position(|window| window == BEFORE_CHECKSUM)?;
+    let before = head
+        .windows(BEFORE_CHECKSUM.len())
+        .position(|window| window == BEFORE_CHECKSUM)?;
     let start = before + BEFORE_CHECKSUM.len();
     let place = start..start + NO_CHECKSUM.len();
     (place.end <= head.len()).then_some(place)
@@ -306,7 +326,9 @@ fn checksum(file: &TensorFile) -> std::io::Result<Option<String>> {
     let mut sum = crc32fast::Hasher::new();
     let mut buffer = Vec::new();
     let head = file.head(&mut buffer)?;
-    let Some(place) = checksum_place(head) else { return Ok(None) };
+    let Some(place) = checksum_place(head) else {
+        return Ok(None);
+    };
     sum.update(&head[..place.start]);
     sum.update(NO_CHECKSUM.as_bytes());
     sum.update(&head[place.end..]);

@@ -32,8 +32,17 @@ impl Watch {
     /// A watch over the bytes of the file's tensor from `element` on. If the tensor has records, its elements
     /// are bytes.
     pub(super) fn new(encoding: Encoding, element: usize) -> Self {
-        let next = if let Encoding::Records(_) = encoding { element / RECORD * BLOCK } else { element };
-        Watch { encoding, next, incomplete: Vec::new(), first_non_finite: None }
+        let next = if let Encoding::Records(_) = encoding {
+            element / RECORD * BLOCK
+        } else {
+            element
+        };
+        Watch {
+            encoding,
+            next,
+            incomplete: Vec::new(),
+            first_non_finite: None,
+        }
     }
 
     /// Adds the next bytes.
@@ -64,10 +73,15 @@ impl Watch {
     fn search(&mut self, bytes: &[u8], numbers: usize) {
         let non_finite = match self.encoding {
             Encoding::Numbers(dtype) => first_non_finite_in(bytes, dtype, dtype),
-            Encoding::Records(code) => bytes.as_chunks().0.iter().enumerate().find_map(|(block, record)| {
-                let (offset, value) = code.first_non_finite(record)?;
-                Some((block * BLOCK + offset, value.into()))
-            }),
+            Encoding::Records(code) => bytes
+                .as_chunks()
+                .0
+                .iter()
+                .enumerate()
+                .find_map(|(block, record)| {
+                    let (offset, value) = code.first_non_finite(record)?;
+                    Some((block * BLOCK + offset, value.into()))
+                }),
         };
         let first = non_finite.map(|(index, value)| (self.next + index, value));
         self.first_non_finite = self.first_non_finite.or(first);
@@ -95,13 +109,18 @@ mod tests {
     fn the_first_number_that_is_not_finite_is_found_however_the_bytes_come() {
         let bytes_of = |dtype: DType, values: &[f64]| -> Vec<u8> {
             match dtype {
-                DType::F16 => {
-                    values.iter().flat_map(|value| half::f16::from_f64(*value).to_le_bytes()).collect()
-                }
-                DType::BF16 => {
-                    values.iter().flat_map(|value| half::bf16::from_f64(*value).to_le_bytes()).collect()
-                }
-                DType::F32 => values.iter().flat_map(|value| (*value as f32).to_le_bytes()).collect(),
+                DType::F16 => values
+                    .iter()
+                    .flat_map(|value| half::f16::from_f64(*value).to_le_bytes())
+                    .collect(),
+                DType::BF16 => values
+                    .iter()
+                    .flat_map(|value| half::bf16::from_f64(*value).to_le_bytes())
+                    .collect(),
+                DType::F32 => values
+                    .iter()
+                    .flat_map(|value| (*value as f32).to_le_bytes())
+                    .collect(),
                 _ => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
             }
         };
@@ -126,7 +145,10 @@ mod tests {
                 assert!(index == 3 && value.is_nan(), "{dtype:?}");
             }
         }
-        assert_eq!(first_non_finite(Encoding::Numbers(DType::U32), 0, &[0xff; 64], 8), None);
+        assert_eq!(
+            first_non_finite(Encoding::Numbers(DType::U32), 0, &[0xff; 64], 8),
+            None
+        );
     }
 
     #[test]
@@ -135,7 +157,12 @@ mod tests {
             let mut numbers: Vec<f32> = (0..3 * BLOCK).map(|i| i as f32 * 0.37).collect();
             for piece_length in [1, 100, RECORD, 1000] {
                 assert_eq!(
-                    first_non_finite(Encoding::Records(code), 0, &code.records_of(&numbers), piece_length),
+                    first_non_finite(
+                        Encoding::Records(code),
+                        0,
+                        &code.records_of(&numbers),
+                        piece_length
+                    ),
                     None
                 );
             }

@@ -50,14 +50,21 @@ pub(crate) enum Remarks<'r> {
     /// The description of a checkpoint.
     Checkpoint(&'r Record),
     /// A text under its name.
-    #[cfg_attr(not(feature = "torch"), expect(dead_code, reason = "only files for torch have one"))]
+    #[cfg_attr(
+        not(feature = "torch"),
+        expect(dead_code, reason = "only files for torch have one")
+    )]
     Text(&'static str, &'r str),
 }
 
 impl EntryInfo {
     /// The order of the safetensors library: the widest dtype first, so that all tensors are aligned.
     pub(super) fn compare(&self, other: &Self) -> Ordering {
-        other.dtype.size_in_bytes().cmp(&self.dtype.size_in_bytes()).then_with(|| self.name.cmp(&other.name))
+        other
+            .dtype
+            .size_in_bytes()
+            .cmp(&self.dtype.size_in_bytes())
+            .then_with(|| self.name.cmp(&other.name))
     }
 }
 
@@ -85,7 +92,11 @@ impl FileLayout {
             end += shape.iter().product::<usize>() * width;
             tensors.push((
                 name.clone(),
-                TensorInfo { dtype: file_dtype, shape: shape.clone(), data_offsets: (start, end) },
+                TensorInfo {
+                    dtype: file_dtype,
+                    shape: shape.clone(),
+                    data_offsets: (start, end),
+                },
             ));
             entry_places.push((start as u64, width));
         }
@@ -96,8 +107,15 @@ impl FileLayout {
             _ => None,
         };
         let head_length = head.len() as u64;
-        entry_places.iter_mut().for_each(|(start, _)| *start += head_length);
-        Ok(FileLayout { head, checksum, entries: entry_places, length: head_length + end as u64 })
+        entry_places
+            .iter_mut()
+            .for_each(|(start, _)| *start += head_length);
+        Ok(FileLayout {
+            head,
+            checksum,
+            entries: entry_places,
+            length: head_length + end as u64,
+        })
     }
 
     /// The range of bytes of some elements of a tensor, in row-major order.
@@ -124,12 +142,14 @@ fn head(tensors: Vec<(String, TensorInfo)>, remarks: Remarks<'_>) -> Result<Vec<
     head.resize(head.len().next_multiple_of(size_of::<u64>()), b' ');
     let length = head.len() - size_of::<u64>();
     if length > LARGEST_HEADER {
-        return Err(Error::new(ErrorKind::Unsupported, "names and hyper-parameters would take")
-            .with_got(format_args!("{length} bytes"))
-            .with_expected(format_args!(
-                "at most {LARGEST_HEADER}, because no safetensors file can have more"
-            ))
-            .with_remedy("give shorter names to parameters and bytes"));
+        return Err(
+            Error::new(ErrorKind::Unsupported, "names and hyper-parameters would take")
+                .with_got(format_args!("{length} bytes"))
+                .with_expected(format_args!(
+                    "at most {LARGEST_HEADER}, because no safetensors file can have more"
+                ))
+                .with_remedy("give shorter names to parameters and bytes"),
+        );
     }
     head[..size_of::<u64>()].copy_from_slice(&(length as u64).to_le_bytes());
     Ok(head)
@@ -160,21 +180,40 @@ impl<'s> SavedTensor<'s> {
             None if state.rank() == 0 => (0..variable.elem_count(), variable.clone()),
             None => (0..0, variable.clone()),
         };
-        let entry =
-            EntryInfo { name: path.to_string(), dtype: variable.dtype(), shape: variable.shape().to_vec() };
-        Ok(SavedTensor { entry, part, values: PartValues::Lent(values) })
+        let entry = EntryInfo {
+            name: path.to_string(),
+            dtype: variable.dtype(),
+            shape: variable.shape().to_vec(),
+        };
+        Ok(SavedTensor {
+            entry,
+            part,
+            values: PartValues::Lent(values),
+        })
     }
 
     /// This rank's part of a tensor of the parameter's shape.
     pub(crate) fn part_of(leaf: &Leaf, name: String, part: Tensor) -> Self {
-        let entry = EntryInfo { name, dtype: dtype_of(&part), shape: leaf.shape().to_vec() };
-        SavedTensor { entry, part: leaf.part(), values: PartValues::Lent(Lent::Tensor(part)) }
+        let entry = EntryInfo {
+            name,
+            dtype: dtype_of(&part),
+            shape: leaf.shape().to_vec(),
+        };
+        SavedTensor {
+            entry,
+            part: leaf.part(),
+            values: PartValues::Lent(Lent::Tensor(part)),
+        }
     }
 
     /// One number, written by one rank.
     #[cfg(feature = "torch")]
     pub(crate) fn number(name: String, number: Tensor, is_written: bool) -> Self {
-        let entry = EntryInfo { name, dtype: number.dtype().into(), shape: Vec::new() };
+        let entry = EntryInfo {
+            name,
+            dtype: number.dtype().into(),
+            shape: Vec::new(),
+        };
         SavedTensor {
             entry,
             part: 0..usize::from(is_written),
@@ -184,16 +223,32 @@ impl<'s> SavedTensor<'s> {
 
     /// Bytes of the user, written by one rank.
     fn bytes(name: &str, bytes: &'s [u8], is_written: bool) -> Self {
-        let entry = EntryInfo { name: bytes_name(name), dtype: DType::U8, shape: vec![bytes.len()] };
+        let entry = EntryInfo {
+            name: bytes_name(name),
+            dtype: DType::U8,
+            shape: vec![bytes.len()],
+        };
         let part = 0..if is_written { bytes.len() } else { 0 };
-        SavedTensor { entry, part, values: PartValues::Copied(bytes, Encoding::Numbers(DType::U8)) }
+        SavedTensor {
+            entry,
+            part,
+            values: PartValues::Copied(bytes, Encoding::Numbers(DType::U8)),
+        }
     }
 
     /// A state tensor, or this rank's part of one.
     pub(crate) fn state(leaf: &Leaf, name: &str, tensor: &'s Buffer, shape: Vec<usize>) -> Self {
-        let entry = EntryInfo { name: entry_name(leaf.path(), name), dtype: tensor.stored_dtype(), shape };
+        let entry = EntryInfo {
+            name: entry_name(leaf.path(), name),
+            dtype: tensor.stored_dtype(),
+            shape,
+        };
         let part = leaf.stored_extent(tensor).map_or(0..0, |(_, part)| part);
-        SavedTensor { entry, part, values: PartValues::State(tensor) }
+        SavedTensor {
+            entry,
+            part,
+            values: PartValues::State(tensor),
+        }
     }
 
     /// The encoding of the bytes that are written.
@@ -210,7 +265,12 @@ impl<'s> SavedTensor<'s> {
     pub(super) fn copy_to(self, room: &mut Vec<u8>) -> io::Result<CopiedTensor> {
         let (start, encoding) = (room.len(), self.encoding());
         self.write_to(room)?;
-        Ok(CopiedTensor { entry: self.entry, part: self.part, encoding, bytes: start..room.len() })
+        Ok(CopiedTensor {
+            entry: self.entry,
+            part: self.part,
+            encoding,
+            bytes: start..room.len(),
+        })
     }
 
     /// Writes the values of the part.
@@ -236,8 +296,17 @@ pub(super) struct CopiedTensor {
 impl CopiedTensor {
     /// The tensor, with values that lie in `room`.
     pub(super) fn in_room(self, room: &[u8]) -> SavedTensor<'_> {
-        let CopiedTensor { entry, part, encoding, bytes } = self;
-        SavedTensor { entry, part, values: PartValues::Copied(&room[bytes], encoding) }
+        let CopiedTensor {
+            entry,
+            part,
+            encoding,
+            bytes,
+        } = self;
+        SavedTensor {
+            entry,
+            part,
+            values: PartValues::Copied(&room[bytes], encoding),
+        }
     }
 }
 
@@ -257,8 +326,12 @@ pub(super) fn entries<'s>(
         let tensors = leaf.state.tensors().into_iter().zip(shapes);
         tensors.map(move |((name, tensor), shape)| Ok(SavedTensor::state(leaf, &name, tensor, shape)))
     });
-    let variables =
-        model.into_iter().flatten().map(|(path, variable)| SavedTensor::variable(state, path, variable));
-    let bytes = bytes.iter().map(|(name, bytes)| Ok(SavedTensor::bytes(name, bytes, state.rank() == 0)));
+    let variables = model
+        .into_iter()
+        .flatten()
+        .map(|(path, variable)| SavedTensor::variable(state, path, variable));
+    let bytes = bytes
+        .iter()
+        .map(|(name, bytes)| Ok(SavedTensor::bytes(name, bytes, state.rank() == 0)));
     tensors.chain(variables).chain(bytes).collect()
 }

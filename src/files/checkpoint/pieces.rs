@@ -34,7 +34,11 @@ pub(super) struct PieceWriter<'f> {
 
 impl<'f> PieceWriter<'f> {
     pub(super) fn new(file: &'f File) -> Self {
-        PieceWriter { out: BufWriter::new(file), position: 0, pieces: Vec::new() }
+        PieceWriter {
+            out: BufWriter::new(file),
+            position: 0,
+            pieces: Vec::new(),
+        }
     }
 
     /// Writes the bytes of `place` by `fill`. Refuses a `fill` that writes more or fewer bytes.
@@ -58,15 +62,25 @@ impl<'f> PieceWriter<'f> {
             self.out.seek(SeekFrom::Start(place.start))?;
             self.position = place.start;
         }
-        let mut summed =
-            SummingWriter { out: &mut self.out, sum: crc32fast::Hasher::new(), watch, length: 0 };
+        let mut summed = SummingWriter {
+            out: &mut self.out,
+            sum: crc32fast::Hasher::new(),
+            watch,
+            length: 0,
+        };
         fill(&mut summed)?;
         let SummingWriter { sum, length, .. } = summed;
         self.position += length;
         if self.position != place.end {
-            return Err(io::Error::other(format!("{length} bytes were written to the place {place:?}")));
+            return Err(io::Error::other(format!(
+                "{length} bytes were written to the place {place:?}"
+            )));
         }
-        self.pieces.push(FilePiece { start: place.start, length, crc: sum.finalize() });
+        self.pieces.push(FilePiece {
+            start: place.start,
+            length,
+            crc: sum.finalize(),
+        });
         Ok(())
     }
 
@@ -81,7 +95,9 @@ impl<'f> PieceWriter<'f> {
 pub(super) fn join(mut file: &File, layout: &FileLayout, pieces: Vec<FilePiece>) -> Result<()> {
     let sum =
         whole_checksum(pieces, layout.length).map_err(io_failure("put the pieces of the file together"))?;
-    let Some(place) = layout.checksum else { return Ok(()) };
+    let Some(place) = layout.checksum else {
+        return Ok(());
+    };
     file.seek(SeekFrom::Start(place))
         .and_then(|_| write!(file, "{sum:08x}"))
         .map_err(io_failure("write the checksum"))
@@ -155,7 +171,9 @@ mod tests {
             let mut writer = PieceWriter::new(&file);
             for place in places {
                 let range = place.start as u64..place.end as u64;
-                writer.write(range, |out| out.write_all(&bytes[place.clone()])).expect("a piece");
+                writer
+                    .write(range, |out| out.write_all(&bytes[place.clone()]))
+                    .expect("a piece");
             }
             writer.finish().expect("all of it")
         });
@@ -164,21 +182,28 @@ mod tests {
 
     #[test]
     fn pieces_in_any_order_are_the_file() {
-        let bytes: Vec<u8> = (0..1_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        let bytes: Vec<u8> = (0..1_000_000u32)
+            .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
+            .collect();
         let ends = [1, 8, 8, 300_000, 300_001, 999_999, 1_000_000];
         let orders: [fn(&mut Vec<Range<usize>>); 3] =
             [|_| (), |places| places.reverse(), |places| places.rotate_left(3)];
         for order in orders {
             let (file, pieces) = write_pieces(&bytes, &ends, order);
             assert!(file == bytes);
-            assert_eq!(whole_checksum(pieces, 1_000_000).expect("all pieces"), crc32fast::hash(&bytes));
+            assert_eq!(
+                whole_checksum(pieces, 1_000_000).expect("all pieces"),
+                crc32fast::hash(&bytes)
+            );
         }
     }
 
     #[test]
     fn pieces_that_are_not_the_file() {
         let error = |pieces: &[FilePiece], length| {
-            whole_checksum(pieces.to_vec(), length).expect_err("an error").to_string()
+            whole_checksum(pieces.to_vec(), length)
+                .expect_err("an error")
+                .to_string()
         };
         let (_, pieces) = write_pieces(&[7; 30], &[10, 20, 30], |_| ());
         assert_eq!(
@@ -191,8 +216,9 @@ mod tests {
         );
         assert_eq!(error(&pieces[..2], 30), "they end at byte 20 of 30");
         let file = tempfile::tempfile().expect("a file");
-        let short =
-            PieceWriter::new(&file).write(5..10, |out| out.write_all(&[0; 4])).expect_err("a byte too few");
+        let short = PieceWriter::new(&file)
+            .write(5..10, |out| out.write_all(&[0; 4]))
+            .expect_err("a byte too few");
         assert_eq!(short.to_string(), "4 bytes were written to the place 5..10");
     }
 }

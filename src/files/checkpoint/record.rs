@@ -34,7 +34,10 @@ pub(super) fn bytes_name(name: &str) -> String {
 
 /// The error that the description is damaged. The reason is a clause.
 pub(super) fn damage_error(reason: impl Display) -> Error {
-    Error::new(ErrorKind::File, format!("the description of the state is damaged: {reason}"))
+    Error::new(
+        ErrorKind::File,
+        format!("the description of the state is damaged: {reason}"),
+    )
 }
 
 /// The error that JSON of the description cannot be read or written.
@@ -91,8 +94,10 @@ impl Record {
     /// The numbers of leaves that are not finite, each with the path of its leaf and its name.
     pub(super) fn non_finite(&self) -> impl Iterator<Item = (&str, &str, f64)> {
         self.leaves.iter().flat_map(|(path, leaf)| {
-            let numbers =
-                leaf.numbers.iter().map(move |(name, Number(value))| (path.as_str(), name.as_str(), *value));
+            let numbers = leaf
+                .numbers
+                .iter()
+                .map(move |(name, Number(value))| (path.as_str(), name.as_str(), *value));
             numbers.filter(|(_, _, value)| !value.is_finite())
         })
     }
@@ -135,12 +140,24 @@ pub(super) struct ScheduleRecord {
 
 impl ScheduleRecord {
     fn new(schedule: &Schedule) -> Self {
-        let Schedule { curve, field, is_relative } = schedule.clone();
-        ScheduleRecord { curve, field, relative: is_relative }
+        let Schedule {
+            curve,
+            field,
+            is_relative,
+        } = schedule.clone();
+        ScheduleRecord {
+            curve,
+            field,
+            relative: is_relative,
+        }
     }
 
     pub(super) fn schedule(&self) -> Schedule {
-        Schedule { curve: self.curve.clone(), field: self.field.clone(), is_relative: self.relative }
+        Schedule {
+            curve: self.curve.clone(),
+            field: self.field.clone(),
+            is_relative: self.relative,
+        }
     }
 }
 
@@ -152,8 +169,10 @@ fn earlier_values(leaf: &Leaf) -> Vec<(String, Data)> {
     let mut values: Vec<(String, Data)> = Vec::new();
     for earlier in earlier_optimisers.filter(|earlier| !Arc::ptr_eq(earlier, &leaf.optimiser)) {
         let fields = earlier.fields();
-        for (place, ((_, value), (_, current))) in
-            earlier.places().into_iter().zip(fields.iter().zip(&current_fields))
+        for (place, ((_, value), (_, current))) in earlier
+            .places()
+            .into_iter()
+            .zip(fields.iter().zip(&current_fields))
         {
             let entry = (place, value.data());
             if value != current && !values.contains(&entry) {
@@ -174,10 +193,12 @@ impl Record {
         // The key is the address, so that equal schedules of leaves with different rates stay apart.
         let mut schedule_indices: HashMap<*const Schedule, usize> = HashMap::new();
         let mut index_of = |assignment: &ScheduleAssignment| {
-            *schedule_indices.entry(Arc::as_ptr(&assignment.schedule)).or_insert_with(|| {
-                schedules.push(ScheduleRecord::new(&assignment.schedule));
-                schedules.len() - 1
-            })
+            *schedule_indices
+                .entry(Arc::as_ptr(&assignment.schedule))
+                .or_insert_with(|| {
+                    schedules.push(ScheduleRecord::new(&assignment.schedule));
+                    schedules.len() - 1
+                })
         };
         let for_all = state.schedules.iter().map(&mut index_of).collect();
         let mut optimiser_indices: HashMap<*const (), usize> = HashMap::new();
@@ -185,16 +206,23 @@ impl Record {
         let mut leaves = BTreeMap::new();
         for leaf in state.leaves() {
             // Leaves that share an optimiser share its description.
-            let optimiser =
-                *optimiser_indices.entry(Arc::as_ptr(&leaf.optimiser).cast()).or_insert_with(|| {
+            let optimiser = *optimiser_indices
+                .entry(Arc::as_ptr(&leaf.optimiser).cast())
+                .or_insert_with(|| {
                     optimisers.push(leaf.optimiser.description().record());
                     optimisers.len() - 1
                 });
             let at_first_step = leaf.run_start.as_ref().map(|(optimiser, _)| optimiser);
             let earlier = [leaf.initial_optimiser.as_ref(), at_first_step];
             let key = (optimiser, earlier.map(|optimiser| optimiser.map(Arc::as_ptr)));
-            let set_up = value_lists.entry(key).or_insert_with(|| earlier_values(leaf)).clone();
-            leaves.insert(leaf.path().to_string(), LeafRecord::new(leaf, optimiser, set_up, &mut index_of));
+            let set_up = value_lists
+                .entry(key)
+                .or_insert_with(|| earlier_values(leaf))
+                .clone();
+            leaves.insert(
+                leaf.path().to_string(),
+                LeafRecord::new(leaf, optimiser, set_up, &mut index_of),
+            );
         }
         Record {
             format: FORMAT,
@@ -247,7 +275,11 @@ impl LeafRecord {
             shape: leaf.shape().to_vec(),
             tensors: leaf.tensor_names(),
             counters: leaf.counters(),
-            numbers: leaf.numbers().into_iter().map(|(name, number)| (name, Number(number))).collect(),
+            numbers: leaf
+                .numbers()
+                .into_iter()
+                .map(|(name, number)| (name, Number(number)))
+                .collect(),
             steps: leaf.steps(),
             frozen: leaf.is_frozen(),
             began_frozen: leaf

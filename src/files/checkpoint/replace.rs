@@ -33,7 +33,11 @@ impl NewFile {
         let permissions = old_metadata.map(|metadata| metadata.permissions());
         let temporary = create_temporary(&target, permissions.as_ref())
             .map_err(io_failure("make a temporary file in the same folder"))?;
-        Ok(NewFile { temporary, target, permissions })
+        Ok(NewFile {
+            temporary,
+            target,
+            permissions,
+        })
     }
 
     pub(super) fn file(&self) -> &File {
@@ -46,17 +50,31 @@ impl NewFile {
             // On Windows a lock keeps other processes from writing.
             let _ = self.file().unlock();
         }
-        self.temporary.path().file_name().unwrap_or_default().to_string_lossy().into_owned()
+        self.temporary
+            .path()
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned()
     }
 
     /// Flushes the file to the disk, and renames it to the path.
     pub(super) fn persist(self) -> Result<()> {
-        let NewFile { temporary, target, permissions } = self;
+        let NewFile {
+            temporary,
+            target,
+            permissions,
+        } = self;
         // Permissions are set only now, so that other ranks can open a file that replaces a read-only file.
         // An error is ignored, because some file systems have no permissions.
         let _ = permissions.map(|permissions| temporary.as_file().set_permissions(permissions));
-        temporary.as_file().sync_all().map_err(io_failure("flush the file to the disk"))?;
-        temporary.persist(&target).map_err(|error| io_failure("rename the temporary file")(error.error))?;
+        temporary
+            .as_file()
+            .sync_all()
+            .map_err(io_failure("flush the file to the disk"))?;
+        temporary
+            .persist(&target)
+            .map_err(|error| io_failure("rename the temporary file")(error.error))?;
         sync_folder(&target)
             .map_err(io_failure("flush the folder to the disk"))
             .map_err(|error| error.with_remedy("the file itself is whole and in its place"))
@@ -96,7 +114,10 @@ fn without_links(path: &Path) -> PathBuf {
 fn replaced_metadata(target: &Path) -> io::Result<Option<Metadata>> {
     match fs::metadata(target) {
         Ok(metadata) if metadata.is_file() => Ok(Some(metadata)),
-        Ok(_) => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file")),
+        Ok(_) => Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "it is no regular file",
+        )),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         // This is no error here, because `create_temporary` returns a better one.
         Err(error) if error.kind() == io::ErrorKind::NotADirectory => Ok(None),
@@ -108,7 +129,10 @@ fn replaced_metadata(target: &Path) -> io::Result<Option<Metadata>> {
 ///
 /// The file gets the permissions of the old file, but is writable. Without an old file the permissions are
 /// those of any new file.
-#[cfg_attr(not(unix), expect(unused_variables, reason = "files have modes on Unix alone"))]
+#[cfg_attr(
+    not(unix),
+    expect(unused_variables, reason = "files have modes on Unix alone")
+)]
 fn create_temporary(target: &Path, permissions: Option<&Permissions>) -> io::Result<NamedTempFile> {
     let prefix = prefix_for(target);
     let folder = folder_of(target);
@@ -144,7 +168,10 @@ pub(super) fn prefix_for(target: &Path) -> String {
 fn prefix_in(name: &str) -> Option<&str> {
     let name = name.strip_suffix(SUFFIX)?;
     let (prefix, random) = name.split_at_checked(name.len().checked_sub(RANDOM_LENGTH)?)?;
-    random.bytes().all(|byte| byte.is_ascii_alphanumeric()).then_some(prefix)
+    random
+        .bytes()
+        .all(|byte| byte.is_ascii_alphanumeric())
+        .then_some(prefix)
 }
 
 /// The temporary files of saves that were killed, each with its prefix.
@@ -162,7 +189,10 @@ pub(super) fn abandoned_files(
             continue;
         };
         let Ok(metadata) = entry.metadata() else { continue };
-        let age = metadata.modified().ok().and_then(|time| SystemTime::now().duration_since(time).ok());
+        let age = metadata
+            .modified()
+            .ok()
+            .and_then(|time| SystemTime::now().duration_since(time).ok());
         let is_idle = metadata.is_file() && age.is_some_and(|age| age >= idle_time);
         if is_idle && File::open(&path).is_ok_and(|file| file.try_lock().is_ok()) {
             files.push((prefix.to_string(), path));

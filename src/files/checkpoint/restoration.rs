@@ -77,7 +77,9 @@ pub(super) struct LeafRestoration {
 impl LeafRestoration {
     /// The optimiser that the leaf has after the restore.
     fn optimiser<'r>(&'r self, leaf: &'r Leaf) -> &'r Arc<Optimiser> {
-        self.values.as_ref().map_or(&leaf.optimiser, |values| &values.optimiser)
+        self.values
+            .as_ref()
+            .map_or(&leaf.optimiser, |values| &values.optimiser)
     }
 }
 
@@ -112,7 +114,13 @@ struct SavedSchedules {
 }
 
 impl SavedSchedules {
-    fn from_file(CheckpointFile { record, keep_settings, .. }: &CheckpointFile) -> Result<Self> {
+    fn from_file(
+        CheckpointFile {
+            record,
+            keep_settings,
+            ..
+        }: &CheckpointFile,
+    ) -> Result<Self> {
         let assignment = |saved: &ScheduleRecord| {
             let schedule = saved.schedule();
             match schedule.curve.is_ordered() {
@@ -121,7 +129,10 @@ impl SavedSchedules {
             }
         };
         let schedules = record.schedules.iter().map(assignment).collect::<Result<_>>()?;
-        Ok(SavedSchedules { schedules, steps: (!keep_settings).then_some(record.steps) })
+        Ok(SavedSchedules {
+            schedules,
+            steps: (!keep_settings).then_some(record.steps),
+        })
     }
 
     /// The schedules that were given to all leaves, in the file and in the state.
@@ -150,10 +161,14 @@ impl SavedSchedules {
             return Ok(program.map(continue_here).collect());
         };
         let unknown = || damage_error("it refers to a schedule that is not there");
-        let saved = indices.iter().map(|index| self.schedules.get(*index).cloned().ok_or_else(unknown));
+        let saved = indices
+            .iter()
+            .map(|index| self.schedules.get(*index).cloned().ok_or_else(unknown));
         // Schedules of an earlier file are dropped, because this file replaces them.
         let of_program = program.filter(|schedule| !schedule.is_from_file);
-        saved.chain(of_program.map(|schedule| Ok(continue_here(schedule)))).collect()
+        saved
+            .chain(of_program.map(|schedule| Ok(continue_here(schedule))))
+            .collect()
     }
 }
 
@@ -164,13 +179,17 @@ impl CheckpointFile {
         state: &StateTree,
         variables: Option<&BTreeMap<String, Lent<'_>>>,
     ) -> Result<Restoration> {
-        self.plan(state, variables).map_err(|error| error.in_file("checkpoint", &self.path))
+        self.plan(state, variables)
+            .map_err(|error| error.in_file("checkpoint", &self.path))
     }
 
     /// [`CheckpointFile::restoration`], with errors that do not name the file.
     fn plan(&self, state: &StateTree, variables: Option<&BTreeMap<String, Lent<'_>>>) -> Result<Restoration> {
         self.tensors.check_unchanged().map_err(read_error)?;
-        let restored = Restored { passed_over: self.check_paths(state)?, ..Restored::default() };
+        let restored = Restored {
+            passed_over: self.check_paths(state)?,
+            ..Restored::default()
+        };
         let mut replaced = Replaced::default();
         if !self.keep_settings {
             replaced.compare_steps(state.began_at, &self.record);
@@ -226,7 +245,10 @@ impl CheckpointFile {
             .zip(&plans)
             .map(|(leaf, plan)| (leaf.path(), plan.optimiser(leaf), plan.drives.as_ref()));
         let acting = acting_optimisers(optimisers, shared.saved_schedules.steps.unwrap_or(state.steps))?;
-        plans.iter_mut().zip(acting).for_each(|(plan, acting)| plan.acting = acting);
+        plans
+            .iter_mut()
+            .zip(acting)
+            .for_each(|(plan, acting)| plan.acting = acting);
         let drives = plans.iter().map(|plan| plan.drives.as_deref());
         check_equal_own_values(state.leaves().map(Leaf::path).zip(drives))?;
         Ok(plans)
@@ -245,13 +267,25 @@ impl CheckpointFile {
             None
         } else {
             shared.restored.taken.push(path.to_string());
-            Some(leaves.get(path).ok_or_else(|| missing_error(path, leaves.keys()))?)
+            Some(
+                leaves
+                    .get(path)
+                    .ok_or_else(|| missing_error(path, leaves.keys()))?,
+            )
         };
-        let values = record.map(|record| self.check_values(leaf, record, shared)).transpose()?;
-        let mut plan = LeafRestoration { drives: None, acting: None, values };
+        let values = record
+            .map(|record| self.check_values(leaf, record, shared))
+            .transpose()?;
+        let mut plan = LeafRestoration {
+            drives: None,
+            acting: None,
+            values,
+        };
         plan.drives = check_schedules(leaf, record, plan.optimiser(leaf), shared)?;
         if let Some(record) = record.filter(|_| !self.keep_settings) {
-            shared.replaced.compare(leaf, record, plan.optimiser(leaf), plan.drives.as_deref());
+            shared
+                .replaced
+                .compare(leaf, record, plan.optimiser(leaf), plan.drives.as_deref());
         }
         Ok(plan)
     }
@@ -264,11 +298,17 @@ impl CheckpointFile {
         let has_moved = |path: &String| self.record.leaves.get(path).is_some_and(|leaf| leaf.steps > 0);
         let is_restored = |path: &&String| !self.convert && has_moved(path) && !self.is_excepted(state, path);
         let paths: Vec<&String> = self.record.model.iter().flatten().filter(is_restored).collect();
-        let compared_paths = paths.iter().step_by(paths.len().div_ceil(COMPARED_PARAMETERS).max(1));
+        let compared_paths = paths
+            .iter()
+            .step_by(paths.len().div_ceil(COMPARED_PARAMETERS).max(1));
         let first_elements = |path: &&String| {
             let entry = self.entry(path).filter(|_| state.leaf(path).is_some())?;
             let elements = entry.part(0..entry.elements().min(COMPARED_ELEMENTS));
-            Some(elements.map(|elements| (path.to_string(), elements)).map_err(read_error))
+            Some(
+                elements
+                    .map(|elements| (path.to_string(), elements))
+                    .map_err(read_error),
+            )
         };
         compared_paths.filter_map(first_elements).collect()
     }
@@ -279,11 +319,17 @@ impl CheckpointFile {
         state: &StateTree,
         variables: Option<&BTreeMap<String, Lent<'_>>>,
     ) -> Result<()> {
-        let model_paths =
-            self.record.model.iter().flatten().chain(variables.into_iter().flat_map(BTreeMap::keys));
+        let model_paths = self
+            .record
+            .model
+            .iter()
+            .flatten()
+            .chain(variables.into_iter().flat_map(BTreeMap::keys));
         let file_paths = self.record.leaves.keys().chain(model_paths).map(String::as_str);
         let all_paths = file_paths.chain(state.leaves().flat_map(Leaf::paths));
-        self.except.check_matched(all_paths).map_err(|error| error.in_file("checkpoint", &self.path))
+        self.except
+            .check_matched(all_paths)
+            .map_err(|error| error.in_file("checkpoint", &self.path))
     }
 
     /// The values that a leaf takes over from its record, checked.
@@ -300,7 +346,12 @@ impl CheckpointFile {
         let unknown = || damage_error("the parameter refers to an optimiser that is not there").at(path);
         let saved_optimiser = self.record.optimisers.get(record.optimiser).ok_or_else(unknown)?;
         self.check_leaf_dtype(leaf, record, saved_optimiser)?;
-        let SharedChecks { with_model, optimisers, restored, .. } = shared;
+        let SharedChecks {
+            with_model,
+            optimisers,
+            restored,
+            ..
+        } = shared;
         let key = (Arc::as_ptr(&leaf.optimiser).cast::<()>(), record.optimiser);
         let optimiser =
             optimisers.get_or_make(key, || self.check_optimiser(leaf, saved_optimiser, restored))?;
@@ -327,7 +378,12 @@ impl CheckpointFile {
         if record.dtype == leaf.dtype().as_str() {
             return Ok(());
         }
-        let error = dtype_error(path, format_args!("{}", record.dtype.to_uppercase()), leaf.dtype()).at(path);
+        let error = dtype_error(
+            path,
+            format_args!("{}", record.dtype.to_uppercase()),
+            leaf.dtype(),
+        )
+        .at(path);
         if !self.convert {
             return Err(error);
         }
@@ -389,7 +445,10 @@ impl CheckpointFile {
         if self.keep_settings {
             return Ok(leaf.optimiser.clone());
         }
-        optimiser.set_fields(&values).and_then(|()| optimiser.check()).map_err(|error| error.at(path))?;
+        optimiser
+            .set_fields(&values)
+            .and_then(|()| optimiser.check())
+            .map_err(|error| error.at(path))?;
         Ok(Arc::new(optimiser))
     }
 
@@ -408,9 +467,15 @@ impl CheckpointFile {
         // A conversion may add or drop masters. An offloaded parameter has a copy only if it is not on the
         // CPU, and the file may come from another device.
         let ignores_masters = self.convert || saved_optimiser.storage().offloaded;
-        let compared_tensors = tensors.iter().filter(|(_, tensor)| !ignores_masters || !is_master(tensor));
+        let compared_tensors = tensors
+            .iter()
+            .filter(|(_, tensor)| !ignores_masters || !is_master(tensor));
         let names = compared_tensors.map(|(name, _)| name.clone()).collect();
-        let saved_names = if ignores_masters { saved_others } else { &record.tensors };
+        let saved_names = if ignores_masters {
+            saved_others
+        } else {
+            &record.tensors
+        };
         check_same_names(path, saved_optimiser, "tensors", saved_names.iter(), names)?;
         let has_master = leaf.state.outer_master().is_some();
         match saved_master {
@@ -431,13 +496,24 @@ impl CheckpointFile {
         }
         let mut sources = Vec::with_capacity(tensors.len());
         for (name, tensor) in tensors {
-            let entry = if is_master(tensor) { self.precise_entry(path)? } else { entry_name(path, &name) };
+            let entry = if is_master(tensor) {
+                self.precise_entry(path)?
+            } else {
+                entry_name(path, &name)
+            };
             // `elements` is `None` if another rank has the tensor. That rank checks the tensor.
             let (shape, elements) = leaf.stored_extent(tensor).unzip();
-            let source = EntryPart { entry, elements: elements.unwrap_or(0..0) };
+            let source = EntryPart {
+                entry,
+                elements: elements.unwrap_or(0..0),
+            };
             let shape = shape.as_ref().map(crate::tensors::Shape::dims);
             self.check_entry(&source, shape, tensor.stored_dtype(), tensor.is_of_squares())
-                .and_then(|()| tensor.code().map_or(Ok(()), |code| self.check_codes(&source, code)))
+                .and_then(|()| {
+                    tensor
+                        .code()
+                        .map_or(Ok(()), |code| self.check_codes(&source, code))
+                })
                 .map_err(|error| error.at(path))?;
             sources.push(source);
         }
@@ -466,8 +542,15 @@ impl CheckpointFile {
                 return Err(missing_error(path, saved_paths.iter()));
             }
             check_parameter("variable", &**variable, true).map_err(|error| error.at(path))?;
-            let entry = if self.convert { self.precise_entry(path)? } else { path.to_string() };
-            let source = EntryPart { entry, elements: 0..variable.elem_count() };
+            let entry = if self.convert {
+                self.precise_entry(path)?
+            } else {
+                path.to_string()
+            };
+            let source = EntryPart {
+                entry,
+                elements: 0..variable.elem_count(),
+            };
             self.check_entry(&source, Some(variable.shape()), variable.dtype(), false)
                 .map_err(|error| error.at(path))?;
             Ok(source)
@@ -480,15 +563,26 @@ impl CheckpointFile {
     fn check_masters(&self, state: &StateTree) -> Result<()> {
         // Leaves that have had no gradient are not compared, because until the first gradient a program may
         // move the parameter.
-        let leaves = self.record.leaves.iter().filter(|(_, leaf)| !self.convert && !leaf.is_unreached());
+        let leaves = self
+            .record
+            .leaves
+            .iter()
+            .filter(|(_, leaf)| !self.convert && !leaf.is_unreached());
         for (path, leaf) in leaves.filter(|(path, _)| !self.is_excepted(state, path)) {
             let part = state.leaf(path).map_or(0..0, Leaf::part);
-            if let Some(Difference { index, parameter, master }) = self.stale_element(path, leaf, part)? {
+            if let Some(Difference {
+                index,
+                parameter,
+                master,
+            }) = self.stale_element(path, leaf, part)?
+            {
                 let problem =
                     "it was changed outside of `update` before it was saved: its value in the file is";
                 let remedy = "use `restore`, load the parameters separately, and call `refresh_masters` or \
                               `Update::keep_masters`";
-                let error = Error::new(ErrorKind::Changed, problem).with_got(parameter).at_element(index);
+                let error = Error::new(ErrorKind::Changed, problem)
+                    .with_got(parameter)
+                    .at_element(index);
                 return Err(error
                     .with_expected(format_args!("that of its master, {master}"))
                     .with_remedy(remedy)
@@ -500,7 +594,9 @@ impl CheckpointFile {
 
     /// The first element of `part` in which a parameter in the file is not its master rounded.
     fn stale_element(&self, path: &str, leaf: &LeafRecord, part: Range<usize>) -> Result<Option<Difference>> {
-        let Some(name) = self.record.tensors(leaf).0 else { return Ok(None) };
+        let Some(name) = self.record.tensors(leaf).0 else {
+            return Ok(None);
+        };
         let (Some(master), Some(parameter)) = (self.entry(&entry_name(path, name)), self.entry(path)) else {
             return Ok(None);
         };
@@ -514,7 +610,10 @@ impl CheckpointFile {
             let master_part = master.part(range.clone()).map_err(read_error)?;
             let parameter_part = parameter.part(range).map_err(read_error)?;
             if let Some(first) = difference(&master_part, &parameter_part, Extent::Whole)? {
-                return Ok(Some(Difference { index: start + first.index, ..first }));
+                return Ok(Some(Difference {
+                    index: start + first.index,
+                    ..first
+                }));
             }
         }
         Ok(None)
@@ -530,7 +629,11 @@ impl CheckpointFile {
         let mut names: HashSet<String> = tensors.collect();
         names.extend(self.record.model.iter().flatten().cloned());
         names.extend(self.record.bytes.iter().map(|name| bytes_name(name)));
-        match self.tensor_names().into_iter().find(|entry| !names.contains(entry)) {
+        match self
+            .tensor_names()
+            .into_iter()
+            .find(|entry| !names.contains(entry))
+        {
             Some(entry) => Err(Error::new(
                 ErrorKind::File,
                 format!("the file has the tensor {entry:?}, which its description does not name"),
@@ -542,9 +645,14 @@ impl CheckpointFile {
     /// Refuses counts that no program reaches, and a norm that cannot be one.
     fn check_counts(&self) -> Result<()> {
         check_count("the count of applied steps is", self.record.steps)?;
-        check_count("the count of calls for windows of accumulation is", self.record.calls)?;
+        check_count(
+            "the count of calls for windows of accumulation is",
+            self.record.calls,
+        )?;
         match self.record.norms.first_invalid() {
-            Some(norm) => Err(damage_error(format_args!("{norm} is among the norms of earlier calls"))),
+            Some(norm) => Err(damage_error(format_args!(
+                "{norm} is among the norms of earlier calls"
+            ))),
             None => Ok(()),
         }
     }
@@ -555,7 +663,10 @@ impl CheckpointFile {
     /// has the shape. A conversion allows another float dtype.
     fn check_entry(
         &self,
-        EntryPart { entry: name, elements }: &EntryPart,
+        EntryPart {
+            entry: name,
+            elements,
+        }: &EntryPart,
         shape: Option<&[usize]>,
         dtype: DType,
         is_of_squares: bool,
@@ -573,11 +684,17 @@ impl CheckpointFile {
             return Err(dtype_error(name, entry.dtype, dtype));
         }
         let first_unfit = |bytes: &[u8], file_dtype| {
-            let non_finite =
-                if self.accept_non_finite { None } else { first_non_finite_in(bytes, file_dtype, dtype) };
+            let non_finite = if self.accept_non_finite {
+                None
+            } else {
+                first_non_finite_in(bytes, file_dtype, dtype)
+            };
             non_finite.or_else(|| is_of_squares.then(|| first_negative_in(bytes, file_dtype))?)
         };
-        match entry.find_first(elements.clone(), first_unfit).map_err(read_error)? {
+        match entry
+            .find_first(elements.clone(), first_unfit)
+            .map_err(read_error)?
+        {
             None => Ok(()),
             Some((index, value)) if is_of_squares && value < 0.0 => {
                 Err(Error::new(ErrorKind::Tensor, format!("{} is", in_file(name)))
@@ -596,9 +713,18 @@ impl CheckpointFile {
     }
 
     /// Refuses records of codes with a negative scale or a number that is not finite.
-    fn check_codes(&self, EntryPart { entry: name, elements }: &EntryPart, code: Code) -> Result<()> {
+    fn check_codes(
+        &self,
+        EntryPart {
+            entry: name,
+            elements,
+        }: &EntryPart,
+        code: Code,
+    ) -> Result<()> {
         const RECORDS_READ: usize = 1 << 10;
-        let Some(entry) = self.entry(name) else { return Ok(()) };
+        let Some(entry) = self.entry(name) else {
+            return Ok(());
+        };
         let rows = elements.start / RECORD..elements.end / RECORD;
         for first in rows.clone().step_by(RECORDS_READ) {
             let records = entry
@@ -654,7 +780,10 @@ fn check_schedules(
 
 /// Refuses a leaf with a count that no program reaches.
 fn check_leaf_counts(record: &LeafRecord) -> Result<()> {
-    let counters = record.counters.iter().map(|(name, count)| (name.as_str(), *count));
+    let counters = record
+        .counters
+        .iter()
+        .map(|(name, count)| (name.as_str(), *count));
     for (name, count) in counters.chain([("steps", record.steps), ("waited", record.waited)]) {
         check_count(format_args!("the count {name:?} is"), count)?;
     }
@@ -680,7 +809,9 @@ fn missing_error<'p>(path: &str, available: impl Iterator<Item = &'p String>) ->
 /// The error that the file has a parameter that the state or model lacks.
 fn extra_error(path: &str, place: &str) -> Error {
     let problem = format!("the file has this parameter, but the {place} does not");
-    Error::new(ErrorKind::Model, problem).with_remedy(PASS_THE_MODEL).at(path)
+    Error::new(ErrorKind::Model, problem)
+        .with_remedy(PASS_THE_MODEL)
+        .at(path)
 }
 
 /// The name of a tensor of the file in errors.

@@ -68,17 +68,26 @@ impl CheckpointFile {
     }
 
     fn restore_all<M: Model + ?Sized>(&self, state: &mut StateTree, model: Option<&M>) -> Result<Restored> {
-        let plan = state.check_names().and_then(|()| state.check_parameters()).and_then(|()| {
-            let mut variables = model.map(|model| variables_by_path(state, model)).transpose()?;
-            self.check_patterns_match(state, variables.as_ref())?;
-            // Excepted variables are removed only now: without them `check_patterns_match` would refuse a pattern
-            // that matches nothing else.
-            variables.iter_mut().for_each(|by_path| by_path.retain(|path, _| !self.is_excepted(state, path)));
-            let restoration = self.restoration(state, variables.as_ref())?;
-            let agreement =
-                Agreement::new(vec![Aspect::new("what is restored", self.words(model.is_some()))]);
-            Ok(((variables.unwrap_or_default(), restoration), agreement, Vec::new()))
-        });
+        let plan = state
+            .check_names()
+            .and_then(|()| state.check_parameters())
+            .and_then(|()| {
+                let mut variables = model.map(|model| variables_by_path(state, model)).transpose()?;
+                self.check_patterns_match(state, variables.as_ref())?;
+                // Excepted variables are removed only now: without them `check_patterns_match` would refuse a pattern
+                // that matches nothing else.
+                variables
+                    .iter_mut()
+                    .for_each(|by_path| by_path.retain(|path, _| !self.is_excepted(state, path)));
+                let restoration = self.restoration(state, variables.as_ref())?;
+                let agreement =
+                    Agreement::new(vec![Aspect::new("what is restored", self.words(model.is_some()))]);
+                Ok((
+                    (variables.unwrap_or_default(), restoration),
+                    agreement,
+                    Vec::new(),
+                ))
+            });
         let ((variables, mut restoration), _) = state.agree_on(Call::Restore, plan)?;
         let settings_warning = restoration.replaced.take();
         let assigned = self.assign(state, &variables, restoration);
@@ -96,8 +105,15 @@ impl CheckpointFile {
             (self.accept_non_finite, "accepting what is not finite"),
             (self.keep_settings, "keeping settings"),
         ];
-        let switches = switches.iter().filter(|(is_on, _)| *is_on).map(|(_, name)| format!(", {name}"));
-        let except = self.except.texts().iter().map(|pattern| format!(", except {pattern:?}"));
+        let switches = switches
+            .iter()
+            .filter(|(is_on, _)| *is_on)
+            .map(|(_, name)| format!(", {name}"));
+        let except = self
+            .except
+            .texts()
+            .iter()
+            .map(|pattern| format!(", except {pattern:?}"));
         let options = switches.chain(except).collect::<String>();
         format!("a file with the checksum {}{options}", self.record.checksum)
     }
@@ -136,7 +152,10 @@ impl CheckpointFile {
         for ((path, variable), source) in variables.iter().zip(&restoration.variables) {
             // Values are rounded to the master's dtype first, because a parameter is its stored master
             // rounded.
-            let master = state.leaf(path).and_then(|leaf| leaf.state.outer_master()).filter(|_| self.convert);
+            let master = state
+                .leaf(path)
+                .and_then(|leaf| leaf.state.outer_master())
+                .filter(|_| self.convert);
             let dtype = master.map(Buffer::stored_dtype);
             self.read_ranges(source, |start, values| match dtype {
                 Some(dtype) => set_lent_part(&**variable, start, &rounded(values, dtype)?),
@@ -151,8 +170,12 @@ impl CheckpointFile {
     fn assign_leaf(&self, leaf: &mut Leaf, restoration: LeafRestoration) -> Vec<EntryPart> {
         (leaf.drives, leaf.acting) = (restoration.drives, restoration.acting);
         let record = self.record.leaves.get(leaf.path());
-        let Some((values, record)) = restoration.values.zip(record) else { return Vec::new() };
-        let StateParts { counters, numbers, .. } = leaf.state.parts_mut();
+        let Some((values, record)) = restoration.values.zip(record) else {
+            return Vec::new();
+        };
+        let StateParts {
+            counters, numbers, ..
+        } = leaf.state.parts_mut();
         for (counter, (_, count)) in counters.into_iter().zip(&record.counters) {
             *counter = *count;
         }
@@ -177,10 +200,14 @@ impl CheckpointFile {
         source: &EntryPart,
         mut set: impl FnMut(usize, &Tensor) -> Result<()>,
     ) -> Result<()> {
-        let Some(entry) = self.entry(&source.entry) else { return Ok(()) };
+        let Some(entry) = self.entry(&source.entry) else {
+            return Ok(());
+        };
         for range in ranges_to_read(source.elements.clone()) {
             let start = range.start - source.elements.start;
-            let part = entry.part(range).map_err(|source| self.partial_error(ErrorKind::Io, source))?;
+            let part = entry
+                .part(range)
+                .map_err(|source| self.partial_error(ErrorKind::Io, source))?;
             set(start, &part).map_err(|error| self.partial_error(error.kind(), error))?;
         }
         Ok(())
@@ -216,7 +243,11 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("run");
         let resize = |length: u64| {
-            File::options().write(true).open(&path).and_then(|file| file.set_len(length)).expect("a length")
+            File::options()
+                .write(true)
+                .open(&path)
+                .and_then(|file| file.set_len(length))
+                .expect("a length")
         };
         let source = "it was changed after it had been opened; open it again";
         for length in [1_000_000, 2_000_000] {
@@ -224,7 +255,9 @@ mod tests {
             let file = CheckpointFile::open(&path).expect("a checkpoint");
             let restoration = file.restoration(&state, None).expect("a plan");
             resize(length);
-            let error = file.assign(&mut state, &BTreeMap::new(), restoration).expect_err("an error");
+            let error = file
+                .assign(&mut state, &BTreeMap::new(), restoration)
+                .expect_err("an error");
             let problem = format!(
                 "checkpoint {}: the restore failed after a part of the file was restored",
                 path.display()

@@ -66,7 +66,13 @@ pub struct Checkpoint<'s> {
 impl<'s> Checkpoint<'s> {
     /// A checkpoint of this state.
     pub fn new(state: &'s StateTree) -> Self {
-        Checkpoint { state, model: None, scaler: None, plateau: None, bytes: BTreeMap::new() }
+        Checkpoint {
+            state,
+            model: None,
+            scaler: None,
+            plateau: None,
+            bytes: BTreeMap::new(),
+        }
     }
 
     /// Saves the variables of the state's model as well.
@@ -145,7 +151,11 @@ impl<'s> Checkpoint<'s> {
         let (path, state) = (path.as_ref(), self.state);
         self.with_content(path, |content, numbers| {
             let tensors = write(state.world.as_ref(), path, content)?;
-            Ok(file_warnings(path, state.calls, tensors.into_iter().chain(numbers).collect()))
+            Ok(file_warnings(
+                path,
+                state.calls,
+                tensors.into_iter().chain(numbers).collect(),
+            ))
         })
     }
 
@@ -175,8 +185,13 @@ impl<'s> Checkpoint<'s> {
         self.state.check_whole("`to_bytes`")?;
         let (path, calls) = (Path::new("in memory"), self.state.calls);
         self.with_content(path, |content, numbers| {
-            let (bytes, tensors) = content?.to_bytes().map_err(|error| error.in_file("checkpoint", path))?;
-            Ok((bytes, file_warnings(path, calls, tensors.into_iter().chain(numbers).collect())))
+            let (bytes, tensors) = content?
+                .to_bytes()
+                .map_err(|error| error.in_file("checkpoint", path))?;
+            Ok((
+                bytes,
+                file_warnings(path, calls, tensors.into_iter().chain(numbers).collect()),
+            ))
         })
     }
 
@@ -198,21 +213,37 @@ impl<'s> Checkpoint<'s> {
         run: impl FnOnce(Result<FileContent<'_>>, Vec<NonFiniteEntry>) -> Result<T>,
     ) -> Result<T> {
         let check_result = self.check();
-        let Checkpoint { state, model, scaler, plateau, bytes } = self;
+        let Checkpoint {
+            state,
+            model,
+            scaler,
+            plateau,
+            bytes,
+        } = self;
         // After an error this rank goes on, because the other ranks wait for it in `agree_on_record`.
         let (model, record) = match check_result.and_then(|()| model.transpose()) {
             Ok(model) => {
                 let paths = model.as_ref().map(|model| model.keys().cloned().collect());
                 let bytes = bytes.keys().cloned().collect();
-                (model, Ok(Record { scaler, plateau, bytes, model: paths, ..Record::new(state) }))
+                (
+                    model,
+                    Ok(Record {
+                        scaler,
+                        plateau,
+                        bytes,
+                        model: paths,
+                        ..Record::new(state)
+                    }),
+                )
             }
             Err(error) => (None, Err(error)),
         };
         let (record, shapes) = agree_on_record(state, path, record, &bytes)?;
         let content = entries(state, shapes, model.as_ref(), &bytes)
             .and_then(|tensors| FileContent::new(path, tensors, Remarks::Checkpoint(&record)));
-        let numbers =
-            record.non_finite().map(|(path, name, value)| (entry_name(path, name), 0, Number(value)));
+        let numbers = record
+            .non_finite()
+            .map(|(path, name, value)| (entry_name(path, name), 0, Number(value)));
         run(content, numbers.collect())
     }
 
@@ -237,7 +268,9 @@ fn check_ranges(leaf: &Leaf) -> Result<()> {
     };
     let counts = leaf.counters().into_iter().filter_map(count_fault);
     let mut faults = counts.chain(leaf.numbers().into_iter().filter_map(number_fault));
-    let Some((name, got, expected)) = faults.next() else { return Ok(()) };
+    let Some((name, got, expected)) = faults.next() else {
+        return Ok(());
+    };
     let problem = format!("{name:?} in the state of {} is", leaf.optimiser().rule().name());
     Err(Error::new(ErrorKind::Contract, problem)
         .with_got(got)
@@ -267,7 +300,11 @@ impl StateTree {
             .map(|(leaf, master)| SavedTensor::part_of(leaf, leaf.path().to_string(), master))
             .collect();
         let content = FileContent::new(path, tensors, Remarks::Nothing);
-        Ok(file_warnings(path, self.calls, write(self.world.as_ref(), path, content)?))
+        Ok(file_warnings(
+            path,
+            self.calls,
+            write(self.world.as_ref(), path, content)?,
+        ))
     }
 }
 
@@ -279,10 +316,19 @@ pub(crate) fn file_warnings(path: &Path, calls: u64, mut non_finite: Vec<NonFini
     non_finite.dedup_by(|(name, ..), (previous, ..)| name == previous);
     let warning = non_finite.first().map(|(entry, index, Number(value))| {
         let (entry, index, value) = (entry.clone(), *index, value.to_string());
-        Warning::NotFinite { file: path.to_path_buf(), tensors: non_finite.len(), entry, index, value }
+        Warning::NotFinite {
+            file: path.to_path_buf(),
+            tensors: non_finite.len(),
+            entry,
+            index,
+            value,
+        }
     });
     warning.iter().for_each(Warning::log);
-    warning.into_iter().chain((calls > 0).then_some(Warning::WindowsOpen { calls })).collect()
+    warning
+        .into_iter()
+        .chain((calls > 0).then_some(Warning::WindowsOpen { calls }))
+        .collect()
 }
 
 /// The model's variables by path. A variable with a leaf has the path of the leaf, even after a rename.
@@ -291,13 +337,19 @@ pub(super) fn variables_by_path<'m, M: Model + ?Sized>(
     model: &'m M,
 ) -> Result<BTreeMap<String, Lent<'m>>> {
     let parameters = state.parameters(model)?;
-    let paths: HashMap<Identity, &str> =
-        parameters.iter().map(identity).zip(state.leaves().map(Leaf::path)).collect();
+    let paths: HashMap<Identity, &str> = parameters
+        .iter()
+        .map(identity)
+        .zip(state.leaves().map(Leaf::path))
+        .collect();
     let mut variables = BTreeMap::new();
-    for (model_path, variable) in
-        in_path_order(model, Tensor::is_variable)?.into_iter().map(Variable::into_path_and_handle)
+    for (model_path, variable) in in_path_order(model, Tensor::is_variable)?
+        .into_iter()
+        .map(Variable::into_path_and_handle)
     {
-        let path = paths.get(&identity(&variable)).map_or(model_path, |path| path.to_string());
+        let path = paths
+            .get(&identity(&variable))
+            .map_or(model_path, |path| path.to_string());
         if variables.insert(path.clone(), variable).is_some() {
             return Err(duplicate_path_error(&path));
         }

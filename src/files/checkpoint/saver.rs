@@ -174,7 +174,11 @@ impl CheckpointSaver {
             // refuses.
             let mut warnings = state.settle(Call::Save, earlier_warnings)?;
             warnings.extend(checkpoint.save(&path)?);
-            let removed = if state.rank() == 0 { self.removal(step).run() } else { Ok(()) };
+            let removed = if state.rank() == 0 {
+                self.removal(step).run()
+            } else {
+                Ok(())
+            };
             state.settle(Call::Saved, removed)?;
             self.broken_steps.remove(&step);
             return Ok(warnings);
@@ -188,7 +192,10 @@ impl CheckpointSaver {
             // own step.
             removal.series.remove_unfinished();
             let (warnings, room) = snapshot.write(&target);
-            (warnings.and_then(|warnings| removal.run().map(|()| warnings)), room)
+            (
+                warnings.and_then(|warnings| removal.run().map(|()| warnings)),
+                room,
+            )
         };
         let thread = thread::Builder::new()
             .name("checkpoint".to_string())
@@ -218,7 +225,9 @@ impl CheckpointSaver {
 
     /// Whether a file is being written, for which a [`save`](CheckpointSaver::save) would wait.
     pub fn is_saving(&self) -> bool {
-        self.unfinished_save.as_ref().is_some_and(|save| !save.thread.is_finished())
+        self.unfinished_save
+            .as_ref()
+            .is_some_and(|save| !save.thread.is_finished())
     }
 
     /// The path of a step's file, whether it is there or not.
@@ -231,7 +240,12 @@ impl CheckpointSaver {
     /// # Errors
     /// If the path names no file, or its folder cannot be read.
     pub fn files(&self) -> Result<Vec<(u64, PathBuf)>> {
-        Ok(self.series.steps()?.into_iter().map(|step| (step, self.series.path(step))).collect())
+        Ok(self
+            .series
+            .steps()?
+            .into_iter()
+            .map(|step| (step, self.series.path(step)))
+            .collect())
     }
 
     /// Opens the newest file of the series that is whole, and lists the newer files that are not whole.
@@ -247,7 +261,10 @@ impl CheckpointSaver {
     /// If the previous save failed, or the folder cannot be read.
     pub fn newest(&mut self) -> Result<NewestCheckpoint> {
         self.wait()?;
-        let mut newest = NewestCheckpoint { found: None, passed_over: Vec::new() };
+        let mut newest = NewestCheckpoint {
+            found: None,
+            passed_over: Vec::new(),
+        };
         for (step, path) in self.files()?.into_iter().rev() {
             match CheckpointFile::open(&path) {
                 Ok(file) => {
@@ -256,13 +273,25 @@ impl CheckpointSaver {
                 }
                 Err(error) => {
                     self.broken_steps.insert(step);
-                    newest.passed_over.push(Warning::PassedOver { file: path, reason: error.to_string() });
+                    newest.passed_over.push(Warning::PassedOver {
+                        file: path,
+                        reason: error.to_string(),
+                    });
                 }
             }
         }
         let oldest = newest.found.as_ref().map_or(0, |(step, _)| *step);
-        for (_, file) in self.series.unfinished().into_iter().rev().filter(|(step, _)| *step >= oldest) {
-            let error = Error::new(ErrorKind::File, "it is unfinished: the process that wrote it has ended");
+        for (_, file) in self
+            .series
+            .unfinished()
+            .into_iter()
+            .rev()
+            .filter(|(step, _)| *step >= oldest)
+        {
+            let error = Error::new(
+                ErrorKind::File,
+                "it is unfinished: the process that wrote it has ended",
+            );
             let reason = error.in_file("checkpoint", &file).to_string();
             newest.passed_over.push(Warning::PassedOver { file, reason });
         }
@@ -277,7 +306,13 @@ impl CheckpointSaver {
                 .with_got(0)
                 .with_expected("at least 1"));
         }
-        for later_step in self.series.steps()?.into_iter().rev().take_while(|other| *other > step) {
+        for later_step in self
+            .series
+            .steps()?
+            .into_iter()
+            .rev()
+            .take_while(|other| *other > step)
+        {
             let path = self.series.path(later_step);
             if !self.broken_steps.contains(&later_step) && CheckpointFile::open(&path).is_ok() {
                 return Err(Error::new(
@@ -298,15 +333,28 @@ impl CheckpointSaver {
     fn removal(&self, step: u64) -> Removal {
         let mut broken_steps = self.broken_steps.clone();
         broken_steps.remove(&step);
-        Removal { series: self.series.clone(), file_limit: self.file_limit, broken_steps, step }
+        Removal {
+            series: self.series.clone(),
+            file_limit: self.file_limit,
+            broken_steps,
+            step,
+        }
     }
 }
 
 impl Drop for CheckpointSaver {
     fn drop(&mut self) {
-        let file = self.unfinished_save.as_ref().map(|save| save.path.clone()).unwrap_or_default();
+        let file = self
+            .unfinished_save
+            .as_ref()
+            .map(|save| save.path.clone())
+            .unwrap_or_default();
         if let Err(error) = self.wait() {
-            Warning::NotSaved { file, reason: error.to_string() }.log();
+            Warning::NotSaved {
+                file,
+                reason: error.to_string(),
+            }
+            .log();
         }
     }
 }
@@ -321,10 +369,13 @@ struct Removal {
 
 impl Removal {
     fn run(&self) -> Result<()> {
-        let Some(file_limit) = self.file_limit else { return Ok(()) };
+        let Some(file_limit) = self.file_limit else {
+            return Ok(());
+        };
         let is_counted = |step| !self.broken_steps.contains(&step);
         // One less, because the new file is one of the files that stay.
-        self.series.remove_before(self.step, file_limit.saturating_sub(1), is_counted)
+        self.series
+            .remove_before(self.step, file_limit.saturating_sub(1), is_counted)
     }
 }
 
@@ -355,19 +406,40 @@ impl Snapshot {
             let copies = room
                 .try_reserve_exact(layout.length as usize - layout.head.len())
                 .map_err(io::Error::from)
-                .and_then(|()| tensors.into_iter().map(|tensor| tensor.copy_to(&mut room)).collect());
+                .and_then(|()| {
+                    tensors
+                        .into_iter()
+                        .map(|tensor| tensor.copy_to(&mut room))
+                        .collect()
+                });
             let tensors =
                 copies.map_err(|error| io_failure("copy the tensors")(error).in_file("checkpoint", path))?;
-            Ok(Snapshot { layout, tensors, room, numbers, calls })
+            Ok(Snapshot {
+                layout,
+                tensors,
+                room,
+                numbers,
+                calls,
+            })
         })
     }
 
     /// Writes the file as [`Checkpoint::save`] does. Also returns the memory for the next copy.
     fn write(self, path: &Path) -> (Result<Vec<Warning>>, Vec<u8>) {
-        let Snapshot { layout, tensors, room, numbers, calls } = self;
+        let Snapshot {
+            layout,
+            tensors,
+            room,
+            numbers,
+            calls,
+        } = self;
         let tensors = tensors.into_iter().map(|tensor| tensor.in_room(&room)).collect();
         let warnings = write(None, path, Ok(FileContent { tensors, layout })).map(|non_finite_tensors| {
-            file_warnings(path, calls, non_finite_tensors.into_iter().chain(numbers).collect())
+            file_warnings(
+                path,
+                calls,
+                non_finite_tensors.into_iter().chain(numbers).collect(),
+            )
         });
         (warnings, room)
     }
@@ -420,7 +492,9 @@ impl Series {
         let in_file = |error: Error| error.in_file("checkpoint", &self.path);
         if self.path.file_name().is_none() {
             let unnamed = Error::new(ErrorKind::Argument, "the path of a series names no file");
-            return Err(in_file(unnamed.with_remedy("give a path such as `folder/run.safetensors`")));
+            return Err(in_file(
+                unnamed.with_remedy("give a path such as `folder/run.safetensors`"),
+            ));
         }
         let read_steps = || {
             fs::read_dir(folder_of(&self.path))?
@@ -446,7 +520,9 @@ impl Series {
 
     /// Removes unfinished files of all steps.
     fn remove_unfinished(&self) {
-        remove_abandoned(&folder_of(&self.path), |prefix| self.step_of_temporary(prefix).is_some());
+        remove_abandoned(&folder_of(&self.path), |prefix| {
+            self.step_of_temporary(prefix).is_some()
+        });
     }
 
     /// The step in the prefix of a temporary file; `None` if the prefix is cut before the end of the step.
@@ -457,8 +533,11 @@ impl Series {
 
     /// Removes the counted files of steps before `step`, except the last `kept_count` files.
     fn remove_before(&self, step: u64, kept_count: usize, is_counted: impl Fn(u64) -> bool) -> Result<()> {
-        let mut old_steps: Vec<u64> =
-            self.steps()?.into_iter().filter(|other| *other < step && is_counted(*other)).collect();
+        let mut old_steps: Vec<u64> = self
+            .steps()?
+            .into_iter()
+            .filter(|other| *other < step && is_counted(*other))
+            .collect();
         old_steps.truncate(old_steps.len().saturating_sub(kept_count));
         for old_step in old_steps {
             remove_old(&self.path(old_step))?;

@@ -36,7 +36,10 @@ pub(crate) fn write(
     let with_path = |error: Error| error.in_file("checkpoint", path);
     let proposal = content.and_then(|content| NewCheckpoint::new(world, path, content).map_err(with_path));
     let (checkpoint, names) = StateWorld::all_agree_on(world, Call::File, proposal)?;
-    let name = names.first().map_or(Ok(""), |name| std::str::from_utf8(name)).map_err(Error::other)?;
+    let name = names
+        .first()
+        .map_or(Ok(""), |name| std::str::from_utf8(name))
+        .map_err(Error::other)?;
     let message = checkpoint.write_parts(path, name).map_err(with_path);
     let messages = match world {
         Some(world) => world.agree(Call::Pieces, message)?,
@@ -80,7 +83,9 @@ impl<'s> FileContent<'s> {
         bytes.extend_from_slice(&layout.head);
         for tensor in tensors {
             let (start, mut watch) = (bytes.len(), Watch::new(tensor.encoding(), tensor.part.start));
-            tensor.write_to(&mut bytes).map_err(io_failure("copy the tensors"))?;
+            tensor
+                .write_to(&mut bytes)
+                .map_err(io_failure("copy the tensors"))?;
             watch.add(&bytes[start..]);
             non_finite.extend(non_finite_entry(tensor, &watch));
         }
@@ -94,7 +99,9 @@ impl<'s> FileContent<'s> {
 
 /// The first number of a tensor that is not finite, if there is one.
 fn non_finite_entry(tensor: &SavedTensor<'_>, watch: &Watch) -> Option<NonFiniteEntry> {
-    watch.first_non_finite.map(|(index, value)| (tensor.entry.name.clone(), index, Number(value)))
+    watch
+        .first_non_finite
+        .map(|(index, value)| (tensor.entry.name.clone(), index, Number(value)))
 }
 
 /// A new file, and its content.
@@ -113,22 +120,36 @@ impl<'s> NewCheckpoint<'s> {
     ) -> Result<(Self, Agreement<'static>, Vec<u8>)> {
         let FileContent { tensors, layout } = &content;
         let is_divided = StateWorld::several(world).is_some();
-        let file = (world.map_or(0, StateWorld::rank) == 0).then(|| NewFile::create(path)).transpose()?;
+        let file = (world.map_or(0, StateWorld::rank) == 0)
+            .then(|| NewFile::create(path))
+            .transpose()?;
         let entry = |EntryInfo { name, dtype, shape }: &EntryInfo| {
             format!("{name:?} of shape {shape:?} in {dtype:?}")
         };
-        let words = tensors.iter().filter(|_| is_divided).map(|tensor| entry(&tensor.entry));
+        let words = tensors
+            .iter()
+            .filter(|_| is_divided)
+            .map(|tensor| entry(&tensor.entry));
         let tensors_aspect = Aspect::of_words("the tensors to save", words.collect());
-        let head_aspect =
-            Aspect::new("the head of the file", format!("checksum {:08x}", crc32fast::hash(&layout.head)));
-        let name = file.iter().filter(|_| is_divided).flat_map(|file| file.share().into_bytes()).collect();
+        let head_aspect = Aspect::new(
+            "the head of the file",
+            format!("checksum {:08x}", crc32fast::hash(&layout.head)),
+        );
+        let name = file
+            .iter()
+            .filter(|_| is_divided)
+            .flat_map(|file| file.share().into_bytes())
+            .collect();
         let agreement = Agreement::new(vec![path_aspect(path), tensors_aspect, head_aspect]);
         Ok((NewCheckpoint { content, file }, agreement, name))
     }
 
     /// Writes this rank's parts. Returns pieces, and numbers that are not finite, as a message for all ranks.
     fn write_parts(&self, path: &Path, name: &str) -> Result<Vec<u8>> {
-        let NewCheckpoint { content: FileContent { tensors, layout }, file: new_file } = self;
+        let NewCheckpoint {
+            content: FileContent { tensors, layout },
+            file: new_file,
+        } = self;
         let shared_file;
         let file = match new_file {
             Some(new_file) => new_file.file(),
@@ -142,7 +163,10 @@ impl<'s> NewCheckpoint<'s> {
             out.write(0..layout.head.len() as u64, |out| out.write_all(&layout.head))
                 .map_err(io_failure("write the header"))?;
         }
-        let tensors = tensors.iter().enumerate().filter(|(_, tensor)| !tensor.part.is_empty());
+        let tensors = tensors
+            .iter()
+            .enumerate()
+            .filter(|(_, tensor)| !tensor.part.is_empty());
         let mut non_finite: Vec<NonFiniteEntry> = Vec::new();
         for (index, tensor) in tensors {
             let mut watch = Watch::new(tensor.encoding(), tensor.part.start);
@@ -154,7 +178,8 @@ impl<'s> NewCheckpoint<'s> {
         let pieces = out.finish().map_err(io_failure("write the tensors"))?;
         if new_file.is_none() {
             // Rank 0 may be on another machine, where it cannot flush this rank's writes.
-            file.sync_all().map_err(io_failure("flush the file to the disk"))?;
+            file.sync_all()
+                .map_err(io_failure("flush the file to the disk"))?;
         }
         serde_json::to_vec(&(non_finite, pieces)).map_err(Error::other)
     }

@@ -62,12 +62,19 @@ impl Place {
 
     /// The error that the data at this place is not as expected.
     pub(super) fn mismatch_error(&self, expected: impl fmt::Display, got: &impl fmt::Display) -> Error {
-        self.error(Error::new(ErrorKind::Argument, "got").with_got(got).with_expected(expected))
+        self.error(
+            Error::new(ErrorKind::Argument, "got")
+                .with_got(got)
+                .with_expected(expected),
+        )
     }
 
     /// The error that `name` cannot be at this place. `reason` completes a sentence that begins with "it".
     pub(super) fn misplaced_error(&self, name: &str, reason: &str) -> Error {
-        self.error(Error::new(ErrorKind::Argument, format!("{name} cannot be here: it {reason}")))
+        self.error(Error::new(
+            ErrorKind::Argument,
+            format!("{name} cannot be here: it {reason}"),
+        ))
     }
 }
 
@@ -84,12 +91,20 @@ impl fmt::Display for Place {
 
 /// A table of these entries.
 pub(super) fn make_table<'k>(entries: impl IntoIterator<Item = (&'k str, Data)>) -> Data {
-    Data::Table(entries.into_iter().map(|(key, value)| (key.into(), value)).collect())
+    Data::Table(
+        entries
+            .into_iter()
+            .map(|(key, value)| (key.into(), value))
+            .collect(),
+    )
 }
 
 /// The value of a key in a table.
 fn value_of<'d>(entries: &'d [DataEntry], key: &str) -> Option<&'d Data> {
-    entries.iter().find(|(name, _)| **name == *key).map(|(_, value)| value)
+    entries
+        .iter()
+        .find(|(name, _)| **name == *key)
+        .map(|(_, value)| value)
 }
 
 /// Refuses data that is nested too deep to be read again.
@@ -110,16 +125,21 @@ pub(super) fn check_depth(data: &Data) -> Result<()> {
 /// Refuses a table, at any depth, that has a key twice.
 pub(super) fn check_repeats(data: &Data, place: &Place) -> Result<()> {
     match data {
-        Data::List(members) => {
-            members.iter().enumerate().try_for_each(|(i, member)| check_repeats(member, &place.index(i)))
-        }
+        Data::List(members) => members
+            .iter()
+            .enumerate()
+            .try_for_each(|(i, member)| check_repeats(member, &place.index(i))),
         Data::Table(entries) => {
             if let Some(index) = first_repeated(entries.iter().map(|(key, _)| key)) {
                 let (key, value) = &entries[index];
                 let error = Error::new(ErrorKind::Argument, "the key is repeated here, with");
-                return Err(place.key(key).error(error.with_got(value).with_expected("the key once")));
+                return Err(place
+                    .key(key)
+                    .error(error.with_got(value).with_expected("the key once")));
             }
-            entries.iter().try_for_each(|(key, value)| check_repeats(value, &place.key(key)))
+            entries
+                .iter()
+                .try_for_each(|(key, value)| check_repeats(value, &place.key(key)))
         }
         _ => Ok(()),
     }
@@ -194,24 +214,40 @@ impl<'d> PatternEntry<'d> {
                 place.mismatch_error(r#"a list such as [{"pattern": "*", "optimiser": "Adam"}]"#, list)
             );
         };
-        entries.iter().enumerate().map(|(i, entry)| PatternEntry::read(entry, &place.index(i))).collect()
+        entries
+            .iter()
+            .enumerate()
+            .map(|(i, entry)| PatternEntry::read(entry, &place.index(i)))
+            .collect()
     }
 
     fn read(data: &'d Data, place: &Place) -> Result<Self> {
-        let make_error =
-            || place.mismatch_error(r#"a table such as {"pattern": "*.bias", "optimiser": "Adam"}"#, data);
-        let Data::Table(entries) = data else { return Err(make_error()) };
+        let make_error = || {
+            place.mismatch_error(
+                r#"a table such as {"pattern": "*.bias", "optimiser": "Adam"}"#,
+                data,
+            )
+        };
+        let Data::Table(entries) = data else {
+            return Err(make_error());
+        };
         check_keys_known(entries, &[PATTERN, OPTIMISER], place)?;
         let (Some(pattern), Some(optimiser)) = (value_of(entries, PATTERN), value_of(entries, OPTIMISER))
         else {
             return Err(make_error());
         };
         let Data::Text(pattern) = pattern else {
-            return Err(place.key(PATTERN).mismatch_error("a text in which * stands for anything", pattern));
+            return Err(place
+                .key(PATTERN)
+                .mismatch_error("a text in which * stands for anything", pattern));
         };
         let is_left_out = [Data::Nothing, Data::text(LEAVE_OUT)].contains(optimiser);
         let optimiser = Some(optimiser).filter(|_| !is_left_out);
-        Ok(PatternEntry { pattern, optimiser, place: place.key(OPTIMISER) })
+        Ok(PatternEntry {
+            pattern,
+            optimiser,
+            place: place.key(OPTIMISER),
+        })
     }
 }
 
@@ -230,7 +266,10 @@ pub(super) fn check_keys_known(
     known_keys: &[impl AsRef<str>],
     place: &Place,
 ) -> Result<()> {
-    match entries.iter().find(|(key, _)| !known_keys.iter().any(|name| *name.as_ref() == **key)) {
+    match entries
+        .iter()
+        .find(|(key, _)| !known_keys.iter().any(|name| *name.as_ref() == **key))
+    {
         None => Ok(()),
         Some((key, _)) => Err(place.error(Error::unknown("key", key, known_keys))),
     }
@@ -240,25 +279,35 @@ pub(super) fn check_keys_known(
 pub(super) fn check_form(data: &Data, place: &Place) -> Result<()> {
     match Form::read(data, place)? {
         Form::ByPath(entries) => {
-            let mut optimisers = entries.iter().filter_map(|entry| Some((entry.optimiser?, &entry.place)));
+            let mut optimisers = entries
+                .iter()
+                .filter_map(|entry| Some((entry.optimiser?, &entry.place)));
             optimisers.try_for_each(|(optimiser, place)| check_form(optimiser, place))
         }
-        Form::Chain(members) => {
-            members.iter().enumerate().try_for_each(|(i, member)| check_form(member, &place.index(i)))
-        }
+        Form::Chain(members) => members
+            .iter()
+            .enumerate()
+            .try_for_each(|(i, member)| check_form(member, &place.index(i))),
         Form::Offload(inner) => check_form(inner, &place.key(OFFLOAD)),
-        Form::Named(named) => named.table.iter().try_for_each(|(key, value)| match (&**key, value) {
-            (INNER | FALLBACK, _) | (MEMBERS, Data::List(_)) => check_form(value, &named.place.key(key)),
-            (MEMBERS, _) => Err(named.place.key(key).mismatch_error("a list of rules", value)),
-            _ => Ok(()),
-        }),
+        Form::Named(named) => named
+            .table
+            .iter()
+            .try_for_each(|(key, value)| match (&**key, value) {
+                (INNER | FALLBACK, _) | (MEMBERS, Data::List(_)) => check_form(value, &named.place.key(key)),
+                (MEMBERS, _) => Err(named.place.key(key).mismatch_error("a list of rules", value)),
+                _ => Ok(()),
+            }),
     }
 }
 
 impl<'d> NamedTable<'d> {
     fn read(name: &'d str, table: Option<&'d Data>, place: Place) -> Result<Self> {
         match table {
-            None => Ok(NamedTable { name, table: &[], place }),
+            None => Ok(NamedTable {
+                name,
+                table: &[],
+                place,
+            }),
             Some(Data::Table(table)) => Ok(NamedTable { name, table, place }),
             Some(other) => {
                 Err(place.mismatch_error(r#"a table such as {"eta": 0.001} or {"inner": "Adam"}"#, other))
@@ -311,7 +360,10 @@ mod tests {
         let comparisons = Cell::new(0);
         let keys = || (0..10_000).map(|key| CountedKey(key, &comparisons));
         assert_eq!(first_repeated(keys()), None);
-        assert_eq!(first_repeated(keys().chain([CountedKey(7, &comparisons)])), Some(10_000));
+        assert_eq!(
+            first_repeated(keys().chain([CountedKey(7, &comparisons)])),
+            Some(10_000)
+        );
         assert_eq!(first_repeated([3, 1, 3, 1].into_iter()), Some(2));
         // Two keys may have the same place in the hash table now and then.
         assert!(comparisons.get() < 5_000, "{} comparisons", comparisons.get());

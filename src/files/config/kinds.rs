@@ -44,7 +44,12 @@ type BuildFn = dyn Fn(&NamedTable<'_>, Vec<Box<dyn Rule>>) -> Result<Option<Opti
 impl OptimiserKind {
     fn new(described: &impl Described, recipe: Recipe) -> Self {
         let example = described.description().record();
-        OptimiserKind { fixed_settings: example.settings.clone(), example, required_field: None, recipe }
+        OptimiserKind {
+            fixed_settings: example.settings.clone(),
+            example,
+            required_field: None,
+            recipe,
+        }
     }
 
     /// A kind whose optimisers are copies of a rule.
@@ -65,12 +70,18 @@ impl OptimiserKind {
 
     /// Replaces the settings of the kind, which are otherwise those of the example.
     fn with_settings(self, settings: impl IntoIterator<Item = (String, Setting)>) -> Self {
-        OptimiserKind { fixed_settings: settings.into_iter().collect(), ..self }
+        OptimiserKind {
+            fixed_settings: settings.into_iter().collect(),
+            ..self
+        }
     }
 
     /// Requires this field in the table.
     fn with_required(self, field: &'static str) -> Self {
-        OptimiserKind { required_field: Some(field), ..self }
+        OptimiserKind {
+            required_field: Some(field),
+            ..self
+        }
     }
 
     /// Whether both kinds have the same name, the same settings and, for copies, the same rules inside.
@@ -86,13 +97,16 @@ impl OptimiserKind {
 
     /// Whether a table lacks the field that has no default.
     pub(super) fn lacks_field(&self, named_table: &NamedTable<'_>) -> bool {
-        self.required_field.is_some_and(|field| named_table.value(field).is_none())
+        self.required_field
+            .is_some_and(|field| named_table.value(field).is_none())
     }
 
     /// The error that a table lacks something, with an example of a whole table.
     pub(super) fn incomplete_error(&self, named_table: &NamedTable<'_>) -> Error {
         let expected = format!("a table such as {}", example_table(&self.example));
-        named_table.place.mismatch_error(expected, &Data::Table(named_table.table.into()))
+        named_table
+            .place
+            .mismatch_error(expected, &Data::Table(named_table.table.into()))
     }
 
     /// Refuses keys that no table of an optimiser with this record has.
@@ -103,13 +117,21 @@ impl OptimiserKind {
         let settings = record.settings.iter().map(|(name, _)| name.as_str());
         let fields = record.fields.iter().map(|(name, _)| name.as_str());
         let inner_keys = parts(record).into_iter().map(|(key, _)| key).filter(is_accepted);
-        let known_keys: Vec<String> = settings.chain(fields).chain(inner_keys).map(str::to_string).collect();
+        let known_keys: Vec<String> = settings
+            .chain(fields)
+            .chain(inner_keys)
+            .map(str::to_string)
+            .collect();
         check_keys_known(named_table.table, &known_keys, &named_table.place)
     }
 
     /// Whether a table has the settings of this kind.
     pub(super) fn accepts_settings_of(&self, named_table: &NamedTable<'_>) -> bool {
-        are_in_table(&self.fixed_settings, self.example.settings.is_empty(), named_table)
+        are_in_table(
+            &self.fixed_settings,
+            self.example.settings.is_empty(),
+            named_table,
+        )
     }
 
     /// The table and, for a copy, the tables of the rules inside. `None` if the table has other rules inside
@@ -142,19 +164,31 @@ impl OptimiserKind {
 
 /// Whether a table has these settings. A switch that the table lacks is off.
 fn are_in_table(settings: &[(String, Setting)], may_be_absent: bool, named_table: &NamedTable<'_>) -> bool {
-    settings.iter().all(|(name, setting)| match named_table.value(name) {
-        Some(data) => *data == Data::from(setting),
-        None => may_be_absent || *setting == Setting::Flag(false),
-    })
+    settings
+        .iter()
+        .all(|(name, setting)| match named_table.value(name) {
+            Some(data) => *data == Data::from(setting),
+            None => may_be_absent || *setting == Setting::Flag(false),
+        })
 }
 
 /// All optimisers of this crate except `Offload`, which has the optimiser inside in place of a table (see
 /// `form.rs`).
 pub(super) fn kinds() -> Vec<OptimiserKind> {
-    let mut kinds: Vec<OptimiserKind> =
-        catalogue().into_iter().map(|listing| OptimiserKind::from_rule(listing.rule)).collect();
-    kinds.extend(cautious_kinds::<Adam>().into_iter().chain(cautious_kinds::<AdamW>()));
-    kinds.extend(cautious_kinds::<NAdam>().into_iter().chain(cautious_kinds::<Lion>()));
+    let mut kinds: Vec<OptimiserKind> = catalogue()
+        .into_iter()
+        .map(|listing| OptimiserKind::from_rule(listing.rule))
+        .collect();
+    kinds.extend(
+        cautious_kinds::<Adam>()
+            .into_iter()
+            .chain(cautious_kinds::<AdamW>()),
+    );
+    kinds.extend(
+        cautious_kinds::<NAdam>()
+            .into_iter()
+            .chain(cautious_kinds::<Lion>()),
+    );
     let make_decoupled_decay = |[inner]: [Box<dyn Rule>; 1]| DecoupledDecay::new(0.1, inner);
     let quantised_example = StoreAs::all(SlotFormat::Q8, example_rule());
     let fallback_example = Fallback::new(example_rule(), example_rule()).except(["embedding*"]);
@@ -194,7 +228,10 @@ fn make_store_as(named_table: &NamedTable<'_>, rules: Vec<Box<dyn Rule>>) -> Res
     const SLOTS: &str = "slots";
     let place = named_table.place.key(SLOTS);
     let read_format = |data: &Data, place: Place| {
-        let formats = [F16, BF16, F32, F64].map(SlotFormat::Dtype).into_iter().chain([SlotFormat::Q8]);
+        let formats = [F16, BF16, F32, F64]
+            .map(SlotFormat::Dtype)
+            .into_iter()
+            .chain([SlotFormat::Q8]);
         let is_named = |format: &SlotFormat| *data == Data::text(&format.to_string());
         formats
             .into_iter()
@@ -206,8 +243,9 @@ fn make_store_as(named_table: &NamedTable<'_>, rules: Vec<Box<dyn Rule>>) -> Res
     };
     let rule = match slots {
         Data::Table(entries) => {
-            let formats =
-                entries.iter().map(|(name, data)| Ok((&**name, read_format(data, place.key(name))?)));
+            let formats = entries
+                .iter()
+                .map(|(name, data)| Ok((&**name, read_format(data, place.key(name))?)));
             StoreAs::new(formats.collect::<Result<Vec<_>>>()?, inner)
         }
         data => StoreAs::all(read_format(data, place)?, inner),
@@ -221,11 +259,17 @@ fn make_fallback(named_table: &NamedTable<'_>, rules: Vec<Box<dyn Rule>>) -> Res
     let place = named_table.place.key(EXCEPT);
     let read_pattern = |(i, data): (usize, &Data)| match data {
         Data::Text(text) => Ok(text.to_string()),
-        _ => Err(place.index(i).mismatch_error("a text in which * stands for anything", data)),
+        _ => Err(place
+            .index(i)
+            .mismatch_error("a text in which * stands for anything", data)),
     };
     let except: Vec<String> = match named_table.value(EXCEPT) {
         None => Vec::new(),
-        Some(Data::List(patterns)) => patterns.iter().enumerate().map(read_pattern).collect::<Result<_>>()?,
+        Some(Data::List(patterns)) => patterns
+            .iter()
+            .enumerate()
+            .map(read_pattern)
+            .collect::<Result<_>>()?,
         Some(data) => {
             return Err(place.mismatch_error(r#"a list of patterns such as ["embedding*"]"#, data));
         }
@@ -238,8 +282,10 @@ fn make_fallback(named_table: &NamedTable<'_>, rules: Vec<Box<dyn Rule>>) -> Res
 pub(super) fn settings_error(kinds: &[&OptimiserKind], named_table: &NamedTable<'_>) -> Error {
     let all_settings = || kinds.iter().flat_map(|kind| &kind.fixed_settings);
     for (name, _) in all_settings() {
-        let values: Vec<Data> =
-            all_settings().filter(|(key, _)| key == name).map(|(_, setting)| Data::from(setting)).collect();
+        let values: Vec<Data> = all_settings()
+            .filter(|(key, _)| key == name)
+            .map(|(_, setting)| Data::from(setting))
+            .collect();
         if let Some(data) = named_table.value(name).filter(|data| !values.contains(data)) {
             let texts: Vec<String> = values.iter().map(Data::to_string).collect();
             let expected = distinct(texts.iter().map(String::as_str)).join(" or ");
@@ -251,10 +297,17 @@ pub(super) fn settings_error(kinds: &[&OptimiserKind], named_table: &NamedTable<
 
 /// The error that no kind with fitting settings has the rule inside of a table.
 pub(super) fn inner_rule_error(fitting_kinds: &[&OptimiserKind], named_table: &NamedTable<'_>) -> Error {
-    let Some(got) = named_table.value(INNER) else { return fitting_kinds[0].incomplete_error(named_table) };
-    let inner_records = fitting_kinds.iter().filter_map(|kind| kind.example.inner.as_deref());
+    let Some(got) = named_table.value(INNER) else {
+        return fitting_kinds[0].incomplete_error(named_table);
+    };
+    let inner_records = fitting_kinds
+        .iter()
+        .filter_map(|kind| kind.example.inner.as_deref());
     let rules: Vec<String> = inner_records.map(OptimiserRecord::to_string).collect();
-    let expected =
-        format!("{} (or a rule that `Registry::with` was given in {})", rules.join(", "), named_table.name);
+    let expected = format!(
+        "{} (or a rule that `Registry::with` was given in {})",
+        rules.join(", "),
+        named_table.name
+    );
     named_table.place.key(INNER).mismatch_error(expected, got)
 }

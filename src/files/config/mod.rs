@@ -317,8 +317,12 @@ impl OptimiserConfig {
         match Form::read(&data, &Place::Whole)? {
             // The data is made again, with `LeaveOut` in place of JSON's null, which TOML lacks.
             Form::ByPath(entries) => {
-                let entries = entries.iter().map(|entry| (entry.pattern, entry.optimiser.cloned()));
-                Ok(OptimiserConfig { data: by_path_data(entries) })
+                let entries = entries
+                    .iter()
+                    .map(|entry| (entry.pattern, entry.optimiser.cloned()));
+                Ok(OptimiserConfig {
+                    data: by_path_data(entries),
+                })
             }
             _ => Ok(OptimiserConfig { data }),
         }

@@ -70,7 +70,9 @@ impl Default for Registry {
 
 impl fmt::Debug for Registry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Registry").field(&self.names().collect::<Vec<_>>()).finish()
+        f.debug_tuple("Registry")
+            .field(&self.names().collect::<Vec<_>>())
+            .finish()
     }
 }
 
@@ -154,7 +156,9 @@ impl Registry {
         self,
         make: impl Fn(Box<dyn Rule>, Box<dyn Rule>) -> R + Send + Sync + 'static,
     ) -> Self {
-        self.with_kind(OptimiserKind::from_maker(move |[first, second]| make(first, second)))
+        self.with_kind(OptimiserKind::from_maker(move |[first, second]| {
+            make(first, second)
+        }))
     }
 
     fn with_kind(mut self, kind: OptimiserKind) -> Self {
@@ -195,11 +199,17 @@ impl Registry {
             return setup(self.optimiser(config)?, model);
         };
         let build = |choice: &PatternEntry<'_>| -> Result<_> {
-            choice.optimiser.map(|data| self.build(data, &choice.place).map(Arc::new)).transpose()
+            choice
+                .optimiser
+                .map(|data| self.build(data, &choice.place).map(Arc::new))
+                .transpose()
         };
         let optimisers: Vec<Option<Arc<Optimiser>>> = choices.iter().map(build).collect::<Result<_>>()?;
-        let record =
-            |choice: usize| optimisers[choice].as_ref().map(|optimiser| optimiser.description().record());
+        let record = |choice: usize| {
+            optimisers[choice]
+                .as_ref()
+                .map(|optimiser| optimiser.description().record())
+        };
         let variables = variables(model)?;
         let patterns = Patterns::new(choices.iter().map(|choice| choice.pattern.to_string()).collect());
         let list_place = Place::Whole.key(BY_PATH);
@@ -211,7 +221,9 @@ impl Registry {
                 None => list_place.error(error),
             },
         )?;
-        let chosen_optimisers = chosen_patterns.into_iter().map(|pattern| optimisers[pattern].clone());
+        let chosen_optimisers = chosen_patterns
+            .into_iter()
+            .map(|pattern| optimisers[pattern].clone());
         Setup::default().assemble(Ok(variables.into_iter().zip(chosen_optimisers).collect()))
     }
 
@@ -222,13 +234,16 @@ impl Registry {
                 let error = place.misplaced_error(BY_PATH, "chooses by the paths of a model's parameters");
                 Err(error.with_remedy("call `setup` with the model"))
             }
-            Form::Chain(members) => {
-                Ok(Optimiser::new(OptimiserChain::new(self.chain_rules(members, place)?)))
-            }
+            Form::Chain(members) => Ok(Optimiser::new(OptimiserChain::new(
+                self.chain_rules(members, place)?,
+            ))),
             Form::Offload(inner) => {
                 let place = place.key(OFFLOAD);
                 let optimiser = Optimiser::new(Offload::new(self.build(inner, &place)?));
-                optimiser.check().map(|()| optimiser).map_err(|error| place.error(error))
+                optimiser
+                    .check()
+                    .map(|()| optimiser)
+                    .map_err(|error| place.error(error))
             }
             Form::Named(named) => {
                 let (kind, tables) = self.kind(&named, place)?;
@@ -260,7 +275,11 @@ impl Registry {
 
     /// Builds the members of a chain.
     fn chain_rules(&self, members: &[Data], place: &Place) -> Result<Vec<Box<dyn Rule>>> {
-        members.iter().enumerate().map(|(i, member)| self.rule(member, &place.index(i))).collect()
+        members
+            .iter()
+            .enumerate()
+            .map(|(i, member)| self.rule(member, &place.index(i)))
+            .collect()
     }
 
     /// Builds a rule that is inside of another rule. Refuses stores, which can only be outermost.
@@ -282,7 +301,11 @@ impl Registry {
         named: &NamedTable<'d>,
         place: &Place,
     ) -> Result<(&OptimiserKind, Vec<NamedTable<'d>>)> {
-        let kinds: Vec<_> = self.kinds.iter().filter(|kind| kind.name() == named.name).collect();
+        let kinds: Vec<_> = self
+            .kinds
+            .iter()
+            .filter(|kind| kind.name() == named.name)
+            .collect();
         let Some(first) = kinds.first() else {
             let available: Vec<String> = self.names().map(str::to_string).collect();
             return Err(place.error(Error::unknown("rule", named.name, &available)));
@@ -290,8 +313,11 @@ impl Registry {
         // Keys are checked before settings. Otherwise a mistyped key would be reported as settings that do
         // not fit.
         first.check_keys(&first.example, named)?;
-        let fitting_kinds: Vec<_> =
-            kinds.iter().copied().filter(|kind| kind.accepts_settings_of(named)).collect();
+        let fitting_kinds: Vec<_> = kinds
+            .iter()
+            .copied()
+            .filter(|kind| kind.accepts_settings_of(named))
+            .collect();
         if fitting_kinds.is_empty() {
             return Err(settings_error(&kinds, named));
         }
@@ -309,16 +335,22 @@ fn with_fields(mut optimiser: Optimiser, tables: &[NamedTable<'_>]) -> Result<Op
     let (mut values, mut places) = (Vec::new(), Vec::new());
     for (member, named) in optimiser.description().all().iter().zip(tables) {
         for field in &member.rule.fields {
-            let Some(data) = named.value(field.name) else { continue };
+            let Some(data) = named.value(field.name) else {
+                continue;
+            };
             let place = named.place.key(field.name);
-            let value =
-                field.value.read(data).ok_or_else(|| place.mismatch_error(field.value.expected(), data))?;
+            let value = field
+                .value
+                .read(data)
+                .ok_or_else(|| place.mismatch_error(field.value.expected(), data))?;
             values.push((field.index, value));
             places.push((field.index, place));
         }
     }
     optimiser.write(&values)?;
-    let Err((error, faulty_field)) = optimiser.check_fields() else { return Ok(optimiser) };
+    let Err((error, faulty_field)) = optimiser.check_fields() else {
+        return Ok(optimiser);
+    };
     // A faulty field that no table has is a default: the error is then about the whole table.
     let place = places.iter().find(|(index, _)| Some(*index) == faulty_field);
     Err(place.map_or(&tables[0].place, |(_, place)| place).error(error))

@@ -59,8 +59,11 @@ trait Argument: Sized {
 
     /// The argument with this key in the table of a schedule.
     fn read_key(named: &NamedTable<'_>, key: &str) -> Result<Self> {
-        let missing =
-            || named.place.mismatch_error(format!("a table with {key:?}"), &Data::Table(named.table.into()));
+        let missing = || {
+            named
+                .place
+                .mismatch_error(format!("a table with {key:?}"), &Data::Table(named.table.into()))
+        };
         Self::read(named.value(key).ok_or_else(missing)?, &named.place.key(key))
     }
 }
@@ -101,21 +104,36 @@ impl Argument for Factor {
 
 impl Argument for Schedule {
     fn read(data: &Data, place: &Place) -> Result<Self> {
-        let entries = if let Data::Table(entries) = data { &entries[..] } else { &[] };
+        let entries = if let Data::Table(entries) = data {
+            &entries[..]
+        } else {
+            &[]
+        };
         let [(name, Data::Table(table))] = entries else {
             return Err(place.mismatch_error(r#"a schedule such as {"Constant": {"eta": 0.001}}"#, data));
         };
-        let named = NamedTable { name, table, place: place.key(name) };
+        let named = NamedTable {
+            name,
+            table,
+            place: place.key(name),
+        };
         let schedule = construct(&named).map_err(|error| place.error(error))?;
         let is_relative = match named.value(RELATIVE) {
             Some(data) => read(false, data, &named.place.key(RELATIVE))?,
             None => false,
         };
-        let schedule = if is_relative { schedule.relative() } else { schedule };
+        let schedule = if is_relative {
+            schedule.relative()
+        } else {
+            schedule
+        };
         match named.value(FIELD) {
             None => Ok(schedule),
             Some(Data::Text(field)) => Ok(schedule.field(&**field)),
-            Some(other) => Err(named.place.key(FIELD).mismatch_error("the name of a field", other)),
+            Some(other) => Err(named
+                .place
+                .key(FIELD)
+                .mismatch_error("the name of a field", other)),
         }
     }
 }
@@ -146,32 +164,64 @@ fn schedule_data(schedule: &Schedule) -> Data {
     let (real, count) = (Data::Real, Data::Count);
     let (kind, mut arguments) = match schedule.curve {
         Curve::Constant(eta) => ("Constant", vec![("eta", real(eta))]),
-        Curve::Between { start, end, steps, easing } => {
+        Curve::Between {
+            start,
+            end,
+            steps,
+            easing,
+        } => {
             let (kind, power) = match easing {
                 Easing::Cosine => ("Cosine", None),
                 Easing::OneMinusSquareRoot => ("OneMinusSquareRoot", None),
                 Easing::Power(1.0) => ("Linear", None),
                 Easing::Power(power) => ("Polynomial", Some(("power", real(power)))),
             };
-            let between = [("start", real(start)), ("end", real(end)), ("steps", count(steps))];
+            let between = [
+                ("start", real(start)),
+                ("end", real(end)),
+                ("steps", count(steps)),
+            ];
             (kind, between.into_iter().chain(power).collect())
         }
         Curve::Joined(ref parts) => joined_call(parts),
         Curve::OneCycle { peak, steps } => ("OneCycle", vec![("peak", real(peak)), ("steps", count(steps))]),
-        Curve::Restarts { high, low, steps, factor } => {
+        Curve::Restarts {
+            high,
+            low,
+            steps,
+            factor,
+        } => {
             let [high, low] = [("high", real(high)), ("low", real(low))];
-            ("CosineRestarts", vec![high, low, ("steps", count(steps)), ("factor", real(factor))])
+            (
+                "CosineRestarts",
+                vec![high, low, ("steps", count(steps)), ("factor", real(factor))],
+            )
         }
-        Curve::Exponential { start, rate, steps, staircase } => {
-            let arguments = vec![("start", real(start)), ("rate", real(rate)), ("steps", count(steps))];
+        Curve::Exponential {
+            start,
+            rate,
+            steps,
+            staircase,
+        } => {
+            let arguments = vec![
+                ("start", real(start)),
+                ("rate", real(rate)),
+                ("steps", count(steps)),
+            ];
             (if staircase { "Step" } else { "Exponential" }, arguments)
         }
-        Curve::InverseSquareRoot { peak, warmup } => {
-            ("InverseSquareRoot", vec![("peak", real(peak)), ("warmup", count(warmup))])
-        }
+        Curve::InverseSquareRoot { peak, warmup } => (
+            "InverseSquareRoot",
+            vec![("peak", real(peak)), ("warmup", count(warmup))],
+        ),
     };
     arguments.extend(schedule.is_relative.then_some(("relative", Data::Flag(true))));
-    arguments.extend(schedule.field.as_deref().map(|field| ("field", Data::text(field))));
+    arguments.extend(
+        schedule
+            .field
+            .as_deref()
+            .map(|field| ("field", Data::text(field))),
+    );
     make_table([(kind, make_table(arguments))])
 }
 
@@ -207,5 +257,9 @@ fn parts_data(parts: &[(u64, Curve)]) -> Data {
         [(_, part)] => part.clone(),
         _ => Curve::Joined(parts.iter().map(from_start).collect()),
     };
-    schedule_data(&Schedule { curve, field: None, is_relative: false })
+    schedule_data(&Schedule {
+        curve,
+        field: None,
+        is_relative: false,
+    })
 }

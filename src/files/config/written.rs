@@ -44,22 +44,36 @@ pub(super) fn state_data(state: &StateTree) -> Result<Data> {
     groups.parameters.sort_by_key(|(optimiser, _)| *optimiser);
     let patterns = groups.patterns(last)?;
     let entries = patterns.into_iter().chain(last.map(|last| ("*", last)));
-    Ok(by_path_data(entries.map(|(pattern, optimiser)| (pattern, data[optimiser].clone()))))
+    Ok(by_path_data(
+        entries.map(|(pattern, optimiser)| (pattern, data[optimiser].clone())),
+    ))
 }
 
 impl<'s> OptimiserGroups<'s> {
     fn new(state: &'s StateTree) -> Self {
-        let leaves = state.leaves().map(|leaf| (Some(leaf.optimiser()), leaf.paths().collect()));
-        let left_out =
-            state.left_out.iter().map(|variable| (None, variable.paths.iter().map(String::as_str).collect()));
-        let mut groups = OptimiserGroups { optimisers: Vec::new(), parameters: Vec::new() };
+        let leaves = state
+            .leaves()
+            .map(|leaf| (Some(leaf.optimiser()), leaf.paths().collect()));
+        let left_out = state
+            .left_out
+            .iter()
+            .map(|variable| (None, variable.paths.iter().map(String::as_str).collect()));
+        let mut groups = OptimiserGroups {
+            optimisers: Vec::new(),
+            parameters: Vec::new(),
+        };
         // Indices of optimisers by a hash, because each parameter may have a different optimiser.
         let mut indices: HashMap<Option<u64>, Vec<usize>> = HashMap::new();
         for (optimiser, paths) in leaves.chain(left_out) {
             let description = optimiser.map(Optimiser::description);
             let record = description.map(Description::record);
-            let same_hash = indices.entry(description.map(Description::fingerprint)).or_default();
-            let earlier_index = same_hash.iter().copied().find(|index| groups.optimisers[*index] == record);
+            let same_hash = indices
+                .entry(description.map(Description::fingerprint))
+                .or_default();
+            let earlier_index = same_hash
+                .iter()
+                .copied()
+                .find(|index| groups.optimisers[*index] == record);
             let index = earlier_index.unwrap_or_else(|| {
                 same_hash.push(groups.optimisers.len());
                 groups.optimisers.push(record);
@@ -73,7 +87,9 @@ impl<'s> OptimiserGroups<'s> {
     /// The first optimiser with the most parameters, if the optimiser has more than one parameter.
     fn most_frequent(&self) -> Option<usize> {
         let mut counts = vec![0; self.optimisers.len()];
-        self.parameters.iter().for_each(|(optimiser, _)| counts[*optimiser] += 1);
+        self.parameters
+            .iter()
+            .for_each(|(optimiser, _)| counts[*optimiser] += 1);
         // Reversed, because `max_by_key` takes the last of several maxima.
         let most = (0..counts.len()).rev().max_by_key(|optimiser| counts[*optimiser]);
         most.filter(|optimiser| counts[*optimiser] > 1)
@@ -82,11 +98,18 @@ impl<'s> OptimiserGroups<'s> {
     /// The patterns of all parameters without the optimiser `last`, each with the index of the optimiser.
     fn patterns(&self, last: Option<usize>) -> Result<Vec<(&'s str, usize)>> {
         let (mut entries, mut wild_patterns) = (Vec::new(), Vec::<Patterns>::new());
-        for (optimiser, paths) in self.parameters.iter().filter(|(optimiser, _)| Some(*optimiser) != last) {
+        for (optimiser, paths) in self
+            .parameters
+            .iter()
+            .filter(|(optimiser, _)| Some(*optimiser) != last)
+        {
             let path = paths[0];
             // An earlier pattern chooses for this parameter. A second pattern would choose nothing, and
             // `Patterns::choose` refuses such a pattern.
-            if wild_patterns.iter().any(|pattern| pattern.first_match(paths).is_some()) {
+            if wild_patterns
+                .iter()
+                .any(|pattern| pattern.first_match(paths).is_some())
+            {
                 continue;
             }
             if path.contains(['*', '?']) {
@@ -153,7 +176,10 @@ fn optimiser_table(record: &OptimiserRecord, rule_data: impl Fn(&OptimiserRecord
     };
     let settings = record.settings.iter().filter(|(_, setting)| is_written(setting));
     let settings = settings.map(|(name, setting)| (name.as_str(), Data::from(setting)));
-    let fields = record.fields.iter().map(|(name, value)| (name.as_str(), value.clone()));
+    let fields = record
+        .fields
+        .iter()
+        .map(|(name, value)| (name.as_str(), value.clone()));
     let parts = parts(record).into_iter().map(|(key, rules)| match rules {
         [one] if key != MEMBERS => (key, rule_data(one)),
         several => (key, Data::List(several.iter().map(&rule_data).collect())),
@@ -164,7 +190,10 @@ fn optimiser_table(record: &OptimiserRecord, rule_data: impl Fn(&OptimiserRecord
 /// The rules inside of a rule, by key. Several rules are under [`MEMBERS`], except those of
 /// [`FALLBACK_KIND`].
 pub(super) fn parts(record: &OptimiserRecord) -> Vec<(&'static str, &[OptimiserRecord])> {
-    let inner = record.inner.as_deref().map(|inner| (INNER, std::slice::from_ref(inner)));
+    let inner = record
+        .inner
+        .as_deref()
+        .map(|inner| (INNER, std::slice::from_ref(inner)));
     let members = match &record.members[..] {
         [] => vec![],
         members @ [_, _] if record.kind == FALLBACK_KIND => {

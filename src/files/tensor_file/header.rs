@@ -45,14 +45,23 @@ impl Header {
     /// Reads the header of a file, and refuses a file that is not whole.
     pub(super) fn read(file: &Source) -> Result<Self, SafeTensorError> {
         const LENGTH: usize = size_of::<u64>();
-        let rest = file.length().checked_sub(LENGTH as u64).ok_or(SafeTensorError::HeaderTooSmall)?;
+        let rest = file
+            .length()
+            .checked_sub(LENGTH as u64)
+            .ok_or(SafeTensorError::HeaderTooSmall)?;
         let mut buffer = Vec::new();
-        let length = file.read(0, LENGTH, &mut buffer)?.first_chunk().copied().map_or(0, u64::from_le_bytes);
+        let length = file
+            .read(0, LENGTH, &mut buffer)?
+            .first_chunk()
+            .copied()
+            .map_or(0, u64::from_le_bytes);
         if length > LARGEST_HEADER as u64 {
             return Err(SafeTensorError::HeaderTooLarge);
         }
         // The length is checked before memory is allocated for the header.
-        let data_length = rest.checked_sub(length).ok_or(SafeTensorError::InvalidHeaderLength)?;
+        let data_length = rest
+            .checked_sub(length)
+            .ok_or(SafeTensorError::InvalidHeaderLength)?;
         let header = file.read(LENGTH as u64, length as usize, &mut buffer)?;
         let HeaderParts { mut tensors, texts } =
             serde_json::from_slice(header).map_err(SafeTensorError::InvalidHeaderDeserialization)?;
@@ -65,14 +74,22 @@ impl Header {
         if metadata.data_len() as u64 != data_length {
             return Err(SafeTensorError::MetadataIncompleteBuffer);
         }
-        Ok(Header { tensors: metadata, end: LENGTH + length as usize, texts })
+        Ok(Header {
+            tensors: metadata,
+            end: LENGTH + length as usize,
+            texts,
+        })
     }
 }
 
 /// Whether the strides of this shape fit `usize`. A shape with a length of 0 has no elements, and may have
 /// any other lengths, which candle multiplies nevertheless.
 fn has_strides(shape: &[usize]) -> bool {
-    shape.iter().rev().try_fold(1usize, |stride, length| stride.checked_mul(*length)).is_some()
+    shape
+        .iter()
+        .rev()
+        .try_fold(1usize, |stride, length| stride.checked_mul(*length))
+        .is_some()
 }
 
 impl<'de> Deserialize<'de> for HeaderParts {
@@ -91,11 +108,16 @@ impl<'de> Visitor<'de> for PartsVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<HeaderParts, A::Error> {
-        let mut parts = HeaderParts { tensors: Vec::new(), texts: Texts::default() };
+        let mut parts = HeaderParts {
+            tensors: Vec::new(),
+            texts: Texts::default(),
+        };
         let mut names = HashSet::new();
         while let Some(name) = map.next_key::<String>()? {
             if !names.insert(name.clone()) {
-                return Err(A::Error::custom(format_args!("two entries with the name {name:?}")));
+                return Err(A::Error::custom(format_args!(
+                    "two entries with the name {name:?}"
+                )));
             }
             match name.as_str() {
                 "__metadata__" => parts.texts = map.next_value()?,

@@ -41,8 +41,19 @@ impl TensorFile {
 
     /// [`TensorFile::open`] for an open source.
     pub(crate) fn from_source(source: Source) -> Result<(Self, Texts), SafeTensorError> {
-        let Header { tensors, end: start, texts } = Header::read(&source)?;
-        Ok((TensorFile { source, start, tensors }, texts))
+        let Header {
+            tensors,
+            end: start,
+            texts,
+        } = Header::read(&source)?;
+        Ok((
+            TensorFile {
+                source,
+                start,
+                tensors,
+            },
+            texts,
+        ))
     }
 
     /// All bytes before the tensors. If the file is not in memory, the bytes are read into `buffer`.
@@ -73,7 +84,13 @@ impl TensorFile {
         // The sum and the difference do not overflow, because `Header::read` has compared the offsets with
         // the length of the file.
         let (start, length) = ((self.start + start) as u64, end - start);
-        Some(Entry { dtype: info.dtype, shape: &info.shape, source: &self.source, start, length })
+        Some(Entry {
+            dtype: info.dtype,
+            shape: &info.shape,
+            source: &self.source,
+            start,
+            length,
+        })
     }
 }
 
@@ -96,7 +113,10 @@ impl<'f> Entry<'f> {
 
     /// The whole tensor, on the CPU.
     pub(crate) fn tensor(&self) -> io::Result<Tensor> {
-        self.tensor_from(self.source.read(self.start, self.length, &mut Vec::new())?, self.shape)
+        self.tensor_from(
+            self.source.read(self.start, self.length, &mut Vec::new())?,
+            self.shape,
+        )
     }
 
     /// The elements with these row-major indices, as a vector on the CPU.
@@ -107,7 +127,10 @@ impl<'f> Entry<'f> {
 
     /// All bytes.
     pub(crate) fn bytes(&self) -> io::Result<Vec<u8>> {
-        Ok(self.source.read(self.start, self.length, &mut Vec::new())?.to_vec())
+        Ok(self
+            .source
+            .read(self.start, self.length, &mut Vec::new())?
+            .to_vec())
     }
 
     /// The bytes of these elements. If the file is not in memory, the bytes are read into `buffer`.
@@ -119,7 +142,11 @@ impl<'f> Entry<'f> {
             ));
         }
         let width = self.dtype.bitsize().div_ceil(8);
-        self.source.read(self.start + (elements.start * width) as u64, elements.len() * width, buffer)
+        self.source.read(
+            self.start + (elements.start * width) as u64,
+            elements.len() * width,
+            buffer,
+        )
     }
 
     /// A tensor of this dtype with the bytes of a file.
@@ -146,7 +173,9 @@ impl<'f> Entry<'f> {
         elements: Range<usize>,
         dtype: DType,
     ) -> io::Result<Option<(usize, f64)>> {
-        self.find_first(elements, |bytes, file_dtype| first_non_finite_in(bytes, file_dtype, dtype))
+        self.find_first(elements, |bytes, file_dtype| {
+            first_non_finite_in(bytes, file_dtype, dtype)
+        })
     }
 
     /// The first of these numbers that `find` selects, with its index. `find` gets the bytes of one range of
@@ -156,7 +185,9 @@ impl<'f> Entry<'f> {
         elements: Range<usize>,
         find: impl Fn(&[u8], DType) -> Option<(usize, f64)>,
     ) -> io::Result<Option<(usize, f64)>> {
-        let Some(dtype) = self.known_dtype().filter(|dtype| is_supported(*dtype)) else { return Ok(None) };
+        let Some(dtype) = self.known_dtype().filter(|dtype| is_supported(*dtype)) else {
+            return Ok(None);
+        };
         let mut buffer = Vec::new();
         for range in ranges_to_read(elements) {
             let start = range.start;
@@ -170,14 +201,20 @@ impl<'f> Entry<'f> {
 
 /// The bytes with each number of `width` bytes reversed.
 fn swap_bytes(bytes: &[u8], width: usize) -> Vec<u8> {
-    bytes.chunks(width.max(1)).flat_map(|bytes| bytes.iter().rev().copied()).collect()
+    bytes
+        .chunks(width.max(1))
+        .flat_map(|bytes| bytes.iter().rev().copied())
+        .collect()
 }
 
 /// The error that a file is not a whole safetensors file, or cannot be written as one.
 pub(crate) fn format_error(source: SafeTensorError) -> Error {
-    Error::new(ErrorKind::File, "not a whole safetensors file, so truncated, damaged or of another format")
-        .caused_by(source)
-        .with_remedy("take an older file, or make it anew")
+    Error::new(
+        ErrorKind::File,
+        "not a whole safetensors file, so truncated, damaged or of another format",
+    )
+    .caused_by(source)
+    .with_remedy("take an older file, or make it anew")
 }
 
 /// The error that a file cannot be read.

@@ -29,7 +29,10 @@ pub(crate) struct Stamp {
 
 impl Stamp {
     fn from_metadata(metadata: &Metadata) -> Self {
-        Stamp { length: metadata.len(), modified: metadata.modified().ok() }
+        Stamp {
+            length: metadata.len(),
+            modified: metadata.modified().ok(),
+        }
     }
 }
 
@@ -39,7 +42,10 @@ impl Source {
         let mut file = File::open(path)?;
         let metadata = file.metadata()?;
         if metadata.is_file() {
-            return Ok(Source::File { file: Mutex::new(file), stamp: Stamp::from_metadata(&metadata) });
+            return Ok(Source::File {
+                file: Mutex::new(file),
+                stamp: Stamp::from_metadata(&metadata),
+            });
         }
         // Read at once, because a pipe has no positions.
         let mut bytes = Vec::new();
@@ -66,13 +72,16 @@ impl Source {
         match self {
             Source::Memory(bytes) => {
                 let rest = usize::try_from(start).ok().and_then(|start| bytes.get(start..));
-                rest.and_then(|rest| rest.get(..length)).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+                rest.and_then(|rest| rest.get(..length))
+                    .ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
             }
             Source::File { file, stamp } => {
                 buffer.resize(length, 0);
                 // The lock is held for both calls, because all readers share one position.
                 let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
-                let result = file.seek(SeekFrom::Start(start)).and_then(|_| file.read_exact(buffer));
+                let result = file
+                    .seek(SeekFrom::Start(start))
+                    .and_then(|_| file.read_exact(buffer));
                 // The stamps are compared after the read, because the file may change during the read.
                 if Stamp::from_metadata(&file.metadata()?) != *stamp {
                     let changed = "it was changed after it had been opened; open it again";

@@ -50,16 +50,27 @@ fn damage_error(reason: String) -> Error {
 /// Opens a safetensors file.
 fn open(source: Source) -> Result<(TensorFile, Texts)> {
     let mut buffer = Vec::new();
-    let head = source.read(0, source.length().min(4) as usize, &mut buffer).map_err(read_error)?;
+    let head = source
+        .read(0, source.length().min(4) as usize, &mut buffer)
+        .map_err(read_error)?;
     let is_pickled = PICKLED.iter().any(|magic| head.starts_with(magic));
     let pickle_error = || {
         let remedy =
             "convert the file with the function `convert` in the documentation of `optimisers::torch`";
-        Error::new(ErrorKind::File, "a file of `torch.save`, and not a safetensors file").with_remedy(remedy)
+        Error::new(
+            ErrorKind::File,
+            "a file of `torch.save`, and not a safetensors file",
+        )
+        .with_remedy(remedy)
     };
     // `is_pickled` counts only after an error, because the length of a header may have the bytes of a pickle.
-    TensorFile::from_source(source)
-        .map_err(|error| if is_pickled { pickle_error() } else { open_error(error) })
+    TensorFile::from_source(source).map_err(|error| {
+        if is_pickled {
+            pickle_error()
+        } else {
+            open_error(error)
+        }
+    })
 }
 
 impl Content {
@@ -73,10 +84,16 @@ impl Content {
         let groups: Vec<Map<String, Value>> =
             serde_json::from_str(&text).map_err(|error| groups_error(&error))?;
         let mut remaining_entries = entries(&file)?;
-        let mut content = Content { file, groups: Vec::new(), parameters: Vec::new(), names: Vec::new() };
+        let mut content = Content {
+            file,
+            groups: Vec::new(),
+            parameters: Vec::new(),
+            names: Vec::new(),
+        };
         for (group, mut settings) in groups.into_iter().enumerate() {
-            let names: Option<Vec<String>> =
-                settings.remove(PARAMETERS).and_then(|names| serde_json::from_value(names).ok());
+            let names: Option<Vec<String>> = settings
+                .remove(PARAMETERS)
+                .and_then(|names| serde_json::from_value(names).ok());
             for name in
                 names.ok_or_else(|| groups_error(&"a group has no list of the names of its params"))?
             {
@@ -88,9 +105,9 @@ impl Content {
             content.groups.push(settings);
         }
         match remaining_entries.keys().min() {
-            Some(name) => {
-                Err(damage_error(format!("it has the state of a parameter {name:?} that no group has")))
-            }
+            Some(name) => Err(damage_error(format!(
+                "it has the state of a parameter {name:?} that no group has"
+            ))),
             None => Ok(content),
         }
     }
@@ -102,9 +119,14 @@ fn entries(file: &TensorFile) -> Result<HashMap<String, BTreeMap<String, String>
     for tensor in file.names() {
         // The name is split at the last slash, because names of parameters may have slashes.
         let Some((parameter, key)) = tensor.rsplit_once('/') else {
-            return Err(damage_error(format!("its tensor {tensor:?} is not named <parameter>/<key>")));
+            return Err(damage_error(format!(
+                "its tensor {tensor:?} is not named <parameter>/<key>"
+            )));
         };
-        entries.entry(parameter.to_string()).or_default().insert(key.to_string(), tensor);
+        entries
+            .entry(parameter.to_string())
+            .or_default()
+            .insert(key.to_string(), tensor);
     }
     Ok(entries)
 }

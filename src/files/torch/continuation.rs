@@ -98,8 +98,9 @@ impl<'c> StateComparison<'c> {
                     .at(leaf.path())
             };
             let parameter = *parameters.get(leaf.path()).ok_or_else(missing)?;
-            let mut leaf_continuation =
-                self.leaf_continuation(leaf, parameter).map_err(|error| error.at(leaf.path()))?;
+            let mut leaf_continuation = self
+                .leaf_continuation(leaf, parameter)
+                .map_err(|error| error.at(leaf.path()))?;
             let rate_warning = leaf_continuation.rate_warning.take();
             continuation.rate_warning = continuation.rate_warning.or(rate_warning);
             let unmoved_path = leaf_continuation.is_unmoved.then(|| leaf.path().to_string());
@@ -121,7 +122,9 @@ impl<'c> StateComparison<'c> {
             steps: self.steps,
         };
         let (new_fields, rate) = comparison.check()?;
-        let initial = comparison.initial_rate()?.filter(|_| counterpart.driven_rate.is_none());
+        let initial = comparison
+            .initial_rate()?
+            .filter(|_| counterpart.driven_rate.is_none());
         let rate_warning =
             initial.map(|initial| undriven_warning(leaf, initial, counterpart.learning_rate_with(rate)));
         // torch has no state before the first step, and starts from zeros then. Only Adagrad always has
@@ -130,7 +133,9 @@ impl<'c> StateComparison<'c> {
             && counterpart.slots.iter().any(|slot| !slot.is_unused)
             && counterpart.kind != "Adagrad";
         let tensor = |slot: &TorchSlot| {
-            let scale = slot.velocity_sign.map_or(1.0, |sign| sign * counterpart.velocity_scale(rate));
+            let scale = slot
+                .velocity_sign
+                .map_or(1.0, |sign| sign * counterpart.velocity_scale(rate));
             let source = match is_unmoved {
                 true => None,
                 false => Some(self.slot_entry(leaf, slot, scale, entries)?),
@@ -139,7 +144,12 @@ impl<'c> StateComparison<'c> {
             Ok((slot.clone(), FileTensor { source, scale, shape }))
         };
         let is_in_file = |slot: &&TorchSlot| !slot.is_unused || entries.contains_key(slot.key);
-        let tensors = counterpart.slots.iter().filter(is_in_file).map(tensor).collect::<Result<_>>()?;
+        let tensors = counterpart
+            .slots
+            .iter()
+            .filter(is_in_file)
+            .map(tensor)
+            .collect::<Result<_>>()?;
         check_keys(&counterpart, entries)?;
         let step = match self.entry(entries, STEP) {
             Some(entry) => Some(step_count(&entry)?),
@@ -169,7 +179,9 @@ impl<'c> StateComparison<'c> {
         scale: f64,
         entries: &BTreeMap<String, String>,
     ) -> Result<(Entry<'c>, DType)> {
-        let entry = self.entry(entries, slot.key).ok_or_else(|| missing_entry_error(slot.key, entries))?;
+        let entry = self
+            .entry(entries, slot.key)
+            .ok_or_else(|| missing_entry_error(slot.key, entries))?;
         let dtype = entry.known_dtype().filter(|dtype| is_supported(*dtype));
         let dtype = dtype.ok_or_else(|| Error::dtype(slot.in_file(), entry.dtype, FLOATS))?;
         if entry.shape != leaf.shape() {
@@ -181,7 +193,10 @@ impl<'c> StateComparison<'c> {
         // delete them.
         if scale == 0.0 {
             let numbers = numbers(&entry).map_err(read_error)?;
-            if let Some(element) = numbers.iter().position(|number| number.is_finite() && *number != 0.0) {
+            if let Some(element) = numbers
+                .iter()
+                .position(|number| number.is_finite() && *number != 0.0)
+            {
                 return Err(Error::new(ErrorKind::Unsupported, format!("{} is", slot.in_file()))
                     .with_got(numbers[element])
                     .at_element(element)
@@ -209,7 +224,10 @@ fn undriven_warning(leaf: &Leaf, initial: f64, rate: f64) -> Warning {
 /// Refuses an entry that the counterpart does not have.
 fn check_keys(counterpart: &Counterpart, entries: &BTreeMap<String, String>) -> Result<()> {
     let keys = || counterpart.slots.iter().map(|slot| slot.key).chain([STEP]);
-    match entries.keys().find(|key| !keys().any(|slot_key| slot_key == **key)) {
+    match entries
+        .keys()
+        .find(|key| !keys().any(|slot_key| slot_key == **key))
+    {
         None => Ok(()),
         Some(key) => {
             let problem = format!("the rule here has no state for the file's entry {key:?}");
@@ -222,7 +240,10 @@ fn check_keys(counterpart: &Counterpart, entries: &BTreeMap<String, String>) -> 
 /// The count in torch's `step`.
 fn step_count(entry: &Entry<'_>) -> Result<u64> {
     let is_number = entry.elements() == 1 && entry.known_dtype().is_some();
-    let values = is_number.then(|| numbers(entry)).transpose().map_err(read_error)?;
+    let values = is_number
+        .then(|| numbers(entry))
+        .transpose()
+        .map_err(read_error)?;
     let number = values.and_then(|numbers| numbers.first().copied());
     let got = || match number {
         Some(number) => number.to_string(),
@@ -232,7 +253,11 @@ fn step_count(entry: &Entry<'_>) -> Result<u64> {
     let count = number
         .filter(|number| *number >= 0.0 && *number < COUNT_LIMIT && number.fract() == 0.0)
         .ok_or_else(|| error().with_expected("a count of steps"))?;
-    if entry.known_dtype().and_then(last_count).is_some_and(|last| count >= last) {
+    if entry
+        .known_dtype()
+        .and_then(last_count)
+        .is_some_and(|last| count >= last)
+    {
         return Err(error()
             .with_expected(format_args!(
                 "a count in F32, because adding 1 to this count in {:?} changes nothing",

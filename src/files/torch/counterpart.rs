@@ -45,12 +45,22 @@ impl TorchSetting {
     /// A setting with the value of a field of the leaf.
     fn from_field(leaf: &Leaf, key: &'static str, value: FieldValue, place: String) -> Self {
         let is_driven = schedule_of(leaf, &place).is_some();
-        TorchSetting { key, value, place: Some(place), is_driven }
+        TorchSetting {
+            key,
+            value,
+            place: Some(place),
+            is_driven,
+        }
     }
 
     /// A setting that no field here has.
     fn constant(key: &'static str, value: impl Into<FieldValue>) -> Self {
-        TorchSetting { key, value: value.into(), place: None, is_driven: false }
+        TorchSetting {
+            key,
+            value: value.into(),
+            place: None,
+            is_driven: false,
+        }
     }
 }
 
@@ -69,7 +79,12 @@ pub(super) struct TorchSlot {
 
 impl TorchSlot {
     fn new(key: &'static str, slot: String, velocity_sign: Option<f64>) -> Self {
-        TorchSlot { key, slot, velocity_sign, is_unused: false }
+        TorchSlot {
+            key,
+            slot,
+            velocity_sign,
+            is_unused: false,
+        }
     }
 
     /// The name of the tensor in errors.
@@ -144,19 +159,32 @@ const ADAM: Definition = Definition {
     has_step: true,
 };
 
-const SGD: Definition =
-    Definition { kind: "SGD", slots: &[], fields: &[], flags: &[], zeros: &["dampening"], has_step: false };
+const SGD: Definition = Definition {
+    kind: "SGD",
+    slots: &[],
+    fields: &[],
+    flags: &[],
+    zeros: &["dampening"],
+    has_step: false,
+};
 
 /// The definition of a rule that has a counterpart.
 fn definition_of(rule: &str) -> Option<Definition> {
     Some(match rule {
         "Adam" | "AdamW" => ADAM,
         "AMSGradW" => Definition {
-            slots: &[("exp_avg", "m"), ("exp_avg_sq", "v"), ("max_exp_avg_sq", "largest_v")],
+            slots: &[
+                ("exp_avg", "m"),
+                ("exp_avg_sq", "v"),
+                ("max_exp_avg_sq", "largest_v"),
+            ],
             flags: &[("amsgrad", true)],
             ..ADAM
         },
-        "Descent" => Definition { flags: &[("nesterov", false)], ..SGD },
+        "Descent" => Definition {
+            flags: &[("nesterov", false)],
+            ..SGD
+        },
         "Momentum" => Definition {
             slots: &[("momentum_buffer", "velocity")],
             fields: &[("momentum", "rho")],
@@ -211,7 +239,11 @@ impl<'m> MainRule<'m> {
     /// If no member, or more than one, could be the main member.
     fn new(leaf: &Leaf, members: &'m [MemberDescription<'m>]) -> Result<Self> {
         let kind = |i: usize| members[i].rule.kind;
-        let indices = |name: &str| (0..members.len()).filter(|i| kind(*i) == name).collect::<Vec<_>>();
+        let indices = |name: &str| {
+            (0..members.len())
+                .filter(|i| kind(*i) == name)
+                .collect::<Vec<_>>()
+        };
         let is_candidate = |i: &usize| definition_of(kind(*i)).is_some() && kind(*i) != "Descent";
         let mut candidates: Vec<usize> = (0..members.len()).filter(is_candidate).collect();
         let mut velocity = None;
@@ -226,12 +258,22 @@ impl<'m> MainRule<'m> {
             candidates = indices("Descent");
         }
         match candidates[..] {
-            [main] => Ok(MainRule { members, main, velocity }),
+            [main] => Ok(MainRule {
+                members,
+                main,
+                velocity,
+            }),
             _ => {
                 let names: Vec<&str> = candidates.iter().map(|i| kind(*i)).collect();
-                let got = if names.is_empty() { "none".to_string() } else { names.join(" and ") };
-                let problem =
-                    format!("the rules of {} with a counterpart in torch are", leaf.optimiser().name());
+                let got = if names.is_empty() {
+                    "none".to_string()
+                } else {
+                    names.join(" and ")
+                };
+                let problem = format!(
+                    "the rules of {} with a counterpart in torch are",
+                    leaf.optimiser().name()
+                );
                 Err(Error::new(ErrorKind::Unsupported, problem)
                     .with_got(got)
                     .with_expected(format_args!("exactly one of {RULES}"))
@@ -265,10 +307,21 @@ impl<'m> MainRule<'m> {
     fn settings(&self, leaf: &Leaf, definition: &Definition) -> Vec<TorchSetting> {
         let member = self.member();
         let fields = definition.fields.iter().filter_map(|(key, field)| {
-            Some(TorchSetting::from_field(leaf, key, member.value(field)?, member.full_name(field)))
+            Some(TorchSetting::from_field(
+                leaf,
+                key,
+                member.value(field)?,
+                member.full_name(field),
+            ))
         });
-        let flags = definition.flags.iter().map(|(key, flag)| TorchSetting::constant(key, *flag));
-        let zeros = definition.zeros.iter().map(|key| TorchSetting::constant(key, 0.0));
+        let flags = definition
+            .flags
+            .iter()
+            .map(|(key, flag)| TorchSetting::constant(key, *flag));
+        let zeros = definition
+            .zeros
+            .iter()
+            .map(|key| TorchSetting::constant(key, 0.0));
         let mut settings: Vec<TorchSetting> = fields.chain(flags).chain(zeros).collect();
         settings.push(TorchSetting::constant("maximize", self.maximises()));
         if definition.kind == "RMSprop" {
@@ -303,7 +356,8 @@ impl<'m> MainRule<'m> {
         let mut slots: Vec<TorchSlot> = definition.slots.iter().map(slot).collect();
         if definition.kind == "RMSprop" {
             slots.extend(
-                self.is_centred(leaf).then(|| TorchSlot::new("grad_avg", member.full_name("m"), None)),
+                self.is_centred(leaf)
+                    .then(|| TorchSlot::new("grad_avg", member.full_name("m"), None)),
             );
             slots.extend(self.velocity_member().map(|velocity| {
                 TorchSlot::new("momentum_buffer", velocity.full_name("velocity"), Some(1.0))
@@ -355,9 +409,15 @@ impl<'m> MainRule<'m> {
             let prefix = self.members[*i].full_name("");
             Some(*i) == self.velocity || tensors.iter().all(|name| !name.starts_with(&prefix))
         };
-        let others = (0..self.members.len()).filter(|i| *i != self.main).filter(is_in_step);
-        let counters = std::iter::once(self.main).chain(others).map(|i| self.members[i].full_name("t"));
-        counters.filter(|counter| leaf_counters.iter().any(|(name, _)| name == counter)).collect()
+        let others = (0..self.members.len())
+            .filter(|i| *i != self.main)
+            .filter(is_in_step);
+        let counters = std::iter::once(self.main)
+            .chain(others)
+            .map(|i| self.members[i].full_name("t"));
+        counters
+            .filter(|counter| leaf_counters.iter().any(|(name, _)| name == counter))
+            .collect()
     }
 
     /// Returns [`Counterpart::decays`].
@@ -374,7 +434,9 @@ impl<'m> MainRule<'m> {
                 _ if i == self.main => (1, "lambda"),
                 _ => continue,
             };
-            let Some(lambda) = member.real(field) else { continue };
+            let Some(lambda) = member.real(field) else {
+                continue;
+            };
             let decay = &mut decays[kind];
             // A field with a decay of 0 gives way to a field with another decay.
             if decay.place.is_some() && lambda != 0.0 && decay.lambda != 0.0 {
@@ -383,7 +445,11 @@ impl<'m> MainRule<'m> {
             if decay.place.is_none() || lambda != 0.0 {
                 let place = member.full_name(field);
                 let is_driven = schedule_of(leaf, &place).is_some();
-                *decay = Decay { lambda, place: Some(place), is_driven };
+                *decay = Decay {
+                    lambda,
+                    place: Some(place),
+                    is_driven,
+                };
             }
             let maximum = member.real("decay_eta_max").unwrap_or(0.0);
             if kind == 1 && lambda != 0.0 && (maximum != 0.0 || member.flag("couple") == Some(false)) {
@@ -398,34 +464,54 @@ impl<'m> MainRule<'m> {
 
     /// Whether the main member gets the gradient with the opposite sign, which is torch's `maximize`.
     fn maximises(&self) -> bool {
-        let scales = self.members[..self.main].iter().filter(|member| member.rule.kind == "Scale");
+        let scales = self.members[..self.main]
+            .iter()
+            .filter(|member| member.rule.kind == "Scale");
         scales.filter_map(|member| member.real("alpha")).product::<f64>() < 0.0
     }
 }
 
 impl MemberDescription<'_> {
     fn value(&self, field: &str) -> Option<FieldValue> {
-        self.rule.fields.iter().find_map(|candidate| (candidate.name == field).then_some(candidate.value))
+        self.rule
+            .fields
+            .iter()
+            .find_map(|candidate| (candidate.name == field).then_some(candidate.value))
     }
 
     fn real(&self, field: &str) -> Option<f64> {
-        if let Some(FieldValue::Real(value)) = self.value(field) { Some(value) } else { None }
+        if let Some(FieldValue::Real(value)) = self.value(field) {
+            Some(value)
+        } else {
+            None
+        }
     }
 
     fn flag(&self, field: &str) -> Option<bool> {
-        if let Some(FieldValue::Flag(value)) = self.value(field) { Some(value) } else { None }
+        if let Some(FieldValue::Flag(value)) = self.value(field) {
+            Some(value)
+        } else {
+            None
+        }
     }
 }
 
 /// The error that torch cannot express something.
 pub(super) fn unrepresentable(path: &str, problem: impl Display) -> Error {
-    Error::new(ErrorKind::Unsupported, format!("torch has no counterpart of {problem}")).at(path)
+    Error::new(
+        ErrorKind::Unsupported,
+        format!("torch has no counterpart of {problem}"),
+    )
+    .at(path)
 }
 
 /// The schedule that drives the field at a place of the leaf's optimiser.
 fn schedule_of<'l>(leaf: &'l Leaf, place: &str) -> Option<&'l Schedule> {
     let field = leaf.optimiser().description().fields_named(place).first()?.index;
-    leaf.drives.as_ref()?.assignment_for(field).map(|assignment| &*assignment.schedule)
+    leaf.drives
+        .as_ref()?
+        .assignment_for(field)
+        .map(|assignment| &*assignment.schedule)
 }
 
 /// The members of the leaf's acting optimiser that have fields. Refuses an optimiser that torch lacks.
@@ -434,7 +520,10 @@ fn members(leaf: &Leaf) -> Result<Vec<MemberDescription<'_>>> {
     // this step.
     let description = leaf.acting().description();
     if description.has_alternatives() {
-        return Err(unrepresentable(leaf.path(), "alternative rules, one acting at a time"));
+        return Err(unrepresentable(
+            leaf.path(),
+            "alternative rules, one acting at a time",
+        ));
     }
     let mut members = description.all();
     let is_cautious_decay = |member: &MemberDescription<'_>| {
@@ -462,14 +551,21 @@ impl Counterpart {
         let has_no_momentum = settings
             .iter()
             .any(|setting| setting.key == "momentum" && setting.value == FieldValue::Real(0.0));
-        slots.iter_mut().for_each(|slot| slot.is_unused = has_no_momentum && slot.velocity_sign.is_some());
+        slots
+            .iter_mut()
+            .for_each(|slot| slot.is_unused = has_no_momentum && slot.velocity_sign.is_some());
         check_slots(leaf, &slots)?;
         let (rates, adjusted_rate, velocity_rates) = rule.rates();
         let decays = rule.decays(leaf)?;
-        let schedule = rates.get(adjusted_rate).and_then(|(place, _)| schedule_of(leaf, place));
+        let schedule = rates
+            .get(adjusted_rate)
+            .and_then(|(place, _)| schedule_of(leaf, place));
         let driven_rate = schedule.map(|schedule| {
             let value = |(place, _): &(String, f64)| -> Option<f64> { leaf.field(place)?.try_into().ok() };
-            DrivenRate { leaf_rate: rates.iter().filter_map(value).product(), schedule: schedule.clone() }
+            DrivenRate {
+                leaf_rate: rates.iter().filter_map(value).product(),
+                schedule: schedule.clone(),
+            }
         });
         Ok(Counterpart {
             kind: definition.kind,
@@ -488,12 +584,16 @@ impl Counterpart {
 
     /// Whether torch's state has a velocity.
     pub(super) fn has_velocity(&self) -> bool {
-        self.slots.iter().any(|slot| slot.velocity_sign.is_some() && !slot.is_unused)
+        self.slots
+            .iter()
+            .any(|slot| slot.velocity_sign.is_some() && !slot.is_unused)
     }
 
     /// Whether torch's setting `key` is a switch that is on.
     pub(super) fn is_on(&self, key: &str) -> bool {
-        self.settings.iter().any(|setting| setting.key == key && setting.value == FieldValue::Flag(true))
+        self.settings
+            .iter()
+            .any(|setting| setting.key == key && setting.value == FieldValue::Flag(true))
     }
 
     /// torch's learning rate.
@@ -524,7 +624,14 @@ impl Counterpart {
         // An equal rate keeps the field's value, so that neither f32 nor the division rounds the value. Under
         // a schedule `value` is the schedule's, and not the field's.
         let keeps_value = self.driven_rate.is_none() && is_same(learning_rate, self.learning_rate());
-        Some((place, if keeps_value { *value } else { learning_rate / others }))
+        Some((
+            place,
+            if keeps_value {
+                *value
+            } else {
+                learning_rate / others
+            },
+        ))
     }
 
     /// The ratio of a velocity here to torch's, if the field to adjust has the value `field`.
@@ -544,7 +651,10 @@ impl Counterpart {
     pub(super) fn group(&self, path: &str) -> Result<Map<String, Value>> {
         let [coupled, decoupled] = self.decays.each_ref().map(|decay| decay.lambda);
         if coupled != 0.0 && decoupled != 0.0 {
-            return Err(unrepresentable(path, "a decay in the gradient together with a decoupled decay"));
+            return Err(unrepresentable(
+                path,
+                "a decay in the gradient together with a decoupled decay",
+            ));
         }
         let has_decay = match self.kind {
             "Adam" => true,
@@ -552,13 +662,23 @@ impl Counterpart {
             _ => decoupled == 0.0,
         };
         if !has_decay {
-            return Err(unrepresentable(path, format!("this weight decay in {}", self.kind)));
+            return Err(unrepresentable(
+                path,
+                format!("this weight decay in {}", self.kind),
+            ));
         }
         let mut group = Map::from_iter([
             ("lr".to_string(), json!(self.learning_rate())),
-            ("weight_decay".to_string(), json!(if coupled == 0.0 { decoupled } else { coupled })),
+            (
+                "weight_decay".to_string(),
+                json!(if coupled == 0.0 { decoupled } else { coupled }),
+            ),
         ]);
-        group.extend(self.driven_rate.iter().map(|rate| (INITIAL_RATE.to_string(), json!(rate.leaf_rate))));
+        group.extend(
+            self.driven_rate
+                .iter()
+                .map(|rate| (INITIAL_RATE.to_string(), json!(rate.leaf_rate))),
+        );
         if self.decay_has_kinds {
             // Without any decay both kinds would be right, so the rule's field decides.
             let decouples = decoupled != 0.0 || coupled == 0.0 && self.decays[1].place.is_some();
@@ -592,10 +712,15 @@ pub(super) fn is_same(a: f64, b: f64) -> bool {
 fn check_slots(leaf: &Leaf, slots: &[TorchSlot]) -> Result<()> {
     let tensors = leaf.state.tensors();
     let has_tensor = |slot: &TorchSlot| {
-        tensors.iter().any(|(name, tensor)| *name == slot.slot && !leaf.state.is_outer_master(tensor))
+        tensors
+            .iter()
+            .any(|(name, tensor)| *name == slot.slot && !leaf.state.is_outer_master(tensor))
     };
     match slots.iter().find(|slot| !has_tensor(slot)) {
-        Some(slot) => Err(unrepresentable(leaf.path(), format!("a state without {:?}", slot.slot))),
+        Some(slot) => Err(unrepresentable(
+            leaf.path(),
+            format!("a state without {:?}", slot.slot),
+        )),
         None => Ok(()),
     }
 }

@@ -12,8 +12,13 @@ use crate::tensors::zeros;
 
 /// All numbers of a tensor, in row-major order.
 pub(super) fn numbers(entry: &Entry<'_>) -> io::Result<Vec<f64>> {
-    let numbers = entry.tensor()?.to_dtype(DType::F64.into()).and_then(|tensor| tensor.flatten_all());
-    numbers.and_then(|numbers| numbers.to_vec1()).map_err(io::Error::other)
+    let numbers = entry
+        .tensor()?
+        .to_dtype(DType::F64.into())
+        .and_then(|tensor| tensor.flatten_all());
+    numbers
+        .and_then(|numbers| numbers.to_vec1())
+        .map_err(io::Error::other)
 }
 
 /// A tensor of the file, times a factor, as `StateTree::assign_entries` takes it.
@@ -38,7 +43,10 @@ impl FileTensor<'_> {
             return Ok(tensor);
         }
         // The product is in F64, so that only the conversion to the dtype of the state rounds.
-        tensor.to_dtype(DType::F64.into()).and_then(|tensor| tensor * self.scale).map_err(io::Error::other)
+        tensor
+            .to_dtype(DType::F64.into())
+            .and_then(|tensor| tensor * self.scale)
+            .map_err(io::Error::other)
     }
 }
 
@@ -83,7 +91,11 @@ mod tests {
         candle_core::safetensors::save(&tensors, &path).expect("a file");
         let open = TensorFile::open(&path).expect("the file").0;
         let entry = open.entry("x/exp_avg").expect("the tensor");
-        let tensor = FileTensor { source: Some((entry, DType::F32)), scale: 0.5, shape: vec![2] };
+        let tensor = FileTensor {
+            source: Some((entry, DType::F32)),
+            scale: 0.5,
+            shape: vec![2],
+        };
         let read = || {
             let mut numbers = Vec::new();
             crate::model::lent::read("value", &tensor, &mut |view| {
@@ -94,10 +106,18 @@ mod tests {
         };
         assert_eq!(read().expect("numbers"), [0.5, 1.0]);
         let length = std::fs::metadata(&path).expect("the file").len();
-        let file = std::fs::File::options().write(true).open(&path).expect("the file");
+        let file = std::fs::File::options()
+            .write(true)
+            .open(&path)
+            .expect("the file");
         file.set_len(length + 8).expect("a length");
         let error = read().expect_err("another file");
         assert_eq!(error.kind(), crate::ErrorKind::Io, "{error}");
-        assert!(error.to_string().starts_with("cannot read the file: it was changed after"), "{error}");
+        assert!(
+            error
+                .to_string()
+                .starts_with("cannot read the file: it was changed after"),
+            "{error}"
+        );
     }
 }

@@ -285,7 +285,12 @@ impl TorchState {
             .map_err(read_error)
             .and_then(Content::from_source)
             .map_err(|error| in_file(path, error))?;
-        Ok(TorchState { path: path.to_path_buf(), content, takes_over: false, accepts_non_finite: false })
+        Ok(TorchState {
+            path: path.to_path_buf(),
+            content,
+            takes_over: false,
+            accepts_non_finite: false,
+        })
     }
 
     /// Renames every parameter by `rename`, because torch's wrappers put `module.` or `_orig_mod.` in front.
@@ -297,7 +302,10 @@ impl TorchState {
     /// # Ok::<(), optimisers::Error>(())
     /// ```
     pub fn renamed(mut self, mut rename: impl FnMut(&str) -> String) -> Self {
-        self.content.names.iter_mut().for_each(|name| *name = rename(name));
+        self.content
+            .names
+            .iter_mut()
+            .for_each(|name| *name = rename(name));
         self
     }
 

@@ -36,23 +36,42 @@ impl TorchState {
     /// After an error nothing has changed, unless the file failed after all checks, when tensors were already
     /// written. Then a part of the state may have changed, and the error asks to restore the state again.
     pub fn restore(&self, state: &mut StateTree) -> Result<Vec<String>> {
-        let plan = state.check_names().and_then(|()| state.check_parameters()).and_then(|()| {
-            let content = &self.content;
-            let comparison = StateComparison { content, takes_over: self.takes_over, steps: state.steps() };
-            let unchanged = content.file.check_unchanged().map_err(read_error);
-            unchanged.and_then(|()| comparison.continuation(state)).map_err(|error| self.with_file(error))
-        });
+        let plan = state
+            .check_names()
+            .and_then(|()| state.check_parameters())
+            .and_then(|()| {
+                let content = &self.content;
+                let comparison = StateComparison {
+                    content,
+                    takes_over: self.takes_over,
+                    steps: state.steps(),
+                };
+                let unchanged = content.file.check_unchanged().map_err(read_error);
+                unchanged
+                    .and_then(|()| comparison.continuation(state))
+                    .map_err(|error| self.with_file(error))
+            });
         let continuation = state.settle(Call::Torch, plan)?;
         let adjustment = state.settle(Call::Torch, field_adjustment(state, &continuation))?;
         let entries = entries(state, &continuation);
         let remedy = "to restore infinities and NaN, call `TorchState::accepting_non_finite` first";
         // An error without a parameter is about ranks or their links, and not about this file.
-        let with_file = |error: Error| if error.path().is_some() { self.with_file(error) } else { error };
+        let with_file = |error: Error| {
+            if error.path().is_some() {
+                self.with_file(error)
+            } else {
+                error
+            }
+        };
         let non_finite_remedy = (!self.accepts_non_finite).then_some(remedy);
-        state.assign_entries(&entries, non_finite_remedy).map_err(with_file)?;
+        state
+            .assign_entries(&entries, non_finite_remedy)
+            .map_err(with_file)?;
         // Fields are set after entries, because setting entries can fail, and setting fields cannot.
         adjustment.commit(state.leaves.iter_mut().map(|leaf| &mut **leaf));
-        continuation.rate_warning.map(|warning| state.warnings.record(warning));
+        continuation
+            .rate_warning
+            .map(|warning| state.warnings.record(warning));
         Ok(continuation.unmoved_paths)
     }
 
@@ -66,9 +85,16 @@ impl TorchState {
 /// fields share a copy.
 fn field_adjustment<'p>(state: &StateTree, continuation: &'p Continuation<'_>) -> Result<Adjustment<'p>> {
     let settings = |leaf: &'p LeafContinuation<'_>| {
-        leaf.new_fields.iter().map(|(field, value)| (SetField::Named(field), *value)).collect()
+        leaf.new_fields
+            .iter()
+            .map(|(field, value)| (SetField::Named(field), *value))
+            .collect()
     };
-    Adjustment::per_leaf(state.leaves(), state.steps, continuation.leaves.iter().map(settings))
+    Adjustment::per_leaf(
+        state.leaves(),
+        state.steps,
+        continuation.leaves.iter().map(settings),
+    )
 }
 
 /// The tensors and counts of all leaves, as entries of the state.
@@ -76,13 +102,25 @@ fn entries<'c>(state: &StateTree, continuation: &'c Continuation<'_>) -> Vec<New
     let mut entries = Vec::new();
     for (leaf, leaf_continuation) in state.leaves().zip(&continuation.leaves) {
         let mut add = |name: &str, label: String, value| {
-            entries.push(NewEntry { path: leaf.path().to_string(), name: name.to_string(), label, value });
+            entries.push(NewEntry {
+                path: leaf.path().to_string(),
+                name: name.to_string(),
+                label,
+                value,
+            });
         };
         for (slot, tensor) in &leaf_continuation.tensors {
             add(&slot.slot, slot.in_file(), StateValue::Tensor(tensor));
         }
-        let Some(step) = leaf_continuation.step else { continue };
-        for name in leaf_continuation.counters.iter().map(String::as_str).chain([LEAF_STEPS]) {
+        let Some(step) = leaf_continuation.step else {
+            continue;
+        };
+        for name in leaf_continuation
+            .counters
+            .iter()
+            .map(String::as_str)
+            .chain([LEAF_STEPS])
+        {
             add(name, format!("{STEP} in the file"), StateValue::Counter(step));
         }
     }

@@ -61,7 +61,11 @@ impl StateTree {
 
 /// The optimiser of each leaf, which has to be the same on all ranks.
 fn optimiser_aspects(state: &StateTree) -> Vec<Aspect> {
-    if state.is_divided() { state.leaves().map(Leaf::optimiser_aspect).collect() } else { Vec::new() }
+    if state.is_divided() {
+        state.leaves().map(Leaf::optimiser_aspect).collect()
+    } else {
+        Vec::new()
+    }
 }
 
 /// The counterpart of each leaf, and the groups of parameters with the same hyper-parameters.
@@ -94,8 +98,9 @@ fn counterparts_and_groups(state: &StateTree) -> Result<(Vec<Counterpart>, Strin
             return Err(unrepresentable(leaf.path(), "a count of 2⁵³ steps or more"));
         }
         let group = counterpart.group(leaf.path())?;
-        let index =
-            *indices.entry(serde_json::to_string(&group).map_err(Error::other)?).or_insert(groups.len());
+        let index = *indices
+            .entry(serde_json::to_string(&group).map_err(Error::other)?)
+            .or_insert(groups.len());
         if index == groups.len() {
             groups.push((group, Vec::new()));
         }
@@ -105,7 +110,10 @@ fn counterparts_and_groups(state: &StateTree) -> Result<(Vec<Counterpart>, Strin
         group.insert(PARAMETERS.to_string(), json!(paths));
         Value::Object(group)
     };
-    Ok((counterparts, groups.into_iter().map(with_paths).collect::<Value>().to_string()))
+    Ok((
+        counterparts,
+        groups.into_iter().map(with_paths).collect::<Value>().to_string(),
+    ))
 }
 
 /// Adds the entries of a leaf.
@@ -121,17 +129,26 @@ fn add_entries<'s>(
     let velocity_scale = counterpart.velocity_scale(counterpart.adjusted_value());
     let is_known = |slot: &&TorchSlot| !slot.is_unused || velocity_scale != 0.0;
     for slot in counterpart.slots.iter().filter(is_known) {
-        let Some((_, tensor)) = state_tensors.iter().find(|(name, _)| *name == slot.slot) else { continue };
+        let Some((_, tensor)) = state_tensors.iter().find(|(name, _)| *name == slot.slot) else {
+            continue;
+        };
         tensors.push(slot_tensor(leaf, counterpart, slot, tensor)?);
     }
     if counterpart.has_step {
         // The count is written by the rank that has the first element, because a rank without a part does not
         // count steps.
         let part = leaf.part();
-        let is_written =
-            if elem_count(leaf.shape()) == 0 { rank == 0 } else { part.start == 0 && !part.is_empty() };
+        let is_written = if elem_count(leaf.shape()) == 0 {
+            rank == 0
+        } else {
+            part.start == 0 && !part.is_empty()
+        };
         let number = count_tensor(step_count(leaf, counterpart))?;
-        tensors.push(SavedTensor::number(entry_name(leaf.path(), STEP), number, is_written));
+        tensors.push(SavedTensor::number(
+            entry_name(leaf.path(), STEP),
+            number,
+            is_written,
+        ));
     }
     Ok(())
 }
@@ -155,7 +172,11 @@ fn slot_tensor<'s>(
             let state_values = tensor.tensor()?;
             let on_cpu = state_values.to_device(&Device::Cpu)?.to_dtype(DType::F64)?;
             let values = (on_cpu / scale)?.to_dtype(state_values.dtype())?;
-            Ok(SavedTensor::part_of(leaf, entry_name(leaf.path(), slot.key), values))
+            Ok(SavedTensor::part_of(
+                leaf,
+                entry_name(leaf.path(), slot.key),
+                values,
+            ))
         }
     }
 }
@@ -163,7 +184,10 @@ fn slot_tensor<'s>(
 /// torch's `step` of a leaf.
 fn step_count(leaf: &Leaf, counterpart: &Counterpart) -> u64 {
     let counter = counterpart.counters.first();
-    leaf.counters().into_iter().find(|(name, _)| Some(name) == counter).map_or(0, |(_, count)| count)
+    leaf.counters()
+        .into_iter()
+        .find(|(name, _)| Some(name) == counter)
+        .map_or(0, |(_, count)| count)
 }
 
 /// A count of steps in f32, as torch has it. torch itself counts no further than 2²⁴.

@@ -14,7 +14,13 @@ use crate::tree::schedule::saturating;
 pub(super) type NewFields = Vec<(String, FieldValue)>;
 
 /// Hyper-parameters that are ignored: either torch's way to compute, or already in Adagrad's sum.
-const IGNORED: &[&str] = &["foreach", "fused", "capturable", "differentiable", "initial_accumulator_value"];
+const IGNORED: &[&str] = &[
+    "foreach",
+    "fused",
+    "capturable",
+    "differentiable",
+    "initial_accumulator_value",
+];
 
 /// The keys that `OneCycleLR` and `CyclicLR` write into a group whose momentum or β₁ they move.
 const CYCLED_KEYS: [&str; 2] = ["max_momentum", "base_momentum"];
@@ -44,15 +50,25 @@ fn torch_kind(group: &Map<String, Value>) -> Result<&'static str> {
 
 /// The error that a hyper-parameter is missing or has another type.
 fn type_error(group: &Map<String, Value>, key: &str, expected: &'static str) -> Error {
-    let got = group.get(key).map_or_else(|| "missing".to_string(), Value::to_string);
-    Error::new(ErrorKind::File, format!("the file's {key} is")).with_got(got).with_expected(expected)
+    let got = group
+        .get(key)
+        .map_or_else(|| "missing".to_string(), Value::to_string);
+    Error::new(ErrorKind::File, format!("the file's {key} is"))
+        .with_got(got)
+        .with_expected(expected)
 }
 
 /// The number with this key; `default` if the group lacks the key.
 fn real(group: &Map<String, Value>, key: &str, default: Option<f64>) -> Result<f64> {
-    let number =
-        |value: &Value| value.as_f64().or_else(|| value.as_bool().map(|flag| f64::from(u8::from(flag))));
-    group.get(key).map_or(default, number).ok_or_else(|| type_error(group, key, "a number"))
+    let number = |value: &Value| {
+        value
+            .as_f64()
+            .or_else(|| value.as_bool().map(|flag| f64::from(u8::from(flag))))
+    };
+    group
+        .get(key)
+        .map_or(default, number)
+        .ok_or_else(|| type_error(group, key, "a number"))
 }
 
 fn flag(group: &Map<String, Value>, key: &str) -> Result<bool> {
@@ -85,7 +101,12 @@ fn group_value(
     Ok(match value {
         FieldValue::Flag(_) => flag(group, key)?.into(),
         FieldValue::Pair(..) => pair(group, key)?.into(),
-        _ => real(group, key, ["momentum", "dampening", "lr_decay"].contains(key).then_some(0.0))?.into(),
+        _ => real(
+            group,
+            key,
+            ["momentum", "dampening", "lr_decay"].contains(key).then_some(0.0),
+        )?
+        .into(),
     })
 }
 
@@ -111,7 +132,9 @@ pub(super) struct GroupComparison<'c> {
 impl GroupComparison<'_> {
     /// Compares everything. Returns the fields to set, and the value that the adjusted field then has.
     pub(super) fn check(&self) -> Result<(NewFields, f64)> {
-        let GroupComparison { group, counterpart, .. } = *self;
+        let GroupComparison {
+            group, counterpart, ..
+        } = *self;
         self.check_kind()?;
         let mut new_fields = NewFields::new();
         let torch_rate = real(group, "lr", None)?;
@@ -133,13 +156,21 @@ impl GroupComparison<'_> {
         }
         self.check_decay(&mut new_fields)?;
         self.check_others()?;
-        let adjusted = counterpart.field_for(torch_rate).filter(|(_, value)| value.is_finite());
-        Ok((new_fields, adjusted.map_or_else(|| counterpart.adjusted_value(), |(_, value)| value)))
+        let adjusted = counterpart
+            .field_for(torch_rate)
+            .filter(|(_, value)| value.is_finite());
+        Ok((
+            new_fields,
+            adjusted.map_or_else(|| counterpart.adjusted_value(), |(_, value)| value),
+        ))
     }
 
     /// The field to set for a learning rate of torch's.
     fn rate_field(&self, torch_rate: f64) -> Option<(String, FieldValue)> {
-        let field = self.counterpart.field_for(torch_rate).filter(|(_, value)| value.is_finite());
+        let field = self
+            .counterpart
+            .field_for(torch_rate)
+            .filter(|(_, value)| value.is_finite());
         field.map(|(place, value)| (place.to_string(), value.into()))
     }
 
@@ -184,13 +215,22 @@ impl GroupComparison<'_> {
         let initial = real(self.group, INITIAL_RATE, None)?;
         match initial.is_finite() && initial >= 0.0 {
             true => Ok(Some(initial)),
-            false => Err(type_error(self.group, INITIAL_RATE, "a finite number of 0 or more")),
+            false => Err(type_error(
+                self.group,
+                INITIAL_RATE,
+                "a finite number of 0 or more",
+            )),
         }
     }
 
     /// Refuses a group of another kind of optimiser, or with other switches.
     fn check_kind(&self) -> Result<()> {
-        let GroupComparison { rule, group, counterpart, .. } = self;
+        let GroupComparison {
+            rule,
+            group,
+            counterpart,
+            ..
+        } = self;
         let torch = torch_kind(group)?;
         let torch_is_on = |key| flag(group, key);
         let has_momentum = real(group, "momentum", Some(0.0))? != 0.0;
@@ -200,7 +240,10 @@ impl GroupComparison<'_> {
             "Adam" => ("`AdamW` or `Adam`", !is_on_here("amsgrad")),
             "SGD" if !has_momentum => ("`Descent`", !counterpart.has_velocity()),
             "SGD" if torch_is_on("nesterov")? => ("`Nesterov`", is_on_here("nesterov")),
-            "SGD" => ("`Momentum`", !is_on_here("nesterov") && counterpart.has_velocity()),
+            "SGD" => (
+                "`Momentum`",
+                !is_on_here("nesterov") && counterpart.has_velocity(),
+            ),
             "RMSprop" => {
                 let remedy = match (has_momentum, torch_is_on("centered")?) {
                     (false, false) => "`RMSProp`",
@@ -223,15 +266,27 @@ impl GroupComparison<'_> {
             return Ok(());
         }
         let with_options = |kind: &str, is_on: &dyn Fn(&str) -> bool, has_momentum: bool| {
-            let options = ["amsgrad", "nesterov", "centered"].into_iter().filter(|key| is_on(key));
+            let options = ["amsgrad", "nesterov", "centered"]
+                .into_iter()
+                .filter(|key| is_on(key));
             let options: Vec<&str> = options.chain(has_momentum.then_some("momentum")).collect();
-            if options.is_empty() { kind.to_string() } else { format!("{kind}({})", options.join(", ")) }
+            if options.is_empty() {
+                kind.to_string()
+            } else {
+                format!("{kind}({})", options.join(", "))
+            }
         };
         let expected = with_options(counterpart.kind, &is_on_here, counterpart.has_velocity());
-        Err(Error::new(ErrorKind::OtherRule, "the optimiser of the file is torch's")
-            .with_got(with_options(torch, &|key| group.get(key) == Some(&Value::Bool(true)), has_momentum))
-            .with_expected(format_args!("torch's {expected}, which {rule} continues"))
-            .with_remedy(format!("set up {remedy}")))
+        Err(
+            Error::new(ErrorKind::OtherRule, "the optimiser of the file is torch's")
+                .with_got(with_options(
+                    torch,
+                    &|key| group.get(key) == Some(&Value::Bool(true)),
+                    has_momentum,
+                ))
+                .with_expected(format_args!("torch's {expected}, which {rule} continues"))
+                .with_remedy(format!("set up {remedy}")),
+        )
     }
 
     /// Compares a hyper-parameter. If the values differ and fields are taken over, adds the new value of the
@@ -261,16 +316,20 @@ impl GroupComparison<'_> {
                  documentation of `optimisers::torch`"
             }
         };
-        Err(Error::new(ErrorKind::OtherRule, format!("torch's {key} in the file is"))
-            .with_got(torch)
-            .with_expected(rule_value)
-            .with_remedy(remedy))
+        Err(
+            Error::new(ErrorKind::OtherRule, format!("torch's {key} in the file is"))
+                .with_got(torch)
+                .with_expected(rule_value)
+                .with_remedy(remedy),
+        )
     }
 
     /// Compares both kinds of weight decay. A group of torch's has a decay of one kind, so the other kind has
     /// to be 0 here.
     fn check_decay(&self, new_fields: &mut NewFields) -> Result<()> {
-        let GroupComparison { group, counterpart, .. } = self;
+        let GroupComparison {
+            group, counterpart, ..
+        } = self;
         let lambda = real(group, "weight_decay", Some(0.0))?;
         let decouples = match counterpart.kind {
             "Lion" if group.contains_key("weight_decouple") => flag(group, "weight_decouple")?,
@@ -316,7 +375,11 @@ impl GroupComparison<'_> {
                 || ["weight_decouple", "amsgrad", "nesterov", "centered", "maximize"].contains(&key)
                 || key.starts_with("decoupled_")
         };
-        match self.group.iter().find(|(key, value)| **value == Value::Bool(true) && !is_known(key)) {
+        match self
+            .group
+            .iter()
+            .find(|(key, value)| **value == Value::Bool(true) && !is_known(key))
+        {
             Some((key, _)) => self.compare(key, true.into(), false.into(), None, &mut NewFields::new()),
             None => Ok(()),
         }

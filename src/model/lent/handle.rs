@@ -35,7 +35,10 @@ impl<'a> Deref for Lent<'a> {
 
 impl std::fmt::Debug for Lent<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Lent").field("shape", &self.shape()).field("dtype", &self.dtype()).finish()
+        f.debug_struct("Lent")
+            .field("shape", &self.shape())
+            .field("dtype", &self.dtype())
+            .finish()
     }
 }
 
@@ -43,23 +46,30 @@ impl<'a> Lent<'a> {
     /// A handle of `lender`. Unless `lender` is a tensor, its shape and dtype are read here, once for the
     /// call.
     pub(crate) fn new(lender: &'a dyn Lend) -> Self {
-        lender
-            .tensor()
-            .map_or_else(|| Lent::Memory(FixedLender::new(lender)), |tensor| Lent::Tensor(tensor.clone()))
+        lender.tensor().map_or_else(
+            || Lent::Memory(FixedLender::new(lender)),
+            |tensor| Lent::Tensor(tensor.clone()),
+        )
     }
 
     /// The handle without a lifetime, if it is of a tensor; `None` for memory that is borrowed from its
     /// owner.
     pub(crate) fn into_owned(self) -> Option<Lent<'static>> {
-        if let Lent::Tensor(tensor) = self { Some(Lent::Tensor(tensor)) } else { None }
+        if let Lent::Tensor(tensor) = self {
+            Some(Lent::Tensor(tensor))
+        } else {
+            None
+        }
     }
 
     /// A handle of a range of the elements, as a vector.
     pub(crate) fn part(&self, elements: Range<usize>) -> Result<Self> {
         Ok(match self {
-            Lent::Tensor(tensor) => {
-                Lent::Tensor(tensor.detach().flatten_all()?.narrow(0, elements.start, elements.len())?)
-            }
+            Lent::Tensor(tensor) => Lent::Tensor(tensor.detach().flatten_all()?.narrow(
+                0,
+                elements.start,
+                elements.len(),
+            )?),
             Lent::Memory(lender) => Lent::Part(Arc::new(LentPart::new(*lender, elements))),
             Lent::Part(part) => Lent::Part(Arc::new(part.part(elements))),
         })
@@ -70,7 +80,9 @@ impl<'a> Lent<'a> {
         let Some(tensor) = lender.tensor() else {
             return Ok(Lent::Part(Arc::new(LentPart::empty(FixedLender::new(lender)))));
         };
-        Ok(Lent::Tensor((0..tensor.rank()).try_fold(tensor.detach(), |x, dim| x.narrow(dim, 0, 0))?))
+        Ok(Lent::Tensor(
+            (0..tensor.rank()).try_fold(tensor.detach(), |x, dim| x.narrow(dim, 0, 0))?,
+        ))
     }
 
     /// Whether two handles have the same elements in the same order; `None` if the owners report too little.
@@ -119,7 +131,11 @@ pub(crate) struct FixedLender<'a> {
 
 impl<'a> FixedLender<'a> {
     fn new(lender: &'a dyn Lend) -> Self {
-        FixedLender { lender, shape: lender.shape(), dtype: lender.dtype() }
+        FixedLender {
+            lender,
+            shape: lender.shape(),
+            dtype: lender.dtype(),
+        }
     }
 
     /// Address and size of the lender. Two lenders with equal address and size are one object, unless the
@@ -178,24 +194,38 @@ pub(crate) struct LentPart<'a> {
 
 impl<'a> LentPart<'a> {
     fn new(whole: FixedLender<'a>, elements: Range<usize>) -> Self {
-        LentPart { whole, shape: elements.len().into(), elements }
+        LentPart {
+            whole,
+            shape: elements.len().into(),
+            elements,
+        }
     }
 
     /// No elements, in a shape of the same rank.
     fn empty(whole: FixedLender<'a>) -> Self {
-        LentPart { whole, shape: vec![0; whole.lent_shape().len()].into(), elements: 0..0 }
+        LentPart {
+            whole,
+            shape: vec![0; whole.lent_shape().len()].into(),
+            elements: 0..0,
+        }
     }
 
     /// A range of the elements of this part.
     fn part(&self, elements: Range<usize>) -> Self {
-        LentPart::new(self.whole, self.elements.start + elements.start..self.elements.start + elements.end)
+        LentPart::new(
+            self.whole,
+            self.elements.start + elements.start..self.elements.start + elements.end,
+        )
     }
 }
 
 /// The error for lent memory that lacks a part.
 fn missing_part() -> Error {
-    Error::new(ErrorKind::Memory, "a part does not lie in the lent memory in row-major order")
-        .with_remedy(LEND_AS_REPORTED)
+    Error::new(
+        ErrorKind::Memory,
+        "a part does not lie in the lent memory in row-major order",
+    )
+    .with_remedy(LEND_AS_REPORTED)
 }
 
 impl Lend for LentPart<'_> {
@@ -213,12 +243,15 @@ impl Lend for LentPart<'_> {
 
     fn read(&self, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {
         self.whole.read(&mut |view| {
-            let part = view.in_order().and_then(|memory| memory.part(self.elements.clone()));
+            let part = view
+                .in_order()
+                .and_then(|memory| memory.part(self.elements.clone()));
             run(View::new(part.ok_or_else(missing_part)?))
         })
     }
 
     fn write(&self, run: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {
-        self.whole.write(&mut |memory| run(memory.part(self.elements.clone()).ok_or_else(missing_part)?))
+        self.whole
+            .write(&mut |memory| run(memory.part(self.elements.clone()).ok_or_else(missing_part)?))
     }
 }

@@ -101,7 +101,8 @@ impl dyn Lend + '_ {
 
     /// The tensor itself, or a copy of memory that is no tensor.
     pub(crate) fn tensor_or_copy(&self) -> Result<Tensor> {
-        self.tensor().map_or_else(|| copy_of("tensor", self), |tensor| Ok(tensor.clone()))
+        self.tensor()
+            .map_or_else(|| copy_of("tensor", self), |tensor| Ok(tensor.clone()))
     }
 }
 
@@ -116,11 +117,14 @@ pub(crate) fn read(
     let mut one_run = OneRun::new(lender);
     let owner_result = lender.read(&mut |view| {
         one_run.run_once(|| {
-            view.check_fit(lender.shape(), lender.dtype()).map_err(|got| misfit_error(lender, got))?;
+            view.check_fit(lender.shape(), lender.dtype())
+                .map_err(|got| misfit_error(lender, got))?;
             run(view)
         })
     });
-    one_run.into_result(owner_result).map_err(|error| error.in_role(role))
+    one_run
+        .into_result(owner_result)
+        .map_err(|error| error.in_role(role))
 }
 
 /// [`read`], for memory that `run` may write.
@@ -139,7 +143,9 @@ pub(crate) fn write(
             run(memory)
         })
     });
-    one_run.into_result(owner_result).map_err(|error| error.in_role(role))
+    one_run
+        .into_result(owner_result)
+        .map_err(|error| error.in_role(role))
 }
 
 /// Counts the runs of a closure that an owner has to run once, and stores the closure's first error.
@@ -153,13 +159,22 @@ struct OneRun<'l> {
 
 impl<'l> OneRun<'l> {
     fn new(lender: &'l dyn Lend) -> Self {
-        OneRun { lender, runs: 0, has_returned: false, error: None }
+        OneRun {
+            lender,
+            runs: 0,
+            has_returned: false,
+            error: None,
+        }
     }
 
     /// Runs `closure` the first time only, because a second run would apply a second step.
     fn run_once(&mut self, closure: impl FnOnce() -> Result<()>) -> Result<()> {
         self.runs += 1;
-        let result = if self.runs == 1 { closure() } else { Err(run_count_error(self.lender, self.runs)) };
+        let result = if self.runs == 1 {
+            closure()
+        } else {
+            Err(run_count_error(self.lender, self.runs))
+        };
         self.has_returned = true;
         result.map_err(|error| {
             // The owner gets a substitute, so that the error itself survives even if the owner drops the
@@ -201,11 +216,18 @@ pub(crate) fn check_parameter(role: &'static str, lender: &dyn Lend, needs_write
     }
     read(role, lender, &mut |view| match view.in_order() {
         Some(_) => Ok(()),
-        None => Err(Error::new(ErrorKind::Memory, "the elements do not lie in row-major order")
-            .with_remedy("let `Lend::read` hand over parameters in row-major order, as `Lend::write` does")),
+        None => Err(
+            Error::new(ErrorKind::Memory, "the elements do not lie in row-major order").with_remedy(
+                "let `Lend::read` hand over parameters in row-major order, as `Lend::write` does",
+            ),
+        ),
     })?;
     // This loan writes nothing. If the owner refuses to lend, the call fails before any parameter changes.
-    if needs_write { write(role, lender, &mut |_| Ok(())) } else { Ok(()) }
+    if needs_write {
+        write(role, lender, &mut |_| Ok(()))
+    } else {
+        Ok(())
+    }
 }
 
 /// A copy of the lent memory.
@@ -258,7 +280,9 @@ pub(crate) fn flat_copy(memory: MemoryRef<'_>) -> Tensor {
 
 /// A copy of the elements of `numbers` that lie `strides` apart, in row-major order.
 fn copy_in_order(numbers: &Tensor, shape: &[usize], strides: &[usize]) -> crate::tensors::Result<Tensor> {
-    let offsets = (0..elem_count(shape)).map(|element| element_offset(element, shape, strides)).collect();
+    let offsets = (0..elem_count(shape))
+        .map(|element| element_offset(element, shape, strides))
+        .collect();
     rows_of(numbers, offsets)?.reshape(shape)
 }
 
@@ -282,10 +306,13 @@ pub(super) const LEND_AS_REPORTED: &str =
 /// The error for an owner that did not run the closure exactly once.
 fn run_count_error(lender: &dyn Lend, runs: usize) -> Error {
     let memory = format!("{} elements of {:?}", lender.elem_count(), lender.dtype());
-    Error::new(ErrorKind::Memory, format!("the owner of {memory} has run the function that it was given"))
-        .with_got(format_args!("{runs} times"))
-        .with_expected("once")
-        .with_remedy("let `Lend::read` and `Lend::write` call the function once, or return an error")
+    Error::new(
+        ErrorKind::Memory,
+        format!("the owner of {memory} has run the function that it was given"),
+    )
+    .with_got(format_args!("{runs} times"))
+    .with_expected("once")
+    .with_remedy("let `Lend::read` and `Lend::write` call the function once, or return an error")
 }
 
 /// The error for a write to memory that is lent only to be read.

@@ -247,7 +247,10 @@ pub struct View<'a> {
 impl<'a> View<'a> {
     /// A view of all numbers, in row-major order.
     pub fn new(numbers: impl Into<MemoryRef<'a>>) -> Self {
-        View { memory: numbers.into(), strides: None }
+        View {
+            memory: numbers.into(),
+            strides: None,
+        }
     }
 
     /// Elements that lie `strides` apart in each dimension. The first number is the first element.
@@ -263,9 +266,12 @@ impl<'a> View<'a> {
         let memory = numbers.into();
         let (expected, got) = (reach(dims, strides), memory.len());
         if dims.len() != strides.len() {
-            return Err(Error::new(ErrorKind::Memory, format!("a view of shape {dims:?} has the strides"))
-                .with_got(format_args!("{strides:?}"))
-                .with_expected("one for each dimension"));
+            return Err(Error::new(
+                ErrorKind::Memory,
+                format!("a view of shape {dims:?} has the strides"),
+            )
+            .with_got(format_args!("{strides:?}"))
+            .with_expected("one for each dimension"));
         }
         if got < expected {
             return Err(Error::new(
@@ -287,9 +293,15 @@ impl<'a> View<'a> {
         if is_in_order(dims, strides) {
             // The memory is cut, because there may be more numbers than elements. The reach of a view that is
             // in order or empty is its number of elements.
-            return Ok(View { memory: memory.part(0..expected).unwrap_or(memory), strides: None });
+            return Ok(View {
+                memory: memory.part(0..expected).unwrap_or(memory),
+                strides: None,
+            });
         }
-        Ok(View { memory, strides: Some((dims, strides)) })
+        Ok(View {
+            memory,
+            strides: Some((dims, strides)),
+        })
     }
 
     /// A copy of the elements in row-major order, as f64, which holds the numbers of every dtype exactly.
@@ -297,13 +309,18 @@ impl<'a> View<'a> {
     /// If the elements lie in row-major order, [`in_order`](View::in_order) lends them without a copy.
     pub fn numbers(self) -> Vec<f64> {
         let numbers = self.memory.numbers();
-        let Some((dims, strides)) = self.strides else { return numbers };
-        (0..self.elements()).map(|element| numbers[element_offset(element, dims, strides)]).collect()
+        let Some((dims, strides)) = self.strides else {
+            return numbers;
+        };
+        (0..self.elements())
+            .map(|element| numbers[element_offset(element, dims, strides)])
+            .collect()
     }
 
     /// The number of elements.
     pub(crate) fn elements(self) -> usize {
-        self.strides.map_or(self.memory.len(), |(dims, _)| elem_count(dims))
+        self.strides
+            .map_or(self.memory.len(), |(dims, _)| elem_count(dims))
     }
 
     /// The numbers, from the first element on.
@@ -324,7 +341,11 @@ impl<'a> View<'a> {
     /// assert_eq!(view.in_order().map(|numbers| numbers.bytes().len()), Some(8));
     /// ```
     pub fn in_order(self) -> Option<MemoryRef<'a>> {
-        if self.strides.is_none() { Some(self.memory) } else { None }
+        if self.strides.is_none() {
+            Some(self.memory)
+        } else {
+            None
+        }
     }
 
     /// Dimensions and strides, unless the elements are in order.
@@ -334,7 +355,12 @@ impl<'a> View<'a> {
 
     /// Address, dtype, number and order of the elements. Equal if and only if two views have the same elements.
     pub(super) fn address_and_order(self) -> impl PartialEq {
-        (self.memory.address(), self.memory.dtype(), self.elements(), self.strides)
+        (
+            self.memory.address(),
+            self.memory.dtype(),
+            self.elements(),
+            self.strides,
+        )
     }
 
     /// Refuses another dtype or number of elements than that of a tensor with the dimensions `dims`. A
@@ -367,7 +393,9 @@ pub(super) fn reach(dims: &[usize], strides: &[usize]) -> usize {
     // The sum saturates, because a reach that wraps around would accept a storage that is too short.
     let mut last = 0usize;
     for (dim, stride) in dims.iter().zip(strides) {
-        let Some(last_index) = dim.checked_sub(1) else { return 0 };
+        let Some(last_index) = dim.checked_sub(1) else {
+            return 0;
+        };
         last = last.saturating_add(last_index.saturating_mul(*stride));
     }
     last.saturating_add(1)

@@ -35,10 +35,16 @@ pub(crate) fn storage_of<'t>(
 ///
 /// A contiguous tensor on the CPU is not copied, and is locked for reading until its values are written.
 pub(crate) fn write_tensor(tensor: &Tensor, out: &mut dyn Write) -> io::Result<()> {
-    let tensor =
-        tensor.to_device(&Device::Cpu).and_then(|tensor| tensor.contiguous()).map_err(io::Error::other)?;
+    let tensor = tensor
+        .to_device(&Device::Cpu)
+        .and_then(|tensor| tensor.contiguous())
+        .map_err(io::Error::other)?;
     let (storage, layout) = storage_of(&tensor).map_err(io::Error::other)?;
-    write_values(bytes_of(&storage, layout).map_err(io::Error::other)?, tensor.dtype().size_in_bytes(), out)
+    write_values(
+        bytes_of(&storage, layout).map_err(io::Error::other)?,
+        tensor.dtype().size_in_bytes(),
+        out,
+    )
 }
 
 /// Refuses a storage of another dtype than the tensor's, or of too few bytes. Takes the result of
@@ -69,9 +75,20 @@ mod tests {
             least_length(&Layout::new(Shape::from(dims), stride.to_vec(), start))
         };
         assert_eq!(length(&[], &[], 0), 1);
-        assert_eq!((length(&[3], &[1], 0), length(&[3], &[1], 4), length(&[3, 2], &[1, 3], 0)), (3, 7, 6));
         assert_eq!(
-            (length(&[3, 2], &[0, 1], 1), length(&[2, 2], &[5, 2], 0), length(&[5, 0], &[1, 5], 9)),
+            (
+                length(&[3], &[1], 0),
+                length(&[3], &[1], 4),
+                length(&[3, 2], &[1, 3], 0)
+            ),
+            (3, 7, 6)
+        );
+        assert_eq!(
+            (
+                length(&[3, 2], &[0, 1], 1),
+                length(&[2, 2], &[5, 2], 0),
+                length(&[5, 0], &[1, 5], 9)
+            ),
             (3, 8, 0)
         );
         // The product of these dimensions wraps around to 2.

@@ -31,7 +31,10 @@ impl Lend for Tensor {
 
     fn read(&self, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {
         let (storage, layout) = storage_of(self)?;
-        run(view(cpu_numbers(&storage).ok_or_else(unsupported_error)?, layout)?)
+        run(view(
+            cpu_numbers(&storage).ok_or_else(unsupported_error)?,
+            layout,
+        )?)
     }
 
     fn write(&self, run: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {

@@ -15,11 +15,18 @@ use crate::model::{Variable, empty_model_error};
 impl Patterns {
     /// The error for a path that no pattern matches.
     pub(crate) fn uncovered_error(&self, path: &str) -> Error {
-        let patterns = if self.texts.is_empty() { "none".to_string() } else { self.texts.join(", ") };
-        Error::new(ErrorKind::Argument, "no pattern matches this parameter; the patterns are:")
-            .with_got(patterns)
-            .with_remedy("add a pattern for it, or a last pattern \"*\"")
-            .at(path)
+        let patterns = if self.texts.is_empty() {
+            "none".to_string()
+        } else {
+            self.texts.join(", ")
+        };
+        Error::new(
+            ErrorKind::Argument,
+            "no pattern matches this parameter; the patterns are:",
+        )
+        .with_got(patterns)
+        .with_remedy("add a pattern for it, or a last pattern \"*\"")
+        .at(path)
     }
 
     /// [`Patterns::first_match`] for each variable. `chooses_same` returns whether two patterns choose the
@@ -37,8 +44,10 @@ impl Patterns {
         if variables.is_empty() {
             return Err(empty_model_error());
         }
-        let chosen: Vec<Option<usize>> =
-            variables.iter().map(|variable| self.first_match(&variable.paths)).collect();
+        let chosen: Vec<Option<usize>> = variables
+            .iter()
+            .map(|variable| self.first_match(&variable.paths))
+            .collect();
         let deciding_by_path = variables
             .iter()
             .flat_map(|variable| &variable.paths)
@@ -64,9 +73,17 @@ impl Patterns {
         variable: &Variable<'_>,
         chooses_same: impl Fn(usize, usize) -> bool,
     ) -> Option<(usize, Error)> {
-        let firsts: Vec<_> =
-            variable.paths.iter().filter_map(|path| Some((path, self.first_match(&[path])?))).collect();
-        let chosen_paths = || firsts.iter().filter(|(_, first)| *first == chosen).map(|(path, _)| *path);
+        let firsts: Vec<_> = variable
+            .paths
+            .iter()
+            .filter_map(|path| Some((path, self.first_match(&[path])?)))
+            .collect();
+        let chosen_paths = || {
+            firsts
+                .iter()
+                .filter(|(_, first)| *first == chosen)
+                .map(|(path, _)| *path)
+        };
         let gives_way = |pattern: usize| chosen_paths().any(|path| self.matches(pattern, &[path]));
         let (other, pattern) = firsts
             .iter()
@@ -84,7 +101,11 @@ impl Patterns {
 
     /// The error for a pattern that decides for no variable, with the reason.
     fn idle_error(&self, idle: usize, variables: &[Variable<'_>], chosen: &[Option<usize>]) -> Error {
-        match variables.iter().zip(chosen).find(|(variable, _)| self.matches(idle, &variable.paths)) {
+        match variables
+            .iter()
+            .zip(chosen)
+            .find(|(variable, _)| self.matches(idle, &variable.paths))
+        {
             Some((variable, Some(earlier))) => {
                 let (pattern, earlier, path) = (&self.texts[idle], &self.texts[*earlier], variable.path());
                 let problem = format!(
@@ -95,7 +116,10 @@ impl Patterns {
             }
             _ => self.unmatched_error(
                 idle,
-                variables.iter().flat_map(|variable| &variable.paths).map(String::as_str),
+                variables
+                    .iter()
+                    .flat_map(|variable| &variable.paths)
+                    .map(String::as_str),
             ),
         }
     }

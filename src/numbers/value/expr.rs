@@ -73,7 +73,11 @@ impl Graph {
     pub(crate) fn new(mut nodes: Vec<Node>, mut scalars: Vec<f64>) -> Self {
         nodes.clear();
         scalars.clear();
-        Graph { inputs: Cell::new(0), nodes: RefCell::new(nodes), scalars: RefCell::new(scalars) }
+        Graph {
+            inputs: Cell::new(0),
+            nodes: RefCell::new(nodes),
+            scalars: RefCell::new(scalars),
+        }
     }
 
     /// The nodes in the order of execution, and the values of the scalars in the order of their nodes.
@@ -91,7 +95,10 @@ impl Graph {
     fn push(&self, node: Node) -> Expr<'_> {
         let mut nodes = self.nodes.borrow_mut();
         nodes.push(node);
-        Expr { graph: self, node: nodes.len() - 1 }
+        Expr {
+            graph: self,
+            node: nodes.len() - 1,
+        }
     }
 
     fn scalar(&self, value: f64) -> Expr<'_> {

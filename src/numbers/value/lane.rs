@@ -110,9 +110,14 @@ mod tests {
     #[test]
     fn nan_passes_through_the_choosing_operations() {
         let (nan, one) = (Lane(f32::NAN), Lane(1f32));
-        for result in
-            [nan.min(one), one.min(nan), nan.max(one), one.max(nan), nan.clamp(-1.0, 1.0), nan.sign()]
-        {
+        for result in [
+            nan.min(one),
+            one.min(nan),
+            nan.max(one),
+            one.max(nan),
+            nan.clamp(-1.0, 1.0),
+            nan.sign(),
+        ] {
             assert!(result.0.is_nan());
         }
     }

@@ -19,17 +19,26 @@ pub struct Prologue {
 impl Prologue {
     /// dx·factor
     pub(crate) fn scale(factor: f64) -> Self {
-        Prologue { scale: Some(factor), ..Prologue::default() }
+        Prologue {
+            scale: Some(factor),
+            ..Prologue::default()
+        }
     }
 
     /// clamp(dx, -limit, limit)
     pub(crate) fn limit(limit: f64) -> Self {
-        Prologue { limit: Some(limit), ..Prologue::default() }
+        Prologue {
+            limit: Some(limit),
+            ..Prologue::default()
+        }
     }
 
     /// dx + lambda·x
     pub(crate) fn decay(lambda: f64) -> Self {
-        Prologue { decay: Some(lambda), ..Prologue::default() }
+        Prologue {
+            decay: Some(lambda),
+            ..Prologue::default()
+        }
     }
 
     /// The prologue that does `self` and then `next`. `None` if their operations are not in the order of the
@@ -53,7 +62,9 @@ impl Prologue {
     /// exact.
     pub(crate) fn exact_scale(self) -> Option<f64> {
         const FRACTION: u64 = (1 << 52) - 1;
-        let factor = self.scale.filter(|factor| factor.is_normal() && factor.to_bits() & FRACTION == 0);
+        let factor = self
+            .scale
+            .filter(|factor| factor.is_normal() && factor.to_bits() & FRACTION == 0);
         factor.filter(|_| self.limit.or(self.decay).is_none())
     }
 
@@ -79,7 +90,11 @@ mod tests {
     #[test]
     fn parts_are_joined_in_order_and_each_once() {
         let [scale, limit, decay] = [Prologue::scale(2.0), Prologue::limit(3.0), Prologue::decay(0.5)];
-        let all = Prologue { scale: Some(2.0), limit: Some(3.0), decay: Some(0.5) };
+        let all = Prologue {
+            scale: Some(2.0),
+            limit: Some(3.0),
+            decay: Some(0.5),
+        };
         assert_eq!(scale.then(limit).and_then(|two| two.then(decay)), Some(all));
         assert_eq!(limit.then(decay).and_then(|two| scale.then(two)), Some(all));
         assert_eq!(Prologue::default().then(all), Some(all));
@@ -109,14 +124,22 @@ mod tests {
         ] {
             assert_eq!(inexact.exact_scale(), None);
         }
-        assert_eq!(Prologue::scale(2.0).then(Prologue::limit(1.0)).and_then(Prologue::exact_scale), None);
+        assert_eq!(
+            Prologue::scale(2.0)
+                .then(Prologue::limit(1.0))
+                .and_then(Prologue::exact_scale),
+            None
+        );
     }
 
     #[test]
     fn absent_parts_change_no_bit() {
         for x in [-1.0, f32::NAN, f32::INFINITY] {
             for dx in [0.0, -0.0, 1e-45, f32::MAX, f32::NEG_INFINITY, f32::NAN] {
-                assert_eq!(Prologue::default().apply(Lane(x), Lane(dx)).0.to_bits(), dx.to_bits());
+                assert_eq!(
+                    Prologue::default().apply(Lane(x), Lane(dx)).0.to_bits(),
+                    dx.to_bits()
+                );
             }
         }
     }

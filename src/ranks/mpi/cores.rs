@@ -36,7 +36,10 @@ fn own_share() -> Share {
     let mut share = [0; 1 + WORDS];
     share[0] = rayon::current_num_threads() as u32;
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed:")).unwrap_or_default();
+    let mask = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Cpus_allowed:"))
+        .unwrap_or_default();
     // In reverse, because the last word of the text has the first cores.
     for (word, text) in share[1..].iter_mut().zip(mask.trim().rsplit(',')) {
         *word = u32::from_str_radix(text, 16).unwrap_or(0);

@@ -9,7 +9,11 @@ const LARGEST: usize = 1 << 30;
 
 /// The bytes of slices, one after another: borrowed from a single slice, otherwise copied into one vector.
 pub(super) fn join<'s>(slices: &[&'s [u8]]) -> Cow<'s, [u8]> {
-    if let [only] = slices { Cow::Borrowed(only) } else { Cow::Owned(slices.concat()) }
+    if let [only] = slices {
+        Cow::Borrowed(only)
+    } else {
+        Cow::Owned(slices.concat())
+    }
 }
 
 /// The pieces of `bytes`, each for one message. Without bytes there is no piece.
@@ -55,8 +59,15 @@ mod tests {
     fn one_slice_stays_where_it_is() {
         let bytes = [1u8, 2, 3];
         assert!(matches!(join(&[&bytes]), Cow::Borrowed(place) if std::ptr::eq(place, &bytes)));
-        assert_eq!(pieces(&join(&[])).count(), 0, "nothing is sent where there is nothing to send");
-        assert_eq!(pieces(&join(&[&bytes, &bytes[1..]])).collect::<Vec<_>>(), [[1, 2, 3, 2, 3]]);
+        assert_eq!(
+            pieces(&join(&[])).count(),
+            0,
+            "nothing is sent where there is nothing to send"
+        );
+        assert_eq!(
+            pieces(&join(&[&bytes, &bytes[1..]])).collect::<Vec<_>>(),
+            [[1, 2, 3, 2, 3]]
+        );
     }
 
     #[test]
@@ -64,7 +75,9 @@ mod tests {
         let (mut a, mut b) = ([0u8; 2], [0u8; 3]);
         let mut slices = [&mut a[..], &mut b[..]];
         let mut incoming = Incoming::new(&mut slices);
-        incoming.pieces().for_each(|piece| piece.copy_from_slice(&[1, 2, 3, 4, 5]));
+        incoming
+            .pieces()
+            .for_each(|piece| piece.copy_from_slice(&[1, 2, 3, 4, 5]));
         incoming.finish();
         assert_eq!((a, b), ([1, 2], [3, 4, 5]));
         assert_eq!(Incoming::new(&mut []).pieces().count(), 0);

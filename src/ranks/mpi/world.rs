@@ -44,7 +44,11 @@ impl World {
         let remedy = "write `let (_universe, _) = \
                       mpi::initialize_with_threading(mpi::Threading::Serialized).unwrap();` before it, or \
                       use `optimisers::mpi::run`";
-        let refuse = |what: &str| Err(CommunicationError::Other { reason: format!("{what}; {remedy}") });
+        let refuse = |what: &str| {
+            Err(CommunicationError::Other {
+                reason: format!("{what}; {remedy}"),
+            })
+        };
         if !is_initialized() {
             return refuse("MPI is not initialised");
         }
@@ -57,7 +61,11 @@ impl World {
         let world = SimpleCommunicator::world().duplicate();
         cores::warn_if_crowded(&world);
         let (rank, size) = (world.rank() as usize, world.size() as usize);
-        Ok(World { rank, size, handle: Arc::new(Mutex::new(Handle(ManuallyDrop::new(world)))) })
+        Ok(World {
+            rank,
+            size,
+            handle: Arc::new(Mutex::new(Handle(ManuallyDrop::new(world)))),
+        })
     }
 
     /// Prints `why` to the standard error, and ends the job on all ranks.
@@ -84,7 +92,9 @@ impl World {
                     receives.push((
                         rank,
                         expected,
-                        world.process_at_rank(rank as i32).immediate_receive_into(scope, piece),
+                        world
+                            .process_at_rank(rank as i32)
+                            .immediate_receive_into(scope, piece),
                     ));
                 }
             }
@@ -111,7 +121,11 @@ impl World {
     /// [`World::talk`] that ends the job if a message has a wrong length, because its sender gets no error.
     fn call(&self, to: &[&[u8]], from: &mut [Vec<&mut [u8]>]) -> Result<(), CommunicationError> {
         check_entries("to", [self.rank, self.size], to.iter().map(|bytes| bytes.len()))?;
-        check_entries("from", [self.rank, self.size], from.iter().map(|slices| total_length(slices)))?;
+        check_entries(
+            "from",
+            [self.rank, self.size],
+            from.iter().map(|slices| total_length(slices)),
+        )?;
         let mut from: Vec<_> = from.iter_mut().map(|slices| Incoming::new(slices)).collect();
         match self.talk(to, &mut from) {
             Err(error @ CommunicationError::Length { .. }) => self.fail(&error),
@@ -143,7 +157,10 @@ impl Communicator for World {
 
 impl std::fmt::Debug for World {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("World").field("rank", &self.rank).field("size", &self.size).finish()
+        f.debug_struct("World")
+            .field("rank", &self.rank)
+            .field("size", &self.size)
+            .finish()
     }
 }
 

@@ -64,10 +64,17 @@ impl NcclLink {
     ) -> Result<Self, CommunicationError> {
         bind(stream)?;
         let mut communicator = std::ptr::null_mut();
-        let id = ncclUniqueId { internal: id.map(|byte| byte as _) };
+        let id = ncclUniqueId {
+            internal: id.map(|byte| byte as _),
+        };
         // SAFETY: the handle is written to a local that outlives the call.
-        check("start", unsafe { comm_init_rank(&mut communicator, size as i32, id, rank as i32) })?;
-        Ok(NcclLink { communicator, first_error: None })
+        check("start", unsafe {
+            comm_init_rank(&mut communicator, size as i32, id, rank as i32)
+        })?;
+        Ok(NcclLink {
+            communicator,
+            first_error: None,
+        })
     }
 
     /// Sends the tensors in `to[r]` to rank r, and fills the tensors in `from[r]` with the bytes that rank r
@@ -81,7 +88,8 @@ impl NcclLink {
         if let Some(error) = &self.first_error {
             return Err(error.clone());
         }
-        self.enqueue(stream, to, from).inspect_err(|error| self.first_error = Some(error.clone()))
+        self.enqueue(stream, to, from)
+            .inspect_err(|error| self.first_error = Some(error.clone()))
     }
 
     fn enqueue(
@@ -143,7 +151,14 @@ impl NcclLink {
             // of these bytes as after their writers. Nothing else uses them until then:
             // `Communicator::exchange_tensors` demands it, `Inbox` owns the memory.
             check("receive", unsafe {
-                recv(message.address as *mut _, message.bytes, dtype, message.rank, self.communicator, stream)
+                recv(
+                    message.address as *mut _,
+                    message.bytes,
+                    dtype,
+                    message.rank,
+                    self.communicator,
+                    stream,
+                )
             })?;
         }
         Ok(())
@@ -158,13 +173,20 @@ impl NcclLink {
             "report whether earlier exchanges have failed",
             unsafe { ncclCommGetAsyncError(self.communicator, &mut state) }.result(),
         )?;
-        check("exchange tensors, because an earlier exchange has failed", state.result())
+        check(
+            "exchange tensors, because an earlier exchange has failed",
+            state.result(),
+        )
     }
 }
 
 /// Binds the stream's context to this thread.
 fn bind(stream: &CudaStream) -> Result<(), CommunicationError> {
-    stream.context().bind_to_thread().w().map_err(|error| nccl_error("use the device", &error.to_string()))
+    stream
+        .context()
+        .bind_to_thread()
+        .w()
+        .map_err(|error| nccl_error("use the device", &error.to_string()))
 }
 
 /// A message for each tensor that has elements.
@@ -172,22 +194,31 @@ fn messages(
     tensors: &[Vec<Tensor>],
     address_of: impl Fn(&Tensor) -> crate::error::Result<u64>,
 ) -> Result<Vec<Message>, CommunicationError> {
-    let with_elements =
-        (0..).zip(tensors).flat_map(|(rank, tensors)| tensors.iter().map(move |tensor| (rank, tensor)));
+    let with_elements = (0..)
+        .zip(tensors)
+        .flat_map(|(rank, tensors)| tensors.iter().map(move |tensor| (rank, tensor)));
     let message = |(rank, tensor): (i32, &Tensor)| {
         let address = address_of(tensor).map_err(|error| nccl_error("move a tensor", &error.to_string()))?;
-        Ok(Message { address, bytes: tensor.elem_count() * tensor.dtype().size_in_bytes(), rank })
+        Ok(Message {
+            address,
+            bytes: tensor.elem_count() * tensor.dtype().size_in_bytes(),
+            rank,
+        })
     };
-    with_elements.filter(|(_, tensor)| tensor.elem_count() > 0).map(message).collect()
+    with_elements
+        .filter(|(_, tensor)| tensor.elem_count() > 0)
+        .map(message)
+        .collect()
 }
 
 /// Makes an error of an NCCL call that failed.
 fn check(what: &str, result: Result<NcclStatus, NcclError>) -> Result<(), CommunicationError> {
     match result {
         Ok(NcclStatus::Success) => Ok(()),
-        Ok(_) => {
-            Err(nccl_error(what, "it runs asynchronously, which is not supported; unset NCCL_COMM_BLOCKING"))
-        }
+        Ok(_) => Err(nccl_error(
+            what,
+            "it runs asynchronously, which is not supported; unset NCCL_COMM_BLOCKING",
+        )),
         Err(NcclError(code)) => {
             // SAFETY: NCCL returns a static text for every code.
             let text = unsafe { CStr::from_ptr(ncclGetErrorString(code)) };
@@ -199,5 +230,7 @@ fn check(what: &str, result: Result<NcclStatus, NcclError>) -> Result<(), Commun
 fn nccl_error(what: &str, why: &str) -> CommunicationError {
     let remedy = "run with NCCL_DEBUG=WARN in the environment to see more, and start all ranks anew from \
                   the last checkpoint";
-    CommunicationError::Other { reason: format!("NCCL cannot {what}: {why}; {remedy}") }
+    CommunicationError::Other {
+        reason: format!("NCCL cannot {what}: {why}; {remedy}"),
+    }
 }

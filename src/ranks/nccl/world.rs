@@ -45,14 +45,23 @@ impl World {
         // and a failed start must be an error on all.
         let prepared = cuda_of(&*host, device).and_then(|cuda| {
             let uuid = gpu_uuid(&cuda)?;
-            let id = if host.rank() == 0 { new_rendezvous()?.to_vec() } else { Vec::new() };
+            let id = if host.rank() == 0 {
+                new_rendezvous()?.to_vec()
+            } else {
+                Vec::new()
+            };
             Ok((cuda, [&uuid[..], &id].concat()))
         });
         let (cuda, messages) = ranks.agree_with(Call::Nccl, prepared)?;
         let id = rendezvous_of_messages(&messages)?;
         let link = NcclLink::new(&ordered_stream(&cuda), host.rank(), host.size(), &id);
         let link = StateWorld::settle(Some(&ranks), Call::Nccl, link.map_err(Into::into))?;
-        Ok(World { host, device: device.clone(), cuda, link: Arc::new(Mutex::new(link)) })
+        Ok(World {
+            host,
+            device: device.clone(),
+            cuda,
+            link: Arc::new(Mutex::new(link)),
+        })
     }
 }
 
@@ -72,7 +81,13 @@ fn cuda_of(host: &dyn Communicator, device: &Device) -> Result<CudaDevice, Error
 
 /// The name of the GPU of a device.
 fn gpu_uuid(cuda: &CudaDevice) -> Result<Uuid, Error> {
-    Ok(cuda.cuda_stream().context().uuid().w()?.bytes.map(|byte| byte as u8))
+    Ok(cuda
+        .cuda_stream()
+        .context()
+        .uuid()
+        .w()?
+        .bytes
+        .map(|byte| byte as u8))
 }
 
 /// The rendezvous, which rank 0 has sent, if each rank has a GPU of its own. If two ranks shared a GPU, NCCL
@@ -146,7 +161,9 @@ mod tests {
             gpus.iter().enumerate().map(message).collect()
         };
         assert_eq!(rendezvous_of_messages(&messages(&[1, 2, 3])).unwrap(), [7; 128]);
-        let error = rendezvous_of_messages(&messages(&[1, 2, 3, 2])).unwrap_err().to_string();
+        let error = rendezvous_of_messages(&messages(&[1, 2, 3, 2]))
+            .unwrap_err()
+            .to_string();
         assert!(
             error.contains("ranks 1 and 3 have the same; start as many ranks as there are GPUs"),
             "{error}"

@@ -104,7 +104,11 @@ fn split_address(name: &str) -> (Address, &str) {
     let (mut members, mut rest) = (Address::new(), name);
     while let Some((index, after_index)) = rest.split_once('.') {
         // The number is compared with its text, because `parse` takes `01` and `+1`, too.
-        let Some(member) = index.parse().ok().filter(|number: &usize| number.to_string() == index) else {
+        let Some(member) = index
+            .parse()
+            .ok()
+            .filter(|number: &usize| number.to_string() == index)
+        else {
             break;
         };
         members.push(member);
@@ -117,7 +121,8 @@ fn split_address(name: &str) -> (Address, &str) {
 fn split_number(name: &str) -> Option<(&str, usize)> {
     let digit = name.chars().last()?.to_digit(10)?.checked_sub(1)?;
     let pair = &name[..name.len() - 1];
-    pair.ends_with(char::is_alphabetic).then_some((pair, digit as usize))
+    pair.ends_with(char::is_alphabetic)
+        .then_some((pair, digit as usize))
 }
 
 impl Description {
@@ -129,7 +134,10 @@ impl Description {
     }
 
     fn collect<'d>(&'d self, members: &mut Address, rules: &mut Vec<MemberDescription<'d>>) {
-        rules.push(MemberDescription { members: members.clone(), rule: self });
+        rules.push(MemberDescription {
+            members: members.clone(),
+            rule: self,
+        });
         let depth = members.len();
         for (place, part) in &self.parts {
             members.extend(place.number());
@@ -148,18 +156,30 @@ impl Description {
 
     /// All fields, in the order of their indices.
     pub(crate) fn fields(&self) -> Vec<FieldDescription> {
-        self.all().iter().flat_map(|member| &member.rule.fields).copied().collect()
+        self.all()
+            .iter()
+            .flat_map(|member| &member.rule.fields)
+            .copied()
+            .collect()
     }
 
     /// See [`Adjust::fields`](crate::Adjust::fields).
     pub(crate) fn named_values(&self) -> Vec<(&'static str, FieldValue)> {
-        self.fields().into_iter().map(|field| (field.name, field.value)).collect()
+        self.fields()
+            .into_iter()
+            .map(|field| (field.name, field.value))
+            .collect()
     }
 
     /// The full name of each field, in the order of their indices.
     pub(crate) fn places(&self) -> Vec<String> {
         let of_member = |member: &MemberDescription<'_>| -> Vec<String> {
-            member.rule.fields.iter().map(|field| member.full_name(field.name)).collect()
+            member
+                .rule
+                .fields
+                .iter()
+                .map(|field| member.full_name(field.name))
+                .collect()
         };
         self.all().iter().flat_map(of_member).collect()
     }
@@ -174,7 +194,11 @@ impl Description {
     /// With addresses if `name` has an address, and with the numbers of pairs if `name` ends in such a
     /// number.
     pub(crate) fn available(&self, name: &str) -> Vec<String> {
-        let names = if name.contains('.') { self.places() } else { self.names() };
+        let names = if name.contains('.') {
+            self.places()
+        } else {
+            self.names()
+        };
         if split_number(name).is_none() {
             return names;
         }
@@ -192,7 +216,10 @@ impl Description {
     /// The fields that a name reaches: with an address, only the fields inside that member.
     pub(crate) fn fields_named(&self, name: &str) -> SmallVec<[FieldDescription; 1]> {
         let (members, name) = split_address(name);
-        let fields = self.rules_inside(&members).into_iter().flat_map(|rule| &rule.fields);
+        let fields = self
+            .rules_inside(&members)
+            .into_iter()
+            .flat_map(|rule| &rule.fields);
         fields.filter(|field| field.name == name).copied().collect()
     }
 
@@ -222,16 +249,22 @@ impl Description {
     /// If there are more or fewer values than fields, or a value is of another type than its field.
     pub(crate) fn typed_values(&self, values: &[FieldValue]) -> Result<FieldValues> {
         let all = self.all();
-        let fields =
-            || all.iter().flat_map(|member| member.rule.fields.iter().map(|field| (member.rule, field)));
+        let fields = || {
+            all.iter()
+                .flat_map(|member| member.rule.fields.iter().map(|field| (member.rule, field)))
+        };
         let count = fields().count();
         if values.len() != count {
             let problem = format!("{}: the number of values is", self.name());
-            let error = Error::new(ErrorKind::Argument, problem).with_got(values.len()).with_expected(count);
+            let error = Error::new(ErrorKind::Argument, problem)
+                .with_got(values.len())
+                .with_expected(count);
             return Err(error.with_remedy("pass a value for each of `fields`, in their order"));
         }
         let pairs = fields().zip(values);
-        pairs.map(|((rule, field), value)| Ok((field.index, self.convert(rule, field, *value)?))).collect()
+        pairs
+            .map(|((rule, field), value)| Ok((field.index, self.convert(rule, field, *value)?)))
+            .collect()
     }
 
     /// Converts a value to the type of a field of `rule`, or refuses it.
@@ -241,7 +274,10 @@ impl Description {
             out_of_range(rule.kind, field.name, value, field.value.expected()).with_remedy(
                 match field.value.numbers().len() {
                     0 => format!("pass such a value, or set another field of the rule: {available}"),
-                    parts => format!("pass such a value, or set one number, as in `{}{parts}`", field.name),
+                    parts => format!(
+                        "pass such a value, or set one number, as in `{}{parts}`",
+                        field.name
+                    ),
                 },
             )
         })
@@ -265,7 +301,11 @@ impl Description {
     /// The names of the fields of `rule`. If there are none, the names of the fields of all rules.
     fn names_in(&self, rule: &Self) -> Vec<String> {
         let names = rule.fields.iter().map(|field| field.name);
-        if rule.fields.is_empty() { self.names() } else { distinct(names) }
+        if rule.fields.is_empty() {
+            self.names()
+        } else {
+            distinct(names)
+        }
     }
 
     /// The error for the name of a field that no rule has.
@@ -309,12 +349,19 @@ impl Description {
     #[cfg(feature = "torch")]
     pub(crate) fn has_alternatives(&self) -> bool {
         let is_alternative = |place: &ChildPlace| matches!(place, ChildPlace::Alternative(_));
-        self.parts.iter().any(|(place, part)| is_alternative(place) || part.has_alternatives())
+        self.parts
+            .iter()
+            .any(|(place, part)| is_alternative(place) || part.has_alternatives())
     }
 
     /// All patterns of paths by which rules inside are chosen.
     pub(crate) fn patterns(&self) -> Vec<String> {
-        self.all().iter().filter_map(|member| member.rule.patterns.as_deref()).flatten().cloned().collect()
+        self.all()
+            .iter()
+            .filter_map(|member| member.rule.patterns.as_deref())
+            .flatten()
+            .cloned()
+            .collect()
     }
 
     /// Whether a rule inside still has to be chosen for each parameter.
@@ -335,11 +382,13 @@ impl Description {
             // `Fingerprint` never fails as a writer.
             let _ = write!(hash, "{setting}");
         }
-        hash = self
-            .fields
+        hash = self.fields.iter().fold(hash, |hash, field| {
+            field.value.add_to_hash(hash.bytes(field.name.as_bytes()))
+        });
+        self.parts
             .iter()
-            .fold(hash, |hash, field| field.value.add_to_hash(hash.bytes(field.name.as_bytes())));
-        self.parts.iter().fold(hash, |hash, (_, part)| part.add_to_hash(hash)).number(2)
+            .fold(hash, |hash, (_, part)| part.add_to_hash(hash))
+            .number(2)
     }
 }
 

@@ -25,7 +25,11 @@ struct PlacedRole {
 impl PlacedRole {
     /// Whether both rules can act in one step. Rules in different alternatives of one rule cannot.
     fn acts_with(&self, other: &PlacedRole) -> bool {
-        let first_difference = self.parts.iter().zip(&other.parts).find(|(part, other)| part != other);
+        let first_difference = self
+            .parts
+            .iter()
+            .zip(&other.parts)
+            .find(|(part, other)| part != other);
         !matches!(first_difference, Some(((_, true), (_, true))))
     }
 }
@@ -39,7 +43,11 @@ impl Description {
         let mut roles = self.roles.iter().peekable();
         let mut list_roles_before = |part: usize, placed_roles: &mut Vec<PlacedRole>| {
             while let Some((role, _)) = roles.next_if(|(_, parts_before)| *parts_before <= part) {
-                placed_roles.push(PlacedRole { kind: self.kind, role: *role, parts: parts.to_vec() });
+                placed_roles.push(PlacedRole {
+                    kind: self.kind,
+                    role: *role,
+                    parts: parts.to_vec(),
+                });
             }
         };
         for (i, (place, part)) in self.parts.iter().enumerate() {
@@ -57,7 +65,9 @@ pub(crate) fn order_faults(rule: &Description) -> Vec<String> {
     rule.list_roles(&[], &mut placed_roles);
     let fault = |(i, placed): (usize, &PlacedRole)| {
         let find_before = |is_other: fn(Role) -> bool| {
-            placed_roles[..i].iter().find(|other| is_other(other.role) && other.acts_with(placed))
+            placed_roles[..i]
+                .iter()
+                .find(|other| is_other(other.role) && other.acts_with(placed))
         };
         let (kind, is_adaptive) = (placed.kind, |role| role == Role::AdaptiveStep);
         match placed.role {

@@ -81,7 +81,11 @@ impl Rates {
     /// The rates of the rules at this address, which is relative to `rule`.
     fn factors(rule: &Description, address: &[usize]) -> Vec<Rates> {
         let mut factors = Vec::new();
-        for field in rule.fields.iter().filter(|field| field.name == RATE && address.is_empty()) {
+        for field in rule
+            .fields
+            .iter()
+            .filter(|field| field.name == RATE && address.is_empty())
+        {
             if let FieldValue::Real(eta) = field.value {
                 factors.push(Rates::Field(field.index, eta));
             }
@@ -148,17 +152,23 @@ impl Rates {
     fn product_after(&self, before: Option<f64>) -> Result<Option<f64>, RatesDiffer> {
         match self {
             Rates::Field(_, value) => Ok(Some(multiply(before, *value))),
-            Rates::Product(factors) => {
-                factors.iter().try_fold(before, |before, factor| factor.product_after(before))
-            }
+            Rates::Product(factors) => factors
+                .iter()
+                .try_fold(before, |before, factor| factor.product_after(before)),
             Rates::Alternatives(alternatives) => {
-                let rates: SmallVec<[_; 2]> =
-                    alternatives.iter().map(|rates| rates.product_after(before)).collect::<Result<_, _>>()?;
+                let rates: SmallVec<[_; 2]> = alternatives
+                    .iter()
+                    .map(|rates| rates.product_after(before))
+                    .collect::<Result<_, _>>()?;
                 let is_same = |rate: &Option<f64>| match (*rate, rates[0]) {
                     (Some(rate), Some(first)) => is_same_rate(first, rate),
                     (rate, first) => rate == first,
                 };
-                if rates.iter().all(is_same) { Ok(rates[0]) } else { Err(RatesDiffer) }
+                if rates.iter().all(is_same) {
+                    Ok(rates[0])
+                } else {
+                    Err(RatesDiffer)
+                }
             }
         }
     }
@@ -171,7 +181,11 @@ impl Rates {
     ) -> Result<(), RatesDiffer> {
         match self {
             Rates::Field(index, value) => {
-                fields.push(RateField { index: *index, value: *value, others: before });
+                fields.push(RateField {
+                    index: *index,
+                    value: *value,
+                    others: before,
+                });
                 Ok(())
             }
             Rates::Product(factors) => match factors.iter().rposition(Rates::has_rate) {
@@ -186,9 +200,9 @@ impl Rates {
                 // setting that factor would change the other alternatives, too.
                 None => Err(RatesDiffer),
             },
-            Rates::Alternatives(alternatives) => {
-                alternatives.iter().try_for_each(|rates| rates.last_fields(before, fields))
-            }
+            Rates::Alternatives(alternatives) => alternatives
+                .iter()
+                .try_for_each(|rates| rates.last_fields(before, fields)),
         }
     }
 }
@@ -206,11 +220,16 @@ pub(crate) fn unreachable_rate_error(rule: &Description, field: &RateField, rate
 pub(crate) fn conflicting_rates_error(rule: &Description, conflict: &str, remedy: &'static str) -> Error {
     let fields = rule.places().into_iter().zip(rule.fields());
     let rates = fields.filter(|(_, field)| field.name == RATE);
-    let list =
-        rates.map(|(place, field)| format!("{place} = {}", field.value)).collect::<Vec<_>>().join(", ");
+    let list = rates
+        .map(|(place, field)| format!("{place} = {}", field.value))
+        .collect::<Vec<_>>()
+        .join(", ");
     let name = rule.name();
-    Error::new(ErrorKind::Argument, format!("{name} has several learning rates ({list}), and {conflict}"))
-        .with_remedy(remedy)
+    Error::new(
+        ErrorKind::Argument,
+        format!("{name} has several learning rates ({list}), and {conflict}"),
+    )
+    .with_remedy(remedy)
 }
 
 /// Whether two rates are equal up to rounding, because each may be a product of several factors.
@@ -248,7 +267,10 @@ impl Description {
             (fields, Some(part)) if !fields.is_empty() => {
                 let type_error = || out_of_range(&self.name(), name, value, FieldValue::Real(0.0).expected());
                 let number = f64::try_from(value).map_err(|_| type_error())?;
-                Ok(fields.iter().map(|field| (field.index, field.value.with_number(part, number))).collect())
+                Ok(fields
+                    .iter()
+                    .map(|field| (field.index, field.value.with_number(part, number)))
+                    .collect())
             }
             _ => self.whole_values(name, value),
         }
@@ -281,5 +303,10 @@ fn rate_values(rule: &Description, name: &str, value: FieldValue) -> Result<Opti
         Some(value) => Ok((field.index, value.into())),
         None => Err(unreachable_rate_error(rule, field, rate)),
     };
-    rates.fields(rule)?.iter().map(new_value).collect::<Result<_>>().map(Some)
+    rates
+        .fields(rule)?
+        .iter()
+        .map(new_value)
+        .collect::<Result<_>>()
+        .map(Some)
 }

@@ -86,7 +86,10 @@ impl fmt::Display for Setting {
 
 /// Prints the rows of a table: `m: BF16, v: Q8`.
 fn print_table(rows: &[(String, String)]) -> String {
-    rows.iter().map(|(name, text)| format!("{name}: {text}")).collect::<Vec<_>>().join(", ")
+    rows.iter()
+        .map(|(name, text)| format!("{name}: {text}"))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 impl Setting {
@@ -134,7 +137,11 @@ pub(crate) enum StorageKind {
 impl StorageRecord {
     /// Storage of this kind, with the state on the device of the parameter.
     pub(crate) fn with_parameter(kind: StorageKind) -> Self {
-        StorageRecord { kind, offloaded: false, everywhere: false }
+        StorageRecord {
+            kind,
+            offloaded: false,
+            everywhere: false,
+        }
     }
 
     /// Whether the state can be converted to another precision or device.
@@ -176,12 +183,15 @@ impl OptimiserRecord {
     /// This record and all records inside, in depth-first order.
     pub(crate) fn all(&self) -> Vec<&OptimiserRecord> {
         let parts = self.inner.as_deref().into_iter().chain(&self.members);
-        std::iter::once(self).chain(parts.flat_map(OptimiserRecord::all)).collect()
+        std::iter::once(self)
+            .chain(parts.flat_map(OptimiserRecord::all))
+            .collect()
     }
 
     /// How the parameter is stored.
     pub(crate) fn storage(&self) -> StorageRecord {
-        self.storage.unwrap_or(StorageRecord::with_parameter(StorageKind::Rounded))
+        self.storage
+            .unwrap_or(StorageRecord::with_parameter(StorageKind::Rounded))
     }
 
     /// The rule inside all stores.
@@ -221,8 +231,16 @@ impl OptimiserRecord {
             format!("{}: {}", prefix.trim_end_matches('.'), self.kind)
         };
         words.push(name);
-        words.extend(self.settings.iter().map(|(name, setting)| format!("{prefix}{name} = {setting}")));
-        words.extend(self.fields.iter().map(|(name, value)| format!("{prefix}{name} = {}", value.words())));
+        words.extend(
+            self.settings
+                .iter()
+                .map(|(name, setting)| format!("{prefix}{name} = {setting}")),
+        );
+        words.extend(
+            self.fields
+                .iter()
+                .map(|(name, value)| format!("{prefix}{name} = {}", value.words())),
+        );
         self.inner.iter().for_each(|inner| inner.add_words(prefix, words));
         self.members
             .iter()
@@ -231,16 +249,25 @@ impl OptimiserRecord {
     }
 
     fn compare(&self, other: &Self, members: &mut Vec<usize>) -> Option<RecordDifference> {
-        let difference_at =
-            |members: &[usize], sides| Some(RecordDifference { members: members.to_vec(), sides });
+        let difference_at = |members: &[usize], sides| {
+            Some(RecordDifference {
+                members: members.to_vec(),
+                sides,
+            })
+        };
         let sides = [self, other];
         if self.kind != other.kind || self.inner.is_some() != other.inner.is_some() {
             return difference_at(members, sides.map(|side| side.kind.clone()));
         }
-        let names = sides.iter().flat_map(|side| side.settings.iter().map(|(name, _)| name));
+        let names = sides
+            .iter()
+            .flat_map(|side| side.settings.iter().map(|(name, _)| name));
         let setting =
             |side: &Self, name: &str| side.settings.iter().find(|(other, _)| other == name).cloned();
-        if let Some(name) = names.into_iter().find(|name| setting(self, name) != setting(other, name)) {
+        if let Some(name) = names
+            .into_iter()
+            .find(|name| setting(self, name) != setting(other, name))
+        {
             let words = |side: &Self| setting(side, name).and_then(|(name, setting)| setting.words(&name));
             return difference_at(
                 members,
@@ -260,22 +287,38 @@ impl OptimiserRecord {
         {
             return Some(difference);
         }
-        self.members.iter().zip(&other.members).enumerate().find_map(|(i, (member, other))| {
-            members.push(i);
-            let difference = member.compare(other, members);
-            members.pop();
-            difference
-        })
+        self.members
+            .iter()
+            .zip(&other.members)
+            .enumerate()
+            .find_map(|(i, (member, other))| {
+                members.push(i);
+                let difference = member.compare(other, members);
+                members.pop();
+                difference
+            })
     }
 }
 
 /// Writes the name in messages: the kind, with settings and held rules in brackets.
 impl Display for OptimiserRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let settings = self.settings.iter().filter_map(|(name, setting)| setting.words(name));
-        let parts = self.inner.as_deref().into_iter().chain(&self.members).map(OptimiserRecord::to_string);
+        let settings = self
+            .settings
+            .iter()
+            .filter_map(|(name, setting)| setting.words(name));
+        let parts = self
+            .inner
+            .as_deref()
+            .into_iter()
+            .chain(&self.members)
+            .map(OptimiserRecord::to_string);
         let in_brackets: Vec<String> = settings.chain(parts).collect();
         f.write_str(&self.kind)?;
-        if in_brackets.is_empty() { Ok(()) } else { write!(f, "({})", in_brackets.join(", ")) }
+        if in_brackets.is_empty() {
+            Ok(())
+        } else {
+            write!(f, "({})", in_brackets.join(", "))
+        }
     }
 }

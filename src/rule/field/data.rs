@@ -48,7 +48,10 @@ impl Data {
             Data::Real(value) => format!("{value:e}"),
             Data::Text(text) => text.to_string(),
             Data::List(parts) => {
-                format!("({})", parts.iter().map(Data::words).collect::<Vec<_>>().join(", "))
+                format!(
+                    "({})",
+                    parts.iter().map(Data::words).collect::<Vec<_>>().join(", ")
+                )
             }
             other => other.to_string(),
         }
@@ -61,9 +64,9 @@ impl Data {
             Data::Count(count) => hash.number(*count),
             Data::Real(value) => hash.real(*value),
             Data::Text(text) => hash.bytes(text.as_bytes()),
-            Data::List(parts) => {
-                parts.iter().fold(hash.number(parts.len() as u64), |hash, part| part.add_to_hash(hash))
-            }
+            Data::List(parts) => parts.iter().fold(hash.number(parts.len() as u64), |hash, part| {
+                part.add_to_hash(hash)
+            }),
             // Neither can be a part of a hyper-parameter.
             Data::Nothing | Data::Table(_) => hash,
         }
@@ -92,7 +95,11 @@ impl Part for bool {
     }
 
     fn read(data: &Data) -> Option<Self> {
-        if let Data::Flag(flag) = data { Some(*flag) } else { None }
+        if let Data::Flag(flag) = data {
+            Some(*flag)
+        } else {
+            None
+        }
     }
 }
 
@@ -102,7 +109,11 @@ impl Part for u64 {
     }
 
     fn read(data: &Data) -> Option<Self> {
-        if let Data::Count(count) = data { Some(*count) } else { None }
+        if let Data::Count(count) = data {
+            Some(*count)
+        } else {
+            None
+        }
     }
 }
 
@@ -118,7 +129,9 @@ impl Part for f64 {
             Data::Count(count) => Some(*count as f64),
             Data::Text(text) => {
                 let numbers = [f64::INFINITY, f64::NEG_INFINITY, f64::NAN];
-                numbers.into_iter().find(|value| non_finite_text(*value) == Some(&**text))
+                numbers
+                    .into_iter()
+                    .find(|value| non_finite_text(*value) == Some(&**text))
             }
             _ => None,
         }
@@ -205,7 +218,12 @@ impl Serialize for Data {
 /// is clear, and buffers each nested part once more.
 impl<'de> Deserialize<'de> for Data {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        DataVisitor { depth: 0, deepest: 1, longest: Sizes::MOST }.deserialize(deserializer)
+        DataVisitor {
+            depth: 0,
+            deepest: 1,
+            longest: Sizes::MOST,
+        }
+        .deserialize(deserializer)
     }
 }
 
@@ -218,7 +236,12 @@ pub(crate) const DEEPEST: usize = 64;
 impl Data {
     /// Reads a whole text, of any length and up to the depth [`DEEPEST`].
     pub(crate) fn read_whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        DataVisitor { depth: 0, deepest: DEEPEST, longest: usize::MAX }.deserialize(deserializer)
+        DataVisitor {
+            depth: 0,
+            deepest: DEEPEST,
+            longest: usize::MAX,
+        }
+        .deserialize(deserializer)
     }
 }
 
@@ -236,7 +259,10 @@ impl DataVisitor {
         if self.depth == self.deepest {
             return Err(E::custom(format_args!("nested more than {} deep", self.deepest)));
         }
-        Ok(DataVisitor { depth: self.depth + 1, ..self })
+        Ok(DataVisitor {
+            depth: self.depth + 1,
+            ..self
+        })
     }
 
     /// Collects the parts of a list or table. The first part beyond `longest` ends the reading with an error.
@@ -313,13 +339,16 @@ impl<'de> Visitor<'de> for DataVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Data, A::Error> {
         let visitor = self.for_parts()?;
-        self.collect(|| map.next_entry_seed(PhantomData, visitor)).map(Data::Table)
+        self.collect(|| map.next_entry_seed(PhantomData, visitor))
+            .map(Data::Table)
     }
 
     /// A tag of YAML, as serde_yaml writes an enum: `!AdamW {eta: 1e-3}`.
     fn visit_enum<A: EnumAccess<'de>>(self, tagged: A) -> Result<Data, A::Error> {
         let (name, value) = tagged.variant::<String>()?;
-        Ok(Data::Table([(name.into(), value.newtype_variant_seed(self.for_parts()?)?)].into()))
+        Ok(Data::Table(
+            [(name.into(), value.newtype_variant_seed(self.for_parts()?)?)].into(),
+        ))
     }
 }
 
@@ -382,11 +411,16 @@ mod tests {
     #[test]
     fn a_whole_number_can_be_a_real_and_nothing_else_is_mistaken() {
         let read = |text: &str, example: FieldValue| {
-            serde_json::from_str::<Data>(text).ok().and_then(|data| example.read(&data))
+            serde_json::from_str::<Data>(text)
+                .ok()
+                .and_then(|data| example.read(&data))
         };
         assert_eq!(read("2", FieldValue::Real(0.0)), Some(FieldValue::Real(2.0)));
         assert_eq!(read("-2", FieldValue::Real(0.0)), Some(FieldValue::Real(-2.0)));
-        assert_eq!(read("[0, 1]", FieldValue::Pair(0.0, 0.0)), Some(FieldValue::Pair(0.0, 1.0)));
+        assert_eq!(
+            read("[0, 1]", FieldValue::Pair(0.0, 0.0)),
+            Some(FieldValue::Pair(0.0, 1.0))
+        );
         assert_eq!(read("2.5", FieldValue::Count(0)), None);
         assert_eq!(read("-2", FieldValue::Count(0)), None);
         assert_eq!(read("\"2\"", FieldValue::Real(0.0)), None);
@@ -399,9 +433,18 @@ mod tests {
         );
         assert_eq!(read("[0, 1]", FieldValue::Triple(0.0, 0.0, 0.0)), None);
         let sizes = |text| read(text, FieldValue::Sizes(Sizes::default()));
-        assert_eq!(sizes("[1, 2, 3, 4, 5, 6]"), Some(Sizes::from([1, 2, 3, 4, 5, 6]).into()));
         assert_eq!(
-            [sizes("[1, 0]"), sizes("[1.5]"), sizes("[-1]"), sizes("[1, 2, 3, 4, 5, 6, 7]"), sizes("3")],
+            sizes("[1, 2, 3, 4, 5, 6]"),
+            Some(Sizes::from([1, 2, 3, 4, 5, 6]).into())
+        );
+        assert_eq!(
+            [
+                sizes("[1, 0]"),
+                sizes("[1.5]"),
+                sizes("[-1]"),
+                sizes("[1, 2, 3, 4, 5, 6, 7]"),
+                sizes("3")
+            ],
             [None; 5]
         );
     }

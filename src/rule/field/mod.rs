@@ -130,7 +130,9 @@ field_values! {
 impl FieldValue {
     /// The error for this value where a value of another type is expected.
     fn type_error(self, expected: impl fmt::Display) -> Error {
-        Error::new(ErrorKind::Argument, "the hyper-parameter is").with_got(self).with_expected(expected)
+        Error::new(ErrorKind::Argument, "the hyper-parameter is")
+            .with_got(self)
+            .with_expected(expected)
     }
 
     /// Converts this value to the type of `example`; `None` if the types differ.
@@ -148,7 +150,11 @@ impl FieldValue {
     /// The value in the form of texts and files: its only part, or a list of its parts.
     pub(crate) fn data(self) -> Data {
         let mut parts = self.parts();
-        if parts.len() == 1 { parts.remove(0) } else { Data::List(parts.into_vec().into()) }
+        if parts.len() == 1 {
+            parts.remove(0)
+        } else {
+            Data::List(parts.into_vec().into())
+        }
     }
 
     /// Reads `data` as a value of the type of `self`; `None` if `data` is of another type.
@@ -161,7 +167,9 @@ impl FieldValue {
 
     /// Adds the value to a hash.
     pub(crate) fn add_to_hash(self, hash: Fingerprint) -> Fingerprint {
-        self.parts().iter().fold(hash, |hash, part| part.add_to_hash(hash))
+        self.parts()
+            .iter()
+            .fold(hash, |hash, part| part.add_to_hash(hash))
     }
 
     /// Whether all parts are real numbers. Such a value, for example a learning rate, never decides which
@@ -252,7 +260,10 @@ pub mod range {
 
     /// Three numbers of 0 or more and below 1.
     pub(crate) fn three_decays((first, second, third): (f64, f64, f64)) -> Option<&'static str> {
-        decay(first).or(decay(second)).or(decay(third)).and(Some("three numbers in [0, 1)"))
+        decay(first)
+            .or(decay(second))
+            .or(decay(third))
+            .and(Some("three numbers in [0, 1)"))
     }
 
     /// A count of 1 or more.

@@ -31,7 +31,10 @@ impl Sizes {
     /// The sizes in their order.
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         // 0 fills the unused places of the array.
-        self.0.iter().take_while(|&&size| size > 0).map(|&size| size as usize)
+        self.0
+            .iter()
+            .take_while(|&&size| size > 0)
+            .map(|&size| size as usize)
     }
 }
 

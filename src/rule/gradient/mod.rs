@@ -104,7 +104,11 @@ impl<'a> Flow<'a> {
             steps: gradient.steps,
             counters: gradient.counters,
             numbers: gradient.numbers,
-            epilogue: if progress == Progress::Applied { epilogue } else { Epilogue::StateOnly },
+            epilogue: if progress == Progress::Applied {
+                epilogue
+            } else {
+                Epilogue::StateOnly
+            },
             progress,
             windows: gradient.windows,
             ..Job::new(gradient.path, x, gradient.sources)
@@ -144,7 +148,12 @@ impl<'a> Gradient<'a> {
     /// Sets the number of calls that windows have counted before this call. Windows do not count a call that
     /// `releases` windows, because such a call brings no gradient.
     pub(crate) fn after_calls(self, calls: u64, releases: bool) -> Self {
-        Gradient { calls, releases, is_counted: !releases, ..self }
+        Gradient {
+            calls,
+            releases,
+            is_counted: !releases,
+            ..self
+        }
     }
 
     /// Counts this call in a window of `n` calls, of which the leaf has counted `earlier` before.
@@ -262,7 +271,14 @@ impl<'a> Gradient<'a> {
     /// [`Gradient::next_step`] with the counter `t`.
     fn count_step(self, t: &'a mut u64) -> (Self, u64) {
         let next = counts::add(*t, 1);
-        (if self.missing { self } else { self.set_counter(t, next) }, next)
+        (
+            if self.missing {
+                self
+            } else {
+                self.set_counter(t, next)
+            },
+            next,
+        )
     }
 
     /// Appends elementwise arithmetic with its state.
@@ -271,7 +287,10 @@ impl<'a> Gradient<'a> {
     /// [`Parts`](crate::Parts) has an example.
     pub fn map(mut self, arithmetic: impl Arithmetic, Slots(slots): Slots<'a>) -> Self {
         if !self.missing {
-            self.steps.push(Step::Map { kernel: erased(arithmetic), slots });
+            self.steps.push(Step::Map {
+                kernel: erased(arithmetic),
+                slots,
+            });
         }
         self
     }

@@ -39,12 +39,21 @@ impl Norm {
     /// p is 1, 2, infinity or any positive number; 0 counts the elements other than 0. A norm that is
     /// infinite or NaN is [passed on](NonFinite::Pass).
     pub fn new(p: f64) -> Self {
-        Norm { p, group: None, non_finite: NonFinite::Pass, with_parameter: false, limit: None }
+        Norm {
+            p,
+            group: None,
+            non_finite: NonFinite::Pass,
+            with_parameter: false,
+            limit: None,
+        }
     }
 
     /// Takes one norm of the gradients of all parameters whose norms have this group and p.
     pub fn of_group(self, group: u64) -> Self {
-        Norm { group: Some(group), ..self }
+        Norm {
+            group: Some(group),
+            ..self
+        }
     }
 
     /// Sets what happens if the norm of the gradient is infinite or NaN.
@@ -55,7 +64,10 @@ impl Norm {
     /// Takes the p-norm of the parameter (or its master), too. This norm is of one parameter, even in a
     /// group.
     pub fn with_parameter(self) -> Self {
-        Norm { with_parameter: true, ..self }
+        Norm {
+            with_parameter: true,
+            ..self
+        }
     }
 
     /// Skips the call if the norm of the group is too large. The factor of [`Gradient::scale_by_norm`] has
@@ -63,7 +75,14 @@ impl Norm {
     ///
     /// The limit is `sigma` standard deviations above the mean of the last `window` norms.
     pub(crate) fn limited(self, sigma: f64, window: usize) -> Self {
-        Norm { limit: Some(NormLimit { sigma, window, is_collected: false }), ..self }
+        Norm {
+            limit: Some(NormLimit {
+                sigma,
+                window,
+                is_collected: false,
+            }),
+            ..self
+        }
     }
 }
 
@@ -80,7 +99,9 @@ pub struct Sums<'a> {
 
 impl std::fmt::Debug for Sums<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Sums").field("terms", &self.terms.len()).finish_non_exhaustive()
+        f.debug_struct("Sums")
+            .field("terms", &self.terms.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -88,7 +109,13 @@ impl<'a> Sums<'a> {
     /// No sum yet. The step after the sums works on all `slots`, and sets all `numbers`.
     pub fn new(slots: Slots<'a>, numbers: Numbers<'a>) -> Self {
         let step_slots = 0..slots.len();
-        Sums { terms: SmallVec::new(), slots, step_slots, numbers, group: None }
+        Sums {
+            terms: SmallVec::new(),
+            slots,
+            step_slots,
+            numbers,
+            group: None,
+        }
     }
 
     /// Adds the sum, in f64, of the result of `arithmetic` for each element.
@@ -105,7 +132,10 @@ impl<'a> Sums<'a> {
 
     /// Lets the step after the sums work on the slots with these indices only.
     pub fn step_on(self, slots: Range<usize>) -> Self {
-        Sums { step_slots: slots, ..self }
+        Sums {
+            step_slots: slots,
+            ..self
+        }
     }
 
     /// Adds up over all parameters whose rules have this type and take sums of this group.
@@ -113,18 +143,33 @@ impl<'a> Sums<'a> {
     /// Hyper-parameters of these rules may differ, but all rules have to add up the same quantities. The
     /// [`kind`](crate::Rule::kind) of such a rule is [`WholeModel`](crate::Kind::WholeModel).
     pub fn of_group<R: Rule>(self, _rule: &R, group: u64) -> Self {
-        Sums { group: Some(Group::Sums { rule: TypeId::of::<R>(), group }), ..self }
+        Sums {
+            group: Some(Group::Sums {
+                rule: TypeId::of::<R>(),
+                group,
+            }),
+            ..self
+        }
     }
 
     /// Adds the 2-norms of the parameter (or its master) and of the gradient.
     pub(crate) fn norms(mut self) -> Self {
         let operands = [TermOf::Parameter, TermOf::Gradient];
-        self.terms.extend(operands.map(|of| Term { of, reducer: Reducer::norm(2.0) }));
+        self.terms.extend(operands.map(|of| Term {
+            of,
+            reducer: Reducer::norm(2.0),
+        }));
         self
     }
 
     fn with_term(mut self, arithmetic: impl Arithmetic, slots: Range<usize>, reducer: Reducer) -> Self {
-        self.terms.push(Term { of: TermOf::Probe { kernel: erased(arithmetic), slots }, reducer });
+        self.terms.push(Term {
+            of: TermOf::Probe {
+                kernel: erased(arithmetic),
+                slots,
+            },
+            reducer,
+        });
         self
     }
 }
@@ -171,21 +216,50 @@ impl<'a> Gradient<'a> {
         if self.missing {
             return self;
         }
-        let Norm { p, group, non_finite, with_parameter, limit } = norm;
+        let Norm {
+            p,
+            group,
+            non_finite,
+            with_parameter,
+            limit,
+        } = norm;
         // Limits have groups of their own: group 0 of `SkipOutliers` is not group 0 of `ClipGlobalNorm`.
-        let group = group.map(if limit.is_some() { Group::Limit } else { Group::Norm });
+        let group = group.map(if limit.is_some() {
+            Group::Limit
+        } else {
+            Group::Norm
+        });
         // If an outlier is a sum that windows have collected, the windows have to be given up.
-        let limit = limit.map(|limit| NormLimit { is_collected: self.windows.released, ..limit });
+        let limit = limit.map(|limit| NormLimit {
+            is_collected: self.windows.released,
+            ..limit
+        });
         let non_finite = match non_finite {
             NonFinite::Error => OnNonFinite::Refuse,
             NonFinite::Pass => OnNonFinite::Compute,
             NonFinite::Skip => OnNonFinite::Skip,
         };
-        let mut terms = smallvec![Term { of: TermOf::Gradient, reducer: Reducer::norm(p) }];
-        terms.extend(with_parameter.then(|| Term { of: TermOf::Parameter, reducer: Reducer::norm(p) }));
-        let then = Then::Scale { non_finite, factor: Box::new(factor) };
-        let reduction =
-            Reduction { group, terms, contributes: true, slots: &mut [], replaces_check: false, limit, then };
+        let mut terms = smallvec![Term {
+            of: TermOf::Gradient,
+            reducer: Reducer::norm(p)
+        }];
+        terms.extend(with_parameter.then(|| Term {
+            of: TermOf::Parameter,
+            reducer: Reducer::norm(p),
+        }));
+        let then = Then::Scale {
+            non_finite,
+            factor: Box::new(factor),
+        };
+        let reduction = Reduction {
+            group,
+            terms,
+            contributes: true,
+            slots: &mut [],
+            replaces_check: false,
+            limit,
+            then,
+        };
         self.steps.push(Step::Reduce(Box::new(reduction)));
         self
     }
@@ -289,12 +363,22 @@ impl<'a> Gradient<'a> {
         sums: Sums<'a>,
         follow: impl FnOnce(&[f64]) -> Result<Resolved> + Send + Sync + 'static,
     ) -> Self {
-        let Sums { terms, slots: Slots(slots), step_slots, numbers: Numbers(numbers), group } = sums;
+        let Sums {
+            terms,
+            slots: Slots(slots),
+            step_slots,
+            numbers: Numbers(numbers),
+            group,
+        } = sums;
         // In a group the step is appended in any case, because the state has to get the group's numbers.
         if self.missing && group.is_none() {
             return self;
         }
-        let then = Then::Map { resolve: Box::new(follow), slots: step_slots, numbers };
+        let then = Then::Map {
+            resolve: Box::new(follow),
+            slots: step_slots,
+            numbers,
+        };
         let reduction = Reduction {
             group,
             terms,
@@ -313,7 +397,10 @@ impl Gradient<'_> {
     /// Requests the norm of the gradient at this place of the chain, and the norms of step and parameter at
     /// the end of the chain.
     pub(crate) fn request_norms(mut self, norms: &LeafNorms) -> Self {
-        self.norm_request = Some(NormRequest { norms: norms.clone(), step: None });
+        self.norm_request = Some(NormRequest {
+            norms: norms.clone(),
+            step: None,
+        });
         self.measure_gradient()
     }
 
@@ -324,7 +411,9 @@ impl Gradient<'_> {
 
     /// Takes the norms of the finished step and of the parameter, if norms are requested.
     pub(super) fn measure_step(self) -> Self {
-        let Some(NormRequest { norms, .. }) = &self.norm_request else { return self };
+        let Some(NormRequest { norms, .. }) = &self.norm_request else {
+            return self;
+        };
         let norms = norms.clone();
         self.scale_by_norm(Norm::new(2.0).with_parameter(), move |step_norms| {
             norms.set_step(step_norms);
@@ -348,14 +437,19 @@ impl Gradient<'_> {
         let norms = norms.clone();
         // The norm goes before a trailing `Check`, so that `merge_check` can fold the check into a later
         // norm.
-        let check = matches!(self.steps.last(), Some(Step::Check)).then(|| self.steps.pop()).flatten();
+        let check = matches!(self.steps.last(), Some(Step::Check))
+            .then(|| self.steps.pop())
+            .flatten();
         let step = self.steps.len();
         self = self.scale_by_norm(Norm::new(2.0), move |gradient_norms| {
             norms.set_gradient(gradient_norms.gradient);
             1.0
         });
         self.steps.extend(check);
-        self.norm_request = self.norm_request.map(|request| NormRequest { step: Some(step), ..request });
+        self.norm_request = self.norm_request.map(|request| NormRequest {
+            step: Some(step),
+            ..request
+        });
         self
     }
 }

@@ -44,12 +44,16 @@ impl<'a> Gradient<'a> {
     where
         F: FnOnce(u64, &Tensor, Tensor, &mut [Tensor]) -> Result<Tensor> + Send + Sync + 'a,
     {
-        let State { tensors, counters, .. } = state;
+        let State {
+            tensors, counters, ..
+        } = state;
         let (gradient, step) = match counters.first_mut() {
             Some((_, t)) => self.count_step(t),
             None => (self, 1),
         };
-        gradient.append_function(tensors, may_refuse, move |x, dx, slots| function(step, x, dx, slots))
+        gradient.append_function(tensors, may_refuse, move |x, dx, slots| {
+            function(step, x, dx, slots)
+        })
     }
 
     /// [`Gradient::with_tensors`] on these state tensors, without the number of the step.

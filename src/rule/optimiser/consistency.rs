@@ -74,12 +74,17 @@ impl Sample {
         let fewest = (length / (USUAL_RUNS * RUN_LENGTH)).clamp(FEWEST_RUNS, USUAL_RUNS) - 1;
         let spread_runs = length.div_ceil(LONGEST_STRIDE).max(fewest);
         let stride = length / spread_runs;
-        (length > USUAL_RUNS * RUN_LENGTH).then_some(Sample { length, spread_runs, stride })
+        (length > USUAL_RUNS * RUN_LENGTH).then_some(Sample {
+            length,
+            spread_runs,
+            stride,
+        })
     }
 
     fn runs(self) -> impl Iterator<Item = Range<usize>> + Clone {
-        let starts =
-            (0..self.spread_runs).map(move |run| run * self.stride).chain([self.length - RUN_LENGTH]);
+        let starts = (0..self.spread_runs)
+            .map(move |run| run * self.stride)
+            .chain([self.length - RUN_LENGTH]);
         starts.map(|start| start..start + RUN_LENGTH)
     }
 
@@ -153,7 +158,12 @@ pub(crate) fn difference(
 
 /// Refuses a parameter that is not its master rounded, because the program has changed it.
 pub(crate) fn check_rounded(master: &dyn Lend, parameter: &dyn Lend, extent: Extent) -> Result<()> {
-    let Some(Difference { index, parameter, master }) = difference(master, parameter, extent)? else {
+    let Some(Difference {
+        index,
+        parameter,
+        master,
+    }) = difference(master, parameter, extent)?
+    else {
         return Ok(());
     };
     let remedy = "it was changed outside of `update`, which would overwrite it: call `refresh_masters` to go \
@@ -180,13 +190,28 @@ pub(crate) fn copy_difference(
     }
     // The parameter is broadcast, because `State::with_slot` has broadcast it to make the copy. If the shapes
     // do not fit, the state is that of another parameter, which the plan refuses.
-    let Ok(parameter) = parameter.detach().broadcast_as(copy.shape()) else { return Ok(None) };
+    let Ok(parameter) = parameter.detach().broadcast_as(copy.shape()) else {
+        return Ok(None);
+    };
     let parameter = parameter.contiguous()?;
-    let swap_sides =
-        |Difference { index, parameter, master }| Difference { index, parameter: master, master: parameter };
-    let (is_on_cpu, is_wider) = (copy.variable().is_none(), is_wider(copy.dtype(), parameter.dtype()));
-    let (parameter, extent) =
-        if is_on_cpu { (parameter.to_device(&Device::Cpu)?, Extent::Whole) } else { (parameter, extent) };
+    let swap_sides = |Difference {
+                          index,
+                          parameter,
+                          master,
+                      }| Difference {
+        index,
+        parameter: master,
+        master: parameter,
+    };
+    let (is_on_cpu, is_wider) = (
+        copy.variable().is_none(),
+        is_wider(copy.dtype(), parameter.dtype()),
+    );
+    let (parameter, extent) = if is_on_cpu {
+        (parameter.to_device(&Device::Cpu)?, Extent::Whole)
+    } else {
+        (parameter, extent)
+    };
     // The wider tensor comes first, because `difference` rounds its first tensor.
     if is_wider {
         difference(copy, &parameter, extent)
@@ -205,7 +230,9 @@ pub(crate) fn first_non_finite(x: &dyn Lend) -> Option<usize> {
         return None;
     }
     let result = read("parameter", x, &mut |view| {
-        let Some(values) = view.in_order() else { return Ok(()) };
+        let Some(values) = view.in_order() else {
+            return Ok(());
+        };
         let length = view.elements();
         let probes = if length <= RUN_LENGTH { length } else { PROBES };
         first = (0..probes)
@@ -223,11 +250,14 @@ pub(crate) fn sample_checksum(x: &dyn Lend) -> Option<u32> {
         return None;
     }
     let result = read("parameter", x, &mut |view| {
-        let Some(memory) = view.in_order() else { return Ok(()) };
+        let Some(memory) = view.in_order() else {
+            return Ok(());
+        };
         let (mut hasher, sample) = (crc32fast::Hasher::new(), Sample::for_length(length));
         let all_elements = sample.is_none().then_some(0..length);
         let runs = sample.into_iter().flat_map(Sample::runs).chain(all_elements);
-        runs.filter_map(|run| memory.part(run)).for_each(|run| hasher.update(run.bytes()));
+        runs.filter_map(|run| memory.part(run))
+            .for_each(|run| hasher.update(run.bytes()));
         checksum = Some(hasher.finalize());
         Ok(())
     });
@@ -243,7 +273,10 @@ fn compare_across_devices(
     let master = sample.copy_to_cpu("master", master)?;
     let parameter = sample.copy_to_cpu("parameter", parameter)?;
     let first = compare_on_cpu(&master, &parameter, std::iter::once(0..master.elem_count()))?;
-    Ok(first.map(|difference| Difference { index: sample.index_in_tensor(difference.index), ..difference }))
+    Ok(first.map(|difference| Difference {
+        index: sample.index_in_tensor(difference.index),
+        ..difference
+    }))
 }
 
 /// [`difference`] in these runs, for tensors that are both on the CPU.
@@ -304,11 +337,19 @@ fn first_difference(
     high: MemoryRef<'_>,
     runs: impl Iterator<Item = Range<usize>>,
 ) -> Option<Difference> {
-    let suspects = runs.flat_map(pieces).filter(|piece| !is_certainly_rounded(low, high, piece.clone()));
-    let mut pairs = suspects.flatten().map(|index| (index, low.get(index), high.get(index)));
+    let suspects = runs
+        .flat_map(pieces)
+        .filter(|piece| !is_certainly_rounded(low, high, piece.clone()));
+    let mut pairs = suspects
+        .flatten()
+        .map(|index| (index, low.get(index), high.get(index)));
     pairs
         .find(|(_, parameter, master)| differ(low.round(*master), *parameter))
-        .map(|(index, parameter, master)| Difference { index, parameter, master })
+        .map(|(index, parameter, master)| Difference {
+            index,
+            parameter,
+            master,
+        })
 }
 
 /// Whether `low` is certainly `high` rounded in this piece. If `false`, the numbers have to be compared.
@@ -331,7 +372,8 @@ fn is_certainly_rounded(low: MemoryRef<'_>, high: MemoryRef<'_>, piece: Range<us
 /// [`is_rounded`] has room.
 fn pieces(run: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let end = run.end;
-    run.step_by(RUN_LENGTH).map(move |start| start..end.min(start + RUN_LENGTH))
+    run.step_by(RUN_LENGTH)
+        .map(move |start| start..end.min(start + RUN_LENGTH))
 }
 
 /// Whether `low` is `high` rounded, bit for bit.
@@ -357,18 +399,26 @@ mod tests {
 
     fn tensor(values: Vec<f32>, dtype: DType) -> Tensor {
         let length = values.len();
-        Tensor::from_vec(values, length, &Device::Cpu).and_then(|x| x.to_dtype(dtype)).expect("a tensor")
+        Tensor::from_vec(values, length, &Device::Cpu)
+            .and_then(|x| x.to_dtype(dtype))
+            .expect("a tensor")
     }
 
     /// The comparison for devices finds the same elements if it runs on two tensors of the CPU.
     #[test]
     fn a_sample_of_another_device_has_the_places_of_the_whole() {
-        assert!([0, 1, 1024].into_iter().all(|length| Sample::for_length(length).is_none()));
+        assert!(
+            [0, 1, 1024]
+                .into_iter()
+                .all(|length| Sample::for_length(length).is_none())
+        );
         for length in [1025, 5000, 70_007] {
             let sample = Sample::for_length(length).expect("a sample");
             let places: Vec<usize> = sample.runs().flatten().collect();
             assert_eq!(
-                (0..places.len()).map(|index| sample.index_in_tensor(index)).collect::<Vec<_>>(),
+                (0..places.len())
+                    .map(|index| sample.index_in_tensor(index))
+                    .collect::<Vec<_>>(),
                 places
             );
             let values: Vec<f32> = (0..length).map(|i| (i % 4096) as f32).collect();
@@ -383,7 +433,11 @@ mod tests {
                     let mut changed = values.clone();
                     changed[index] = -3.0;
                     let parameter = tensor(changed, dtype);
-                    let expected = Difference { index, parameter: -3.0, master: (index % 4096) as f64 };
+                    let expected = Difference {
+                        index,
+                        parameter: -3.0,
+                        master: (index % 4096) as f64,
+                    };
                     assert_eq!(
                         compare_across_devices(&master, &parameter, sample).expect("a comparison"),
                         Some(expected),
@@ -407,7 +461,10 @@ mod tests {
         let batch = 1 << 20;
         for length in [batch, batch + 1, 20 * batch + 17, 33 * batch - 5] {
             let runs: Vec<Range<usize>> = Sample::for_length(length).expect("a sample").runs().collect();
-            assert!(runs.iter().all(|run| run.len() == RUN_LENGTH && run.end <= length));
+            assert!(
+                runs.iter()
+                    .all(|run| run.len() == RUN_LENGTH && run.end <= length)
+            );
             for start in (0..length).step_by(batch / 4) {
                 let end = length.min(start + batch);
                 assert!(
@@ -446,9 +503,14 @@ mod tests {
                     "{of_copy:?} of {of_parameter:?}"
                 );
                 let changed = tensor([1.0, 0.1, 2.0, 3e-8, f32::NAN].to_vec(), of_parameter);
-                let first =
-                    copy_difference(&copy, &changed, extent).expect("a comparison").expect("a difference");
-                assert_eq!((first.index, first.parameter), (2, 2.0), "{of_copy:?} of {of_parameter:?}");
+                let first = copy_difference(&copy, &changed, extent)
+                    .expect("a comparison")
+                    .expect("a difference");
+                assert_eq!(
+                    (first.index, first.parameter),
+                    (2, 2.0),
+                    "{of_copy:?} of {of_parameter:?}"
+                );
             }
         }
     }

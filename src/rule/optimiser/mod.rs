@@ -130,25 +130,50 @@ impl Optimiser {
 
     /// [`Optimiser::with_store`] for a rule in a box, without a second box.
     pub(crate) fn from_boxed_rule(store: Store, rule: Box<dyn Rule>) -> Self {
-        Optimiser { rule, store, place: StatePlace::WithParameter, description: OnceLock::new() }
+        Optimiser {
+            rule,
+            store,
+            place: StatePlace::WithParameter,
+            description: OnceLock::new(),
+        }
     }
 
     /// This optimiser with its state on the CPU.
     pub(crate) fn offloaded(self) -> Self {
-        let place = if self.is_offloaded() { StatePlace::Nested } else { StatePlace::OnCpu };
-        Optimiser { place, description: OnceLock::new(), ..self }
+        let place = if self.is_offloaded() {
+            StatePlace::Nested
+        } else {
+            StatePlace::OnCpu
+        };
+        Optimiser {
+            place,
+            description: OnceLock::new(),
+            ..self
+        }
     }
 
     /// This optimiser with its state on the CPU, and with a copy also of parameters on the CPU.
     pub(crate) fn offloaded_everywhere(self) -> Self {
         let is_nested = self.place == StatePlace::Nested;
-        let place = if is_nested { self.place } else { StatePlace::OnCpuEverywhere };
-        Optimiser { place, description: OnceLock::new(), ..self }
+        let place = if is_nested {
+            self.place
+        } else {
+            StatePlace::OnCpuEverywhere
+        };
+        Optimiser {
+            place,
+            description: OnceLock::new(),
+            ..self
+        }
     }
 
     /// A clone to describe, because a description runs by `&mut`.
     pub(crate) fn clone_to_describe(&self) -> Self {
-        Optimiser { rule: self.rule.clone(), description: OnceLock::new(), ..*self }
+        Optimiser {
+            rule: self.rule.clone(),
+            description: OnceLock::new(),
+            ..*self
+        }
     }
 
     fn run<'v>(&mut self, purpose: Purpose<'v>) -> Describer<'v> {
@@ -163,10 +188,16 @@ impl Optimiser {
         }
         describer.kind(OFFLOAD);
         let everywhere = self.place == StatePlace::OnCpuEverywhere;
-        describer.storage(StorageRecord { kind: self.store.kind(), offloaded: true, everywhere });
+        describer.storage(StorageRecord {
+            kind: self.store.kind(),
+            offloaded: true,
+            everywhere,
+        });
         let is_nested = self.place == StatePlace::Nested;
         describer.require(|| if is_nested { Err(nested_error()) } else { Ok(()) });
-        describer.add_part(ChildPlace::Stored, &mut |inner| self.store.describe(&mut *self.rule, inner));
+        describer.add_part(ChildPlace::Stored, &mut |inner| {
+            self.store.describe(&mut *self.rule, inner)
+        });
     }
 
     /// See [`Adjust::name`].
@@ -201,7 +232,8 @@ impl Optimiser {
 
     /// The description, which is cached until a field is written.
     pub(crate) fn description(&self) -> &Description {
-        self.description.get_or_init(|| self.clone_to_describe().run(Purpose::Read).description)
+        self.description
+            .get_or_init(|| self.clone_to_describe().run(Purpose::Read).description)
     }
 
     pub(crate) fn store(&self) -> Store {
@@ -281,9 +313,13 @@ impl Optimiser {
             return self.store.set_precise(state, x, values);
         }
         let (copy, values) = (cpu_copy(state).cloned(), values.to_device(&Device::Cpu)?);
-        let [inner] = &mut state.children[..] else { return Err(another_rule_error(OFFLOAD)) };
+        let [inner] = &mut state.children[..] else {
+            return Err(another_rule_error(OFFLOAD));
+        };
         // Without a copy the store has a master, and writes the rounded values to `x` directly.
-        let Some(copy) = copy else { return self.store.set_precise(&mut inner.state, x, &values) };
+        let Some(copy) = copy else {
+            return self.store.set_precise(&mut inner.state, x, &values);
+        };
         self.store.set_precise(&mut inner.state, &copy, &values)?;
         set_lent(x, &copy)
     }
@@ -294,8 +330,11 @@ impl Optimiser {
         if state.staging.is_none() {
             return self.store.keep_precise(state, x, values);
         }
-        let [inner] = &mut state.children[..] else { return Err(another_rule_error(OFFLOAD)) };
-        self.store.keep_precise(&mut inner.state, x, &values.to_device(&Device::Cpu)?)
+        let [inner] = &mut state.children[..] else {
+            return Err(another_rule_error(OFFLOAD));
+        };
+        self.store
+            .keep_precise(&mut inner.state, x, &values.to_device(&Device::Cpu)?)
     }
 
     /// The job of a step for the parameter `x`.
@@ -308,7 +347,12 @@ impl Optimiser {
         if state.staging.is_none() {
             return self.store.job(&*self.rule, state, x, dx);
         }
-        let State { master, staging, children, .. } = state;
+        let State {
+            master,
+            staging,
+            children,
+            ..
+        } = state;
         let (Some(staging), [inner]) = (&*staging, &mut children[..]) else {
             return Err(another_rule_error(OFFLOAD));
         };
@@ -337,13 +381,20 @@ impl Optimiser {
 /// Leaves out the store and the place of the state if both are the defaults.
 impl fmt::Debug for Optimiser {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Optimiser { rule, store, place, .. } = self;
+        let Optimiser {
+            rule, store, place, ..
+        } = self;
         match (store, place) {
             (Store::Rounded, StatePlace::WithParameter) => rule.fmt(f),
             (store, StatePlace::WithParameter) => {
                 f.debug_tuple(store.name()).field(store).field(rule).finish()
             }
-            _ => f.debug_tuple(OFFLOAD).field(place).field(store).field(rule).finish(),
+            _ => f
+                .debug_tuple(OFFLOAD)
+                .field(place)
+                .field(store)
+                .field(rule)
+                .finish(),
         }
     }
 }
@@ -375,23 +426,41 @@ fn offloaded_state(copy: &Tensor, inner: State) -> Result<State> {
         // The buffer is shared, because one thread uploads the copy while another computes the next batch.
         let master = Buffer::shared(copy)?;
         let staging = master.variable().cloned();
-        return Ok(State { staging, master: Some(master), ..State::empty().with_rule_state(inner) });
+        return Ok(State {
+            staging,
+            master: Some(master),
+            ..State::empty().with_rule_state(inner)
+        });
     }
     let staging = Some(Var::zeros(copy.shape(), copy.dtype(), copy.device())?);
-    Ok(State { staging, ..State::empty().with_rule_state(inner) })
+    Ok(State {
+        staging,
+        ..State::empty().with_rule_state(inner)
+    })
 }
 
 /// The state of the rule, inside the states of stores.
 fn rule_state(state: &State) -> &State {
     match &state.children[..] {
-        [Child { place: ChildPlace::Stored, state }] => rule_state(state),
+        [
+            Child {
+                place: ChildPlace::Stored,
+                state,
+            },
+        ] => rule_state(state),
         _ => state,
     }
 }
 
 fn rule_state_mut(mut state: &mut State) -> &mut State {
     // A loop, because the borrow checker refuses the `match` of `rule_state` for `&mut`.
-    while let [Child { place: ChildPlace::Stored, .. }] = &state.children[..] {
+    while let [
+        Child {
+            place: ChildPlace::Stored,
+            ..
+        },
+    ] = &state.children[..]
+    {
         state = &mut state.children[0].state;
     }
     state

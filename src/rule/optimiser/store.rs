@@ -151,7 +151,9 @@ impl Store {
                 // All low bits are 0, so that each f32 is equal to its bf16.
                 let records = (low_bits == LowBits::All).then_some(Records::LowBits);
                 let rest = Buffer::of_zeros(x.shape().into(), DType::U8, records, x.device())?;
-                Ok(State::empty().with_buffer("rest", rest).with_rule_state(init_rule(x)?))
+                Ok(State::empty()
+                    .with_buffer("rest", rest)
+                    .with_rule_state(init_rule(x)?))
             }
             Store::Compensated => {
                 let compensation = Buffer::of_zeros(x.shape().into(), x.dtype(), None, x.device())?;
@@ -159,9 +161,9 @@ impl Store {
                     .with_rounding_loss("compensation", compensation)
                     .with_rule_state(init_rule(x)?))
             }
-            Store::Stochastic { .. } => {
-                Ok(State::empty().with_counter("rounded").with_rule_state(init_rule(x)?))
-            }
+            Store::Stochastic { .. } => Ok(State::empty()
+                .with_counter("rounded")
+                .with_rule_state(init_rule(x)?)),
         }
     }
 
@@ -219,7 +221,8 @@ impl Store {
         match store {
             Store::Rounded | Store::Stochastic { .. } => {}
             Store::Master(dtype) => {
-                self.store_tensor_mut(state)?.set(&rounded_to(&x.tensor_or_copy()?, values, dtype)?)?
+                self.store_tensor_mut(state)?
+                    .set(&rounded_to(&x.tensor_or_copy()?, values, dtype)?)?
             }
             Store::Split(_) => set_low_bits(self.store_tensor_mut(state)?, &x.tensor_or_copy()?, values)?,
             Store::Compensated => {
@@ -242,22 +245,29 @@ impl Store {
         let (rule_state, tensor, counter) = store.parts(state)?;
         let wrong_state_error = || store.another_store_error();
         Ok(match store {
-            Store::Rounded => {
-                rule.apply(rule_state, parameter, dx)?.into_job(Operand::Lent(x), Epilogue::Subtract)
-            }
+            Store::Rounded => rule
+                .apply(rule_state, parameter, dx)?
+                .into_job(Operand::Lent(x), Epilogue::Subtract),
             Store::Master(_) => {
                 let master = tensor.ok_or_else(wrong_state_error)?;
                 let rule_x = parameter.as_master(master.dtype(), master.device().is_cpu());
-                rule.apply(rule_state, rule_x, dx)?.into_job(Operand::master(master), Epilogue::Master(x))
+                rule.apply(rule_state, rule_x, dx)?
+                    .into_job(Operand::master(master), Epilogue::Master(x))
             }
             Store::Split(_) => {
                 let flow = rule.apply(rule_state, parameter, dx)?;
                 let low_bits = Some(tensor.ok_or_else(wrong_state_error)?);
-                Job { low_bits, ..flow.into_job(Operand::Lent(x), Epilogue::Subtract) }
+                Job {
+                    low_bits,
+                    ..flow.into_job(Operand::Lent(x), Epilogue::Subtract)
+                }
             }
             Store::Compensated => {
                 let flow = rule.apply(rule_state, parameter, dx)?;
-                flow.into_job(Operand::Lent(x), Epilogue::Kahan(tensor.ok_or_else(wrong_state_error)?))
+                flow.into_job(
+                    Operand::Lent(x),
+                    Epilogue::Kahan(tensor.ok_or_else(wrong_state_error)?),
+                )
             }
             Store::Stochastic { seed } => {
                 let flow = rule.apply(rule_state, parameter, dx)?;
@@ -279,16 +289,36 @@ impl Store {
         if self == Store::Rounded {
             return Ok((state, None, None));
         }
-        let State { master, tensors, counters, children, .. } = state;
-        let [inner] = &mut children[..] else { return Err(self.another_store_error()) };
-        let tensor = if let Store::Master(_) = self { master.as_mut() } else { only_value(tensors) };
+        let State {
+            master,
+            tensors,
+            counters,
+            children,
+            ..
+        } = state;
+        let [inner] = &mut children[..] else {
+            return Err(self.another_store_error());
+        };
+        let tensor = if let Store::Master(_) = self {
+            master.as_mut()
+        } else {
+            only_value(tensors)
+        };
         Ok((&mut inner.state, tensor, only_value(counters)))
     }
 
     /// The tensor of this store.
     fn store_tensor(self, state: &State) -> Result<&Buffer> {
-        let only_tensor = if let [(_, tensor)] = &state.tensors[..] { Some(tensor) } else { None };
-        let tensor = if let Store::Master(_) = self { state.master.as_ref() } else { only_tensor };
+        let only_tensor = if let [(_, tensor)] = &state.tensors[..] {
+            Some(tensor)
+        } else {
+            None
+        };
+        let tensor = if let Store::Master(_) = self {
+            state.master.as_ref()
+        } else {
+            only_tensor
+        };
         tensor.ok_or_else(|| self.another_store_error())
     }
 
@@ -303,7 +333,11 @@ impl Store {
 
 /// The value of the only entry. `None` if there are more entries, or none.
 fn only_value<'s, T>(entries: &'s mut [(&'static str, T)]) -> Option<&'s mut T> {
-    if let [(_, value)] = entries { Some(value) } else { None }
+    if let [(_, value)] = entries {
+        Some(value)
+    } else {
+        None
+    }
 }
 
 /// Refuses masters in a dtype other than F32 and F64.
@@ -311,7 +345,10 @@ fn check_master_dtype(dtype: DType) -> Result<()> {
     if matches!(dtype, DType::F32 | DType::F64) {
         return Ok(());
     }
-    Err(Error::new(ErrorKind::Argument, "the dtype of the copy that MixedPrecision keeps is")
-        .with_got(format_args!("{dtype:?}"))
-        .with_expected("F32 or F64"))
+    Err(Error::new(
+        ErrorKind::Argument,
+        "the dtype of the copy that MixedPrecision keeps is",
+    )
+    .with_got(format_args!("{dtype:?}"))
+    .with_expected("F32 or F64"))
 }

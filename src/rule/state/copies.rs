@@ -50,8 +50,16 @@ impl State {
 
     /// Counts a step of the model in which the parameter did not move.
     pub(crate) fn miss_step(&mut self) {
-        let Self { traits, counters, children, .. } = self;
-        for (name, _) in traits.iter().filter(|(_, entry_traits)| entry_traits.counts_missed_steps) {
+        let Self {
+            traits,
+            counters,
+            children,
+            ..
+        } = self;
+        for (name, _) in traits
+            .iter()
+            .filter(|(_, entry_traits)| entry_traits.counts_missed_steps)
+        {
             counters
                 .iter_mut()
                 .filter(|(counter_name, _)| counter_name == name)
@@ -96,8 +104,17 @@ impl State {
     }
 
     fn renew_where(&mut self, prefix: &str, x: &Tensor, is_renewed: &dyn Fn(&str) -> bool) -> Result<()> {
-        let Self { traits, tensors, counters, numbers, children, .. } = self;
-        let renewals = traits.iter().filter_map(|(name, entry_traits)| Some((name, entry_traits.renewal?)));
+        let Self {
+            traits,
+            tensors,
+            counters,
+            numbers,
+            children,
+            ..
+        } = self;
+        let renewals = traits
+            .iter()
+            .filter_map(|(name, entry_traits)| Some((name, entry_traits.renewal?)));
         for (name, renewal) in renewals.filter(|(name, _)| is_renewed(&format!("{prefix}{name}"))) {
             for (_, buffer) in tensors.iter_mut().filter(|(tensor_name, _)| tensor_name == name) {
                 match renewal {
@@ -127,9 +144,15 @@ impl State {
     pub(crate) fn changed_copy(&self, x: &Tensor, extent: Extent) -> Result<Option<(String, Difference)>> {
         // A window of `AccumGrad` may be open before the parameter's first step. A rule before `AccumGrad` may
         // then have changed its copy. Such a rule has counted the calls of the window.
-        let has_counted_nothing =
-            self.counters.iter().all(|(name, count)| *count == 0 || self.traits_of(name).counts_missed_steps);
-        for (name, _) in self.traits.iter().filter(|(_, traits)| traits.is_copy() && has_counted_nothing) {
+        let has_counted_nothing = self
+            .counters
+            .iter()
+            .all(|(name, count)| *count == 0 || self.traits_of(name).counts_missed_steps);
+        for (name, _) in self
+            .traits
+            .iter()
+            .filter(|(_, traits)| traits.is_copy() && has_counted_nothing)
+        {
             for (_, buffer) in self.tensors.iter().filter(|(tensor_name, _)| tensor_name == name) {
                 if let Some(difference) = copy_difference(buffer, x, extent)? {
                     return Ok(Some((name.to_string(), difference)));

@@ -28,7 +28,9 @@ impl State {
         let mut result = Ok(());
         rule.visit_held(&mut |place, held| {
             if result.is_ok() {
-                result = held.init(x).map(|state| self.children.push(Child { place, state }));
+                result = held
+                    .init(x)
+                    .map(|state| self.children.push(Child { place, state }));
             }
         });
         result.map(|()| self)
@@ -49,7 +51,11 @@ impl State {
                 );
             }
         });
-        if result.is_ok() && children.next().is_some() { Err(another_rule_error(&name())) } else { result }
+        if result.is_ok() && children.next().is_some() {
+            Err(another_rule_error(&name()))
+        } else {
+            result
+        }
     }
 
     /// The default of [`Rule::evaluation`]: the own average, else the last evaluation of a held rule.
@@ -61,10 +67,10 @@ impl State {
         let (mut children, mut result) = (self.children.iter(), Ok(None));
         visit_held(&mut |place, rule| {
             if let Ok(last) = &mut result {
-                match children
-                    .next()
-                    .map_or_else(|| Err(another_rule_error(&name())), |child| rule.evaluation(&child.state))
-                {
+                match children.next().map_or_else(
+                    || Err(another_rule_error(&name())),
+                    |child| rule.evaluation(&child.state),
+                ) {
                     // The weights are refused, because only one alternative acts at a time, and the state
                     // does not show which alternative.
                     Ok(Some(_)) if matches!(place, ChildPlace::Alternative(_)) => {
@@ -96,7 +102,10 @@ impl State {
         self.check_held(rule)?;
         for (name, number) in self.numbers() {
             if let Some(expected) = self.number_fault(&name, number) {
-                let problem = format!("the `init` of {} makes the number {name:?}, which is", rule.name());
+                let problem = format!(
+                    "the `init` of {} makes the number {name:?}, which is",
+                    rule.name()
+                );
                 return Err(Error::new(ErrorKind::Contract, problem)
                     .with_got(number)
                     .with_expected(expected)
@@ -113,11 +122,14 @@ impl State {
             }
         });
         let Some(name) = duplicate else { return Ok(()) };
-        Err(Error::new(ErrorKind::Contract, format!("the state of {} has two entries {name:?}", rule.name()))
-            .with_remedy(
-                "in the `init` of the outer rule, give tensors, counters and numbers other names than in the \
+        Err(Error::new(
+            ErrorKind::Contract,
+            format!("the state of {} has two entries {name:?}", rule.name()),
+        )
+        .with_remedy(
+            "in the `init` of the outer rule, give tensors, counters and numbers other names than in the \
                  held rule, because both are listed without a place",
-            ))
+        ))
     }
 
     fn check_held(&self, rule: &dyn Rule) -> Result<()> {
@@ -132,8 +144,10 @@ impl State {
         if count == expected {
             return result;
         }
-        let problem =
-            format!("the number of states that the `init` of {} made for its held rules is", rule.name());
+        let problem = format!(
+            "the number of states that the `init` of {} made for its held rules is",
+            rule.name()
+        );
         Err(Error::new(ErrorKind::Contract, problem)
             .with_got(count)
             .with_expected(expected)

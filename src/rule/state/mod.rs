@@ -77,9 +77,17 @@ impl fmt::Debug for State {
             format!("{name} {} {:?}", SlotFormat::from_buffer(tensor), tensor.shape())
         };
         let tensors = self.tensors().into_iter().map(text);
-        let counters = self.counters().into_iter().map(|(name, count)| format!("{name} {count}"));
-        let numbers = self.numbers().into_iter().map(|(name, number)| format!("{name} {number:?}"));
-        f.write_str(&comma_separated(&tensors.chain(counters).chain(numbers).collect::<Vec<_>>()))
+        let counters = self
+            .counters()
+            .into_iter()
+            .map(|(name, count)| format!("{name} {count}"));
+        let numbers = self
+            .numbers()
+            .into_iter()
+            .map(|(name, number)| format!("{name} {number:?}"));
+        f.write_str(&comma_separated(
+            &tensors.chain(counters).chain(numbers).collect::<Vec<_>>(),
+        ))
     }
 }
 
@@ -96,10 +104,16 @@ impl State {
     pub fn for_slots(x: Parameter<'_>, slots: &[Slot]) -> Result<Self> {
         let state = slots
             .iter()
-            .try_fold(State::empty().with_counter("t"), |state, slot| state.with_slot(*slot, x, x.shape()))?;
+            .try_fold(State::empty().with_counter("t"), |state, slot| {
+                state.with_slot(*slot, x, x.shape())
+            })?;
         // If all tensors are copies, new weights leave nothing of the earlier steps, so `t` becomes 0, too.
         let only_copies = !slots.is_empty() && slots.iter().all(|slot| slot.initial == Initial::Parameter);
-        Ok(if only_copies { state.zeroed_by_new_weights("t") } else { state })
+        Ok(if only_copies {
+            state.zeroed_by_new_weights("t")
+        } else {
+            state
+        })
     }
 
     /// Adds a tensor of this `shape`, which may differ from the shape of `x`.
@@ -108,15 +122,27 @@ impl State {
     /// As [`State::for_slots`].
     pub fn with_slot(mut self, slot: Slot, x: Parameter<'_>, shape: impl Into<Shape>) -> Result<Self> {
         let shape = crate::tensors::Shape::from(shape.into().dims());
-        let dtype =
-            if let Some(SlotFormat::Dtype(dtype)) = slot.format { dtype } else { compute_dtype(x.dtype()) };
-        let copy_renewal = if slot.is_average { Renewal::Average } else { Renewal::Copy };
+        let dtype = if let Some(SlotFormat::Dtype(dtype)) = slot.format {
+            dtype
+        } else {
+            compute_dtype(x.dtype())
+        };
+        let copy_renewal = if slot.is_average {
+            Renewal::Average
+        } else {
+            Renewal::Copy
+        };
         let renewal = (slot.initial == Initial::Parameter).then_some(copy_renewal);
         // The traits are set first, because `traits_of` and `code_of` read them.
         if slot.sign.is_some() || renewal.is_some() {
-            *self.traits_mut(slot.name) = EntryTraits { sign: slot.sign, renewal, ..EntryTraits::default() };
+            *self.traits_mut(slot.name) = EntryTraits {
+                sign: slot.sign,
+                renewal,
+                ..EntryTraits::default()
+            };
         }
-        self.traits_of(slot.name).check_format(slot.name, slot.format.unwrap_or(dtype.into()))?;
+        self.traits_of(slot.name)
+            .check_format(slot.name, slot.format.unwrap_or(dtype.into()))?;
         let code = (slot.format == Some(SlotFormat::Q8)).then(|| self.code_of(slot.name));
         let buffer_of =
             |values: &Tensor| code.map_or_else(|| Buffer::new(values), |code| Buffer::coded(values, code));
@@ -126,7 +152,10 @@ impl State {
             Initial::Value(initial) => buffer_of(&filled(initial, shape, dtype, x.device())?)?,
             Initial::Parameter => buffer_of(&rounded(&x.values()?, dtype)?.broadcast_as(shape)?)?,
         };
-        self.tensors.push((slot.name, buffer.of_squares(slot.sign == Some(Sign::SecondMoment))));
+        self.tensors.push((
+            slot.name,
+            buffer.of_squares(slot.sign == Some(Sign::SecondMoment)),
+        ));
         Ok(self)
     }
 
@@ -161,25 +190,41 @@ impl State {
 
     /// The state of a store that has a master, around the state of its rule.
     pub(crate) fn with_master(master: &Tensor, inner: State) -> Result<Self> {
-        Ok(State { master: Some(Buffer::new(master)?), ..State::default() }.with_rule_state(inner))
+        Ok(State {
+            master: Some(Buffer::new(master)?),
+            ..State::default()
+        }
+        .with_rule_state(inner))
     }
 
     /// The master, whose rounded value the parameter has to have. The master may be inside an `Offload`.
     pub(crate) fn outer_master(&self) -> Option<&Buffer> {
         match (&self.master, &self.children[..]) {
-            (None, [Child { place: ChildPlace::Stored, state }]) => state.outer_master(),
+            (
+                None,
+                [
+                    Child {
+                        place: ChildPlace::Stored,
+                        state,
+                    },
+                ],
+            ) => state.outer_master(),
             (master, _) => master.as_ref(),
         }
     }
 
     /// Whether `tensor` is the [`State::outer_master`].
     pub(crate) fn is_outer_master(&self, tensor: &Buffer) -> bool {
-        self.outer_master().is_some_and(|master| std::ptr::eq(master, tensor))
+        self.outer_master()
+            .is_some_and(|master| std::ptr::eq(master, tensor))
     }
 
     /// Makes this state the state of a store, around the state of its rule.
     pub(crate) fn with_rule_state(mut self, rule: State) -> Self {
-        self.children.push(Child { place: ChildPlace::Stored, state: rule });
+        self.children.push(Child {
+            place: ChildPlace::Stored,
+            state: rule,
+        });
         self
     }
 
@@ -191,10 +236,14 @@ impl State {
     }
 
     pub(super) fn traits_mut(&mut self, name: &'static str) -> &mut EntryTraits {
-        let index = self.traits.iter().position(|(entry, _)| *entry == name).unwrap_or_else(|| {
-            self.traits.push((name, EntryTraits::default()));
-            self.traits.len() - 1
-        });
+        let index = self
+            .traits
+            .iter()
+            .position(|(entry, _)| *entry == name)
+            .unwrap_or_else(|| {
+                self.traits.push((name, EntryTraits::default()));
+                self.traits.len() - 1
+            });
         &mut self.traits[index].1
     }
 
@@ -212,7 +261,11 @@ impl State {
         self.walk("", &mut |prefix, state| {
             let master = state.master.iter().map(|buffer| ("master", buffer));
             let slots = state.tensors.iter().map(|(name, buffer)| (*name, buffer));
-            tensors.extend(master.chain(slots).map(|(name, tensor)| (format!("{prefix}{name}"), tensor)));
+            tensors.extend(
+                master
+                    .chain(slots)
+                    .map(|(name, tensor)| (format!("{prefix}{name}"), tensor)),
+            );
         });
         tensors
     }
@@ -221,7 +274,12 @@ impl State {
     pub(crate) fn counters(&self) -> Vec<(String, u64)> {
         let mut counters = Vec::new();
         self.walk("", &mut |prefix, state| {
-            counters.extend(state.counters.iter().map(|(name, count)| (format!("{prefix}{name}"), *count)))
+            counters.extend(
+                state
+                    .counters
+                    .iter()
+                    .map(|(name, count)| (format!("{prefix}{name}"), *count)),
+            )
         });
         counters
     }
@@ -230,7 +288,12 @@ impl State {
     pub(crate) fn numbers(&self) -> Vec<(String, f64)> {
         let mut numbers = Vec::new();
         self.walk("", &mut |prefix, state| {
-            numbers.extend(state.numbers.iter().map(|(name, value)| (format!("{prefix}{name}"), *value)))
+            numbers.extend(
+                state
+                    .numbers
+                    .iter()
+                    .map(|(name, value)| (format!("{prefix}{name}"), *value)),
+            )
         });
         numbers
     }
@@ -242,8 +305,9 @@ impl State {
     pub(crate) fn number_fault(&self, name: &str, value: f64) -> Option<&'static str> {
         let mut expected = None;
         self.walk("", &mut |prefix, state| {
-            let own_name =
-                name.strip_prefix(prefix).filter(|name| state.numbers.iter().any(|(entry, _)| entry == name));
+            let own_name = name
+                .strip_prefix(prefix)
+                .filter(|name| state.numbers.iter().any(|(entry, _)| entry == name));
             expected = expected.or_else(|| state.traits_of(own_name?).range?(value));
         });
         expected.filter(|_| value.is_finite())
@@ -259,9 +323,15 @@ impl State {
     fn collect_mut<'s>(&'s mut self, parts: &mut StateParts<'s>) {
         // The order has to be that of `walk`: see the head of this file.
         parts.tensors.extend(self.master.as_mut());
-        parts.tensors.extend(self.tensors.iter_mut().map(|(_, buffer)| buffer));
-        parts.counters.extend(self.counters.iter_mut().map(|(_, count)| count));
-        parts.numbers.extend(self.numbers.iter_mut().map(|(_, value)| value));
+        parts
+            .tensors
+            .extend(self.tensors.iter_mut().map(|(_, buffer)| buffer));
+        parts
+            .counters
+            .extend(self.counters.iter_mut().map(|(_, count)| count));
+        parts
+            .numbers
+            .extend(self.numbers.iter_mut().map(|(_, value)| value));
         for child in &mut self.children {
             child.state.collect_mut(parts);
         }
@@ -278,8 +348,12 @@ impl State {
     }
 
     fn map_tensors(&self, map_buffer: &dyn Fn(&Buffer) -> Result<Buffer>) -> Result<Self> {
-        let map_child =
-            |child: &Child| Ok(Child { place: child.place, state: child.state.map_tensors(map_buffer)? });
+        let map_child = |child: &Child| {
+            Ok(Child {
+                place: child.place,
+                state: child.state.map_tensors(map_buffer)?,
+            })
+        };
         let master = self.master.as_ref().map(map_buffer).transpose()?;
         let staging = match (&self.staging, &master) {
             // `staging` is the variable of the master, so both copies have to be one variable, too.
@@ -307,7 +381,9 @@ impl State {
 impl Child {
     /// The prefix of the child's full names, inside the prefix `outer` of its parent.
     pub(super) fn prefix(&self, outer: &str) -> String {
-        self.place.number().map_or_else(|| outer.to_string(), |i| format!("{outer}{i}."))
+        self.place
+            .number()
+            .map_or_else(|| outer.to_string(), |i| format!("{outer}{i}."))
     }
 }
 
@@ -328,7 +404,11 @@ const LEAST_CODED: usize = 32 * BLOCK;
 impl State {
     /// The 8-bit code for the tensor with this name.
     pub(crate) fn code_of(&self, slot: &str) -> Code {
-        if self.traits_of(slot).sign.is_some() { Code::NonNegative } else { Code::Signed }
+        if self.traits_of(slot).sign.is_some() {
+            Code::NonNegative
+        } else {
+            Code::Signed
+        }
     }
 
     /// Converts tensors to `format`, also of held rules, and returns the number of converted tensors.
@@ -372,7 +452,11 @@ impl State {
     /// Converts tensors that are too small for 8 bits back to F32. The state is for `part` elements of a
     /// parameter with `whole` elements.
     pub(crate) fn widen_small(&mut self, part: usize, whole: usize) -> Result<()> {
-        for (_, buffer) in self.tensors.iter_mut().filter(|(_, buffer)| buffer.code().is_some()) {
+        for (_, buffer) in self
+            .tensors
+            .iter_mut()
+            .filter(|(_, buffer)| buffer.code().is_some())
+        {
             // A tensor with the length of the part counts with the length of the whole parameter, so that all
             // ranks decide alike.
             let elements = elem_count(buffer.shape());
@@ -381,6 +465,8 @@ impl State {
                 *buffer = Buffer::new(&buffer.tensor()?)?.of_squares(buffer.is_of_squares());
             }
         }
-        self.children.iter_mut().try_for_each(|child| child.state.widen_small(part, whole))
+        self.children
+            .iter_mut()
+            .try_for_each(|child| child.state.widen_small(part, whole))
     }
 }

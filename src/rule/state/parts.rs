@@ -101,7 +101,9 @@ impl<'a> HeldStates<'a> {
     /// # Errors
     /// If there are not N held rules.
     pub fn members<const N: usize>(self) -> Result<[&'a mut State; N]> {
-        Ok(as_array::<_, N>(self.0, HELD)?.each_mut().map(|child| &mut child.state))
+        Ok(as_array::<_, N>(self.0, HELD)?
+            .each_mut()
+            .map(|child| &mut child.state))
     }
 }
 
@@ -133,12 +135,21 @@ impl State {
         let count = self.children.len();
         let children: Option<&[Child; N]> = self.children.as_slice().try_into().ok();
         let wrong_count_error = || count_error(HELD, N, count);
-        Ok(children.ok_or_else(wrong_count_error)?.each_ref().map(|child| &child.state))
+        Ok(children
+            .ok_or_else(wrong_count_error)?
+            .each_ref()
+            .map(|child| &child.state))
     }
 
     /// The parts that a step of the rule works on.
     pub fn parts(&mut self) -> Parts<'_> {
-        let State { tensors, counters, numbers, children, .. } = self;
+        let State {
+            tensors,
+            counters,
+            numbers,
+            children,
+            ..
+        } = self;
         Parts {
             slots: Slots(tensors),
             counters: Counters(counters),
@@ -179,7 +190,9 @@ impl<'a> Counters<'a> {
     /// # Errors
     /// If there are not N counters.
     pub fn array<const N: usize>(self) -> Result<[&'a mut u64; N]> {
-        Ok(as_array::<_, N>(self.0, "counters")?.each_mut().map(|(_, count)| count))
+        Ok(as_array::<_, N>(self.0, "counters")?
+            .each_mut()
+            .map(|(_, count)| count))
     }
 }
 
@@ -189,30 +202,44 @@ impl<'a> Numbers<'a> {
     /// # Errors
     /// If there are not N numbers.
     pub fn array<const N: usize>(self) -> Result<[&'a mut f64; N]> {
-        Ok(as_array::<_, N>(self.0, "numbers")?.each_mut().map(|(_, number)| number))
+        Ok(as_array::<_, N>(self.0, "numbers")?
+            .each_mut()
+            .map(|(_, number)| number))
     }
 }
 
 /// The value of the entry with this name. `entry` is the kind of entry, for errors.
 fn value_of<T: Copy>(entries: &[(&'static str, T)], name: &str, entry: &'static str) -> Result<T> {
-    let value = entries.iter().find(|(other, _)| *other == name).map(|(_, value)| *value);
+    let value = entries
+        .iter()
+        .find(|(other, _)| *other == name)
+        .map(|(_, value)| *value);
     let absent_error = || {
         let available: Vec<String> = entries.iter().map(|(name, _)| name.to_string()).collect();
-        Error::unknown(format_args!("{entry} in the state with the name"), name, &available)
-            .with_remedy(format!("add the {entry} in `Rule::init` with `State::with_{entry}`"))
+        Error::unknown(
+            format_args!("{entry} in the state with the name"),
+            name,
+            &available,
+        )
+        .with_remedy(format!(
+            "add the {entry} in `Rule::init` with `State::with_{entry}`"
+        ))
     };
     value.ok_or_else(absent_error)
 }
 
 /// The error for a state with more or fewer parts of a kind than its rule works on.
 pub(crate) fn count_error(part: &str, expected: usize, count: usize) -> Error {
-    Error::new(ErrorKind::Contract, format!("the number of {part} in the state of a rule is"))
-        .with_got(count)
-        .with_expected(expected)
-        .with_remedy(
-            "in `Rule::init`, add everything that `apply` uses: counters with `State::for_slots` or \
+    Error::new(
+        ErrorKind::Contract,
+        format!("the number of {part} in the state of a rule is"),
+    )
+    .with_got(count)
+    .with_expected(expected)
+    .with_remedy(
+        "in `Rule::init`, add everything that `apply` uses: counters with `State::for_slots` or \
              `with_counter`, numbers with `with_number`, and the states of held rules with `with_held`",
-        )
+    )
 }
 
 fn as_array<'a, T, const N: usize>(parts: &'a mut [T], part: &'static str) -> Result<&'a mut [T; N]> {

@@ -43,7 +43,10 @@ impl RowSources<'_> {
         // Whether each dimension of the tensor is the parameter's, or 1.
         let lies_along = |tensor: &[usize], x: &[usize]| {
             tensor.len() <= x.len()
-                && tensor.iter().zip(x).all(|(length, of_x)| *length == 1 || length == of_x)
+                && tensor
+                    .iter()
+                    .zip(x)
+                    .all(|(length, of_x)| *length == 1 || length == of_x)
         };
         match (old, new) {
             // If no row moves, or the tensor has no elements, a tensor of any shape stays.
@@ -147,7 +150,11 @@ impl State {
             })?);
         }
         for name in self.own_names() {
-            let list = if taken_over.contains(&name) { &mut transfer.kept } else { &mut transfer.fresh };
+            let list = if taken_over.contains(&name) {
+                &mut transfer.kept
+            } else {
+                &mut transfer.fresh
+            };
             list.push(format!("{prefix}{name}"));
         }
         for (new, old) in self.children.iter_mut().zip(&old.children) {

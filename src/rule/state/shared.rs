@@ -29,7 +29,10 @@ pub(crate) struct SharedNumbers {
 impl SharedNumbers {
     /// Adds these numbers to `newest`, or replaces older numbers of the rule in `newest`.
     pub(crate) fn merge_into(self, newest: &mut Vec<SharedNumbers>) {
-        match newest.iter_mut().find(|other| other.entry_names == self.entry_names) {
+        match newest
+            .iter_mut()
+            .find(|other| other.entry_names == self.entry_names)
+        {
             Some(older) if self.compare_newness(older) == Ordering::Greater => *older = self,
             Some(_) => {}
             None => newest.push(self),
@@ -40,7 +43,9 @@ impl SharedNumbers {
     /// steps. The greater numbers are newer.
     fn compare_newness(&self, other: &Self) -> Ordering {
         let first = |numbers: &Self| numbers.values.first().copied().unwrap_or(f64::NEG_INFINITY);
-        first(self).total_cmp(&first(other)).then((self.is_new, self.steps).cmp(&(other.is_new, other.steps)))
+        first(self)
+            .total_cmp(&first(other))
+            .then((self.is_new, self.steps).cmp(&(other.is_new, other.steps)))
     }
 }
 
@@ -53,13 +58,23 @@ impl State {
 
     /// Calls `show` with the numbers of the whole model of each rule that has such numbers.
     pub(crate) fn visit_shared(&self, is_new: bool, show: &mut impl FnMut(SharedNumbers)) {
-        let shared = self.numbers.iter().filter(|(name, _)| self.traits_of(name).is_shared);
+        let shared = self
+            .numbers
+            .iter()
+            .filter(|(name, _)| self.traits_of(name).is_shared);
         let values: Vec<f64> = shared.map(|(_, value)| *value).collect();
         if !values.is_empty() {
             let steps = self.counters.first().map_or(0, |(_, count)| *count);
-            show(SharedNumbers { entry_names: self.own_names().collect(), values, is_new, steps });
+            show(SharedNumbers {
+                entry_names: self.own_names().collect(),
+                values,
+                is_new,
+                steps,
+            });
         }
-        self.children.iter().for_each(|child| child.state.visit_shared(is_new, show));
+        self.children
+            .iter()
+            .for_each(|child| child.state.visit_shared(is_new, show));
     }
 
     /// Sets the numbers of the whole model to the numbers in `newest` for each rule.
@@ -67,14 +82,19 @@ impl State {
         let is_same_rule = |other: &&SharedNumbers| self.own_names().eq(other.entry_names.iter().copied());
         if let Some(SharedNumbers { values, .. }) = newest.iter().find(is_same_rule) {
             let Self { numbers, traits, .. } = self;
-            let is_shared =
-                |name: &str| traits.iter().any(|(entry, traits)| *entry == name && traits.is_shared);
+            let is_shared = |name: &str| {
+                traits
+                    .iter()
+                    .any(|(entry, traits)| *entry == name && traits.is_shared)
+            };
             numbers
                 .iter_mut()
                 .filter(|(name, _)| is_shared(name))
                 .zip(values)
                 .for_each(|((_, number), value)| *number = *value);
         }
-        self.children.iter_mut().for_each(|child| child.state.set_shared(newest));
+        self.children
+            .iter_mut()
+            .for_each(|child| child.state.set_shared(newest));
     }
 }

@@ -116,9 +116,12 @@ impl EntryTraits {
             }
             _ => return Ok(()),
         };
-        Err(Error::new(ErrorKind::Argument, format!("state tensor {slot:?} is to be stored as"))
-            .with_got(format)
-            .with_expected(expected))
+        Err(Error::new(
+            ErrorKind::Argument,
+            format!("state tensor {slot:?} is to be stored as"),
+        )
+        .with_got(format)
+        .with_expected(expected))
     }
 }
 
@@ -149,7 +152,13 @@ impl Slot {
 
     /// A tensor of the parameter's shape that starts at `initial`.
     pub fn full(name: &'static str, initial: f64) -> Self {
-        Slot { name, initial: Initial::Value(initial), format: None, sign: None, is_average: false }
+        Slot {
+            name,
+            initial: Initial::Value(initial),
+            format: None,
+            sign: None,
+            is_average: false,
+        }
     }
 
     /// A tensor that starts as a copy of the parameter (or of its master).
@@ -164,7 +173,10 @@ impl Slot {
     /// parameter with the sample after the last step. After a copy of the state, a restore or a
     /// [`rebind`](crate::StateTree::rebind), the comparison begins again with the next step.
     pub fn parameter(name: &'static str) -> Self {
-        Slot { initial: Initial::Parameter, ..Slot::zeros(name) }
+        Slot {
+            initial: Initial::Parameter,
+            ..Slot::zeros(name)
+        }
     }
 
     /// A [`Slot::parameter`] that holds weights to evaluate the model with.
@@ -213,7 +225,10 @@ impl Slot {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn average(name: &'static str) -> Self {
-        Slot { is_average: true, ..Slot::parameter(name) }
+        Slot {
+            is_average: true,
+            ..Slot::parameter(name)
+        }
     }
 
     /// Stores this slot in a dtype or in [`Q8`](crate::Q8).
@@ -222,14 +237,20 @@ impl Slot {
     /// [second moment](Slot::second_moment) cannot be stored in F16, nor a
     /// [copy of the parameter](Slot::parameter) in Q8.
     pub fn stored_as(self, format: impl Into<SlotFormat>) -> Self {
-        Slot { format: Some(format.into()), ..self }
+        Slot {
+            format: Some(format.into()),
+            ..self
+        }
     }
 
     /// Promises that this slot never has a negative number.
     ///
     /// [`Q8`](crate::Q8) then uses the sign bit for the exponent, which doubles the number of powers of two.
     pub fn non_negative(self) -> Self {
-        Slot { sign: self.sign.or(Some(Sign::NonNegative)), ..self }
+        Slot {
+            sign: self.sign.or(Some(Sign::NonNegative)),
+            ..self
+        }
     }
 
     /// Declares this slot a second moment: a mean, sum or maximum of squared gradients.
@@ -250,7 +271,10 @@ impl Slot {
     /// # assert_ne!(slots[1], Slot::zeros("v"));
     /// ```
     pub fn second_moment(self) -> Self {
-        Slot { sign: Some(Sign::SecondMoment), ..self }
+        Slot {
+            sign: Some(Sign::SecondMoment),
+            ..self
+        }
     }
 }
 
@@ -275,8 +299,14 @@ mod tests {
     #[test]
     fn a_state_knows_the_signs_of_its_slots() {
         let x = repeated_zero(4096, DType::F32, &Device::Cpu).expect("a parameter");
-        let slots = [Slot::zeros("m"), Slot::full("size", 0.5).non_negative().stored_as(SlotFormat::Q8)];
+        let slots = [
+            Slot::zeros("m"),
+            Slot::full("size", 0.5).non_negative().stored_as(SlotFormat::Q8),
+        ];
         let state = State::for_slots(Parameter::new(&x), &slots).expect("a state");
-        assert_eq!(["m", "size"].map(|name| state.traits_of(name).sign), [None, Some(Sign::NonNegative)]);
+        assert_eq!(
+            ["m", "size"].map(|name| state.traits_of(name).sign),
+            [None, Some(Sign::NonNegative)]
+        );
     }
 }

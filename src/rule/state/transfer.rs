@@ -49,10 +49,14 @@ impl State {
     pub(crate) fn take_over(&mut self, old: &State) -> Result<Transfer> {
         let mut transfer = Transfer::default();
         let mut old_states = Vec::new();
-        old.walk("", &mut |prefix, state| old_states.push((prefix.to_string(), state)));
+        old.walk("", &mut |prefix, state| {
+            old_states.push((prefix.to_string(), state))
+        });
         self.choose_and_take("", &mut old_states, &mut transfer)?;
         for (prefix, state) in old_states {
-            transfer.dropped.extend(state.own_names().map(|name| format!("{prefix}{name}")));
+            transfer
+                .dropped
+                .extend(state.own_names().map(|name| format!("{prefix}{name}")));
         }
         Ok(transfer)
     }
@@ -74,10 +78,16 @@ impl State {
                     || masters_of_one_dtype(master.as_ref(), old.master.as_ref()).is_some()
             }
         };
-        let choice = old_states.iter().position(can_choose).map(|index| old_states.remove(index));
+        let choice = old_states
+            .iter()
+            .position(can_choose)
+            .map(|index| old_states.remove(index));
         let mut fresh_names: Vec<&str> = self.own_names().collect();
         if let Some((old_prefix, old)) = choice {
-            let fitting_tensors = self.tensors.iter().filter(|(name, new)| self.fits(name, new, old));
+            let fitting_tensors = self
+                .tensors
+                .iter()
+                .filter(|(name, new)| self.fits(name, new, old));
             let fitting_names: Vec<&str> = fitting_tensors.map(|(name, _)| *name).collect();
             let mut taken_over = Vec::new();
             if let Some((new_master, old_master)) =
@@ -87,7 +97,10 @@ impl State {
                 taken_over.push("master");
             }
             taken_over.extend(self.take_entries(old, |name, _, old_tensor| {
-                fitting_names.contains(&name).then(|| old_tensor.tensor()).transpose()
+                fitting_names
+                    .contains(&name)
+                    .then(|| old_tensor.tensor())
+                    .transpose()
             })?);
             fresh_names.retain(|name| !taken_over.contains(name));
             let dropped_names = old
@@ -95,9 +108,13 @@ impl State {
                 .filter(|name| !taken_over.contains(name))
                 .map(|name| format!("{old_prefix}{name}"));
             transfer.dropped.extend(dropped_names);
-            transfer.kept.extend(taken_over.into_iter().map(|name| format!("{prefix}{name}")));
+            transfer
+                .kept
+                .extend(taken_over.into_iter().map(|name| format!("{prefix}{name}")));
         }
-        transfer.fresh.extend(fresh_names.into_iter().map(|name| format!("{prefix}{name}")));
+        transfer
+            .fresh
+            .extend(fresh_names.into_iter().map(|name| format!("{prefix}{name}")));
         self.children.iter_mut().try_for_each(|child| {
             let child_prefix = child.prefix(prefix);
             child.state.choose_and_take(&child_prefix, old_states, transfer)
@@ -116,7 +133,9 @@ impl State {
     ) -> Result<Vec<&'static str>> {
         let mut taken_over = Vec::new();
         for (name, new) in &mut self.tensors {
-            let Some((_, old_tensor)) = old.tensors.iter().find(|(other, _)| other == name) else { continue };
+            let Some((_, old_tensor)) = old.tensors.iter().find(|(other, _)| other == name) else {
+                continue;
+            };
             if let Some(values) = make_values(name, new, old_tensor)? {
                 new.set(&values)?;
                 taken_over.push(*name);
@@ -137,10 +156,20 @@ impl State {
     /// The full names of the tensors that the innermost store with tensors has for the parameter.
     pub(crate) fn store_tensor_names(&self) -> Vec<String> {
         match &self.children[..] {
-            [Child { place: ChildPlace::Stored, state: inner }] => match inner.store_tensor_names() {
+            [
+                Child {
+                    place: ChildPlace::Stored,
+                    state: inner,
+                },
+            ] => match inner.store_tensor_names() {
                 names if names.is_empty() => {
                     let tensors = self.tensors.iter().map(|(name, _)| *name);
-                    self.master.iter().map(|_| "master").chain(tensors).map(str::to_string).collect()
+                    self.master
+                        .iter()
+                        .map(|_| "master")
+                        .chain(tensors)
+                        .map(str::to_string)
+                        .collect()
                 }
                 names => names,
             },
@@ -153,14 +182,18 @@ impl State {
         let master = self.master.iter().map(|_| "master");
         let tensors = self.tensors.iter().map(|(name, _)| *name);
         let counters = self.counters.iter().map(|(name, _)| *name);
-        master.chain(tensors).chain(counters).chain(self.numbers.iter().map(|(name, _)| *name))
+        master
+            .chain(tensors)
+            .chain(counters)
+            .chain(self.numbers.iter().map(|(name, _)| *name))
     }
 }
 
 /// Both masters, if their dtypes are equal. Otherwise `Leaf::convert_master` lets the store convert the old
 /// master.
 fn masters_of_one_dtype<N: Borrow<Buffer>>(new: Option<N>, old: Option<&Buffer>) -> Option<(N, &Buffer)> {
-    new.zip(old).filter(|(new, old)| new.borrow().dtype() == old.dtype())
+    new.zip(old)
+        .filter(|(new, old)| new.borrow().dtype() == old.dtype())
 }
 
 /// Sets the new numbers that `old` has by the same names, and returns these names.

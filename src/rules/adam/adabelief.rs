@@ -49,7 +49,10 @@ impl Elementwise for AdaBelief {
     }
 
     fn scalars(&self, t: u64) -> Self::Scalars {
-        (AdamScalars::new(self.eta, self.beta, self.epsilon, t), self.epsilon)
+        (
+            AdamScalars::new(self.eta, self.beta, self.epsilon, t),
+            self.epsilon,
+        )
     }
 
     #[inline(always)]

@@ -111,7 +111,12 @@ impl Elementwise for Adam {
     }
 
     fn scalars(&self, t: u64) -> AdamScalars {
-        AdamScalars::new(self.eta, self.beta, self.epsilon, t_for_correction(t, self.bias_correction))
+        AdamScalars::new(
+            self.eta,
+            self.beta,
+            self.epsilon,
+            t_for_correction(t, self.bias_correction),
+        )
     }
 
     #[inline(always)]

@@ -48,7 +48,11 @@ impl Elementwise for AdaMax {
     }
 
     fn scalars(&self, t: u64) -> Self::Scalars {
-        (self.eta / correction(self.beta.0, t), self.beta, above_zero(self.epsilon))
+        (
+            self.eta / correction(self.beta.0, t),
+            self.beta,
+            above_zero(self.epsilon),
+        )
     }
 
     #[inline(always)]

@@ -58,7 +58,11 @@ impl Elementwise for AdamW {
     }
 
     fn scalars(&self, t: u64) -> Self::Scalars {
-        let decay = if self.couple { self.eta * self.lambda } else { self.lambda };
+        let decay = if self.couple {
+            self.eta * self.lambda
+        } else {
+            self.lambda
+        };
         let t = t_for_correction(t, self.bias_correction);
         (AdamScalars::new(self.eta, self.beta, self.epsilon, t), decay)
     }

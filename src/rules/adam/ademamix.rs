@@ -91,13 +91,22 @@ impl Elementwise for AdEMAMix {
     type Slots<T> = [T; 3];
 
     fn slots(&self) -> [Slot; 3] {
-        [Slot::zeros("m"), Slot::zeros("v").second_moment(), Slot::zeros("slow")]
+        [
+            Slot::zeros("m"),
+            Slot::zeros("v").second_moment(),
+            Slot::zeros("slow"),
+        ]
     }
 
     fn scalars(&self, t: u64) -> AdEMAMixScalars {
         let (alpha, beta) = self.slow_weights_at(t);
         let adam = AdamScalars::new(self.eta, (self.beta.0, self.beta.1), self.epsilon, t);
-        AdEMAMixScalars { adam, beta, slow_rate: self.eta * alpha, decay: self.eta * self.lambda }
+        AdEMAMixScalars {
+            adam,
+            beta,
+            slow_rate: self.eta * alpha,
+            decay: self.eta * self.lambda,
+        }
     }
 
     #[inline(always)]

@@ -74,9 +74,26 @@ impl Elementwise for ADOPT {
     }
 
     fn scalars(&self, t: u64) -> ADOPTScalars {
-        let ADOPT { eta, beta, lambda, epsilon, clip } = *self;
-        let limit = if clip { ((t - 1) as f64).powf(0.25) } else { f64::INFINITY };
-        ADOPTScalars { eta, beta, epsilon: above_zero(epsilon), decay: eta * lambda, limit, is_first: t == 1 }
+        let ADOPT {
+            eta,
+            beta,
+            lambda,
+            epsilon,
+            clip,
+        } = *self;
+        let limit = if clip {
+            ((t - 1) as f64).powf(0.25)
+        } else {
+            f64::INFINITY
+        };
+        ADOPTScalars {
+            eta,
+            beta,
+            epsilon: above_zero(epsilon),
+            decay: eta * lambda,
+            limit,
+            is_first: t == 1,
+        }
     }
 
     #[inline(always)]

@@ -54,11 +54,18 @@ impl Elementwise for AMSGradW {
     type Slots<T> = [T; 3];
 
     fn slots(&self) -> [Slot; 3] {
-        [Slot::zeros("m"), Slot::zeros("v").second_moment(), Slot::zeros("largest_v").second_moment()]
+        [
+            Slot::zeros("m"),
+            Slot::zeros("v").second_moment(),
+            Slot::zeros("largest_v").second_moment(),
+        ]
     }
 
     fn scalars(&self, t: u64) -> Self::Scalars {
-        (AdamScalars::new(self.eta, self.beta, self.epsilon, t), self.eta * self.lambda)
+        (
+            AdamScalars::new(self.eta, self.beta, self.epsilon, t),
+            self.eta * self.lambda,
+        )
     }
 
     #[inline(always)]

@@ -54,7 +54,10 @@ impl Elementwise for Grams {
     }
 
     fn scalars(&self, t: u64) -> Self::Scalars {
-        (AdamScalars::new(self.eta, self.beta, self.epsilon, t), self.eta * self.lambda)
+        (
+            AdamScalars::new(self.eta, self.beta, self.epsilon, t),
+            self.eta * self.lambda,
+        )
     }
 
     #[inline(always)]

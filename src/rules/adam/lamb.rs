@@ -50,7 +50,13 @@ crate::hyper_parameters! {
 impl LAMB {
     /// AdamW with η = 1, whose step is u.
     fn direction(&self) -> AdamW {
-        AdamW { eta: 1.0, beta: self.beta, lambda: self.lambda, epsilon: self.epsilon, ..AdamW::default() }
+        AdamW {
+            eta: 1.0,
+            beta: self.beta,
+            lambda: self.lambda,
+            epsilon: self.epsilon,
+            ..AdamW::default()
+        }
     }
 }
 
@@ -63,7 +69,10 @@ impl Rule for LAMB {
         let Parts { slots, counters, .. } = state.parts();
         let (dx, t) = dx.next_step(counters)?;
         let direction = dx.step_of(&self.direction(), t, slots);
-        Ok(Flow::Step(direction.scale_by_norm(Norm::new(2.0).with_parameter(), trust_ratio(self.eta, 1.0))))
+        Ok(Flow::Step(direction.scale_by_norm(
+            Norm::new(2.0).with_parameter(),
+            trust_ratio(self.eta, 1.0),
+        )))
     }
 
     fn is_divisible(&self) -> bool {

@@ -59,8 +59,20 @@ crate::hyper_parameters! {
 
 impl MarsAdamW {
     fn adamw(&self) -> AdamW {
-        let MarsAdamW { eta, beta, lambda, epsilon, .. } = *self;
-        AdamW { eta, beta, lambda, epsilon, ..AdamW::default() }
+        let MarsAdamW {
+            eta,
+            beta,
+            lambda,
+            epsilon,
+            ..
+        } = *self;
+        AdamW {
+            eta,
+            beta,
+            lambda,
+            epsilon,
+            ..AdamW::default()
+        }
     }
 }
 
@@ -73,8 +85,14 @@ impl Rule for MarsAdamW {
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, counters, .. } = state.parts();
         let (dx, t) = dx.next_step(counters)?;
-        let Some((last, moments)) = slots.split_at(1) else { return state_of_another_rule(self) };
-        Ok(Flow::Step(corrected(dx, self.gamma, self.beta.0, last).step_of(&self.adamw(), t, moments)))
+        let Some((last, moments)) = slots.split_at(1) else {
+            return state_of_another_rule(self);
+        };
+        Ok(Flow::Step(corrected(dx, self.gamma, self.beta.0, last).step_of(
+            &self.adamw(),
+            t,
+            moments,
+        )))
     }
 
     fn is_divisible(&self) -> bool {

@@ -73,7 +73,9 @@ impl NAdamW {
         // underflows, because each μ is below 1.
         factors
             .scan(1.0, |product, factor| {
-                Some(*product * factor).filter(|_| *product > 0.0).inspect(|next| *product = *next)
+                Some(*product * factor)
+                    .filter(|_| *product > 0.0)
+                    .inspect(|next| *product = *next)
             })
             .last()
             .unwrap_or(0.0)
@@ -103,15 +105,22 @@ impl Arithmetic for NAdamWStep {
 
 impl Rule for NAdamW {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
-        Ok(State::for_slots(x, &[Slot::zeros("m"), Slot::zeros("v").second_moment()])?.with_number(
-            "momentum_product",
-            1.0,
-            up_to_one,
-        ))
+        Ok(
+            State::for_slots(x, &[Slot::zeros("m"), Slot::zeros("v").second_moment()])?.with_number(
+                "momentum_product",
+                1.0,
+                up_to_one,
+            ),
+        )
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let State { tensors, counters, numbers, .. } = state;
+        let State {
+            tensors,
+            counters,
+            numbers,
+            ..
+        } = state;
         let ([(_, t)], [(_, product)]) = (&mut counters[..], &mut numbers[..]) else {
             return state_of_another_rule(self);
         };
@@ -121,7 +130,11 @@ impl Rule for NAdamW {
         let next_t = counts::add(*t, 1);
         // After a step the product is below 1. If it is 1, the moments were taken over from another rule,
         // which has no product.
-        let product_before = if *t > 0 && *product == 1.0 { self.product_until(*t) } else { *product };
+        let product_before = if *t > 0 && *product == 1.0 {
+            self.product_until(*t)
+        } else {
+            *product
+        };
         let (momentum, next_momentum) = (self.momentum_at(next_t), self.momentum_at(next_t + 1));
         let next_product = product_before * momentum;
         let kernel = NAdamWStep {
@@ -134,7 +147,9 @@ impl Rule for NAdamW {
             decay: self.eta * self.lambda,
         };
         Ok(Flow::Step(
-            dx.set_counter(t, next_t).set_number(product, next_product).map(kernel, Slots(tensors)),
+            dx.set_counter(t, next_t)
+                .set_number(product, next_product)
+                .map(kernel, Slots(tensors)),
         ))
     }
 

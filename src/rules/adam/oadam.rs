@@ -42,7 +42,11 @@ impl Elementwise for OAdam {
     type Slots<T> = [T; 3];
 
     fn slots(&self) -> [Slot; 3] {
-        [Slot::zeros("m"), Slot::zeros("v").second_moment(), Slot::zeros("last_step")]
+        [
+            Slot::zeros("m"),
+            Slot::zeros("v").second_moment(),
+            Slot::zeros("last_step"),
+        ]
     }
 
     fn scalars(&self, t: u64) -> AdamScalars {

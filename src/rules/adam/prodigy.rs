@@ -151,11 +151,9 @@ impl Rule for Prodigy {
             Slot::zeros("scaled_v").second_moment(),
             Slot::zeros("path"),
         ];
-        let state = State::for_slots(x, &slots)?.with_number("d", self.estimate, up_to_largest).with_number(
-            "r",
-            0.0,
-            range::finite,
-        );
+        let state = State::for_slots(x, &slots)?
+            .with_number("d", self.estimate, up_to_largest)
+            .with_number("r", 0.0, range::finite);
         Ok(state
             .zeroed_by_new_weights("path")
             .zeroed_by_new_weights("r")
@@ -164,21 +162,39 @@ impl Rule for Prodigy {
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let State { tensors, counters, numbers, .. } = state;
+        let State {
+            tensors,
+            counters,
+            numbers,
+            ..
+        } = state;
         let ([(_, t)], [(_, d), (_, r)], [_, _, _, _]) =
             (&mut counters[..], &mut numbers[..], &mut tensors[..])
         else {
             return state_of_another_rule(self);
         };
         let (d, r, next_t) = (*d, *r, counts::add(*t, 1));
-        let Prodigy { beta, lambda, epsilon, coefficient, .. } = *self;
+        let Prodigy {
+            beta,
+            lambda,
+            epsilon,
+            coefficient,
+            ..
+        } = *self;
         let corrected_t = t_for_correction(next_t, self.bias_correction);
         let eta = d * self.eta * correction(beta.1, corrected_t).sqrt() / correction(beta.0, corrected_t);
         let factor = d / self.estimate * eta;
-        let path = PathTerm { beta: beta.1.sqrt(), factor };
+        let path = PathTerm {
+            beta: beta.1.sqrt(),
+            factor,
+        };
 
         // `set_counter` would also count a missing gradient, which is no step.
-        let dx = if dx.is_missing() { dx } else { dx.set_counter(t, next_t) };
+        let dx = if dx.is_missing() {
+            dx
+        } else {
+            dx.set_counter(t, next_t)
+        };
         let sums = Sums::new(Slots(tensors), Numbers(numbers))
             .sum(ProgressTerm { factor }, 0..1)
             .sum_of_absolutes(path, 3..4)
@@ -189,9 +205,19 @@ impl Rule for Prodigy {
             let next_r = sums[0] + path.beta * r;
             let estimate = next_r * coefficient / sums[1];
             // If all gradients have been zero, `estimate` is 0 / 0, and d stays as it is.
-            let next_d =
-                if estimate.is_finite() && estimate > d { estimate.min(LARGEST_ESTIMATE) } else { d };
-            let step = ProdigyStep { path, beta, d, eta, lambda, epsilon: above_zero(next_d * epsilon) };
+            let next_d = if estimate.is_finite() && estimate > d {
+                estimate.min(LARGEST_ESTIMATE)
+            } else {
+                d
+            };
+            let step = ProdigyStep {
+                path,
+                beta,
+                d,
+                eta,
+                lambda,
+                epsilon: above_zero(next_d * epsilon),
+            };
             Resolved::new(step, [next_d, next_r])
         })))
     }

@@ -68,12 +68,19 @@ impl Elementwise for RAdam {
 
     fn scalars(&self, t: u64) -> Self::Scalars {
         let r = rectification(self.beta.1, t, self.threshold);
-        (AdamScalars::new(self.eta * r.unwrap_or(1.0), self.beta, self.epsilon, t), r.is_some())
+        (
+            AdamScalars::new(self.eta * r.unwrap_or(1.0), self.beta, self.epsilon, t),
+            r.is_some(),
+        )
     }
 
     #[inline(always)]
     fn step<V: Value>((k, is_rectified): Self::Scalars, _x: V, dx: V, moments: &mut [V; 2]) -> V {
         let adam = adam_step(k, dx, moments);
-        if is_rectified { adam } else { k.numerator(moments[0]) }
+        if is_rectified {
+            adam
+        } else {
+            k.numerator(moments[0])
+        }
     }
 }

@@ -70,7 +70,11 @@ impl Arithmetic for Surprise {
         // A copy, because the sums only read the state. The step moves v later.
         let mut next_v = *v;
         self.adam.update_square(&mut next_v, dx);
-        let surprise = square / self.adam.corrected_square(next_v).max(square.constant(self.floor));
+        let surprise = square
+            / self
+                .adam
+                .corrected_square(next_v)
+                .max(square.constant(self.floor));
         // If ε² is 0 in the arithmetic's dtype, an element without gradients would be 0 / 0.
         V::select(square.equal(square.constant(0.0)), square, surprise)
     }
@@ -92,8 +96,19 @@ impl Arithmetic for One {
 
 impl StableAdamW {
     fn adamw(&self, eta: f64) -> AdamW {
-        let StableAdamW { beta, lambda, epsilon, .. } = *self;
-        AdamW { eta, beta, lambda, epsilon, ..AdamW::default() }
+        let StableAdamW {
+            beta,
+            lambda,
+            epsilon,
+            ..
+        } = *self;
+        AdamW {
+            eta,
+            beta,
+            lambda,
+            epsilon,
+            ..AdamW::default()
+        }
     }
 }
 
@@ -103,7 +118,12 @@ impl Rule for StableAdamW {
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let Parts { slots, counters, numbers, .. } = state.parts();
+        let Parts {
+            slots,
+            counters,
+            numbers,
+            ..
+        } = state.parts();
         if slots.len() != 2 {
             return state_of_another_rule(self);
         }

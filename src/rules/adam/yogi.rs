@@ -58,7 +58,10 @@ impl Elementwise for Yogi {
     }
 
     fn scalars(&self, t: u64) -> Self::Scalars {
-        (AdamScalars::new(self.eta, self.beta, self.epsilon, t), 1.0 - self.beta.1)
+        (
+            AdamScalars::new(self.eta, self.beta, self.epsilon, t),
+            1.0 - self.beta.1,
+        )
     }
 
     #[inline(always)]

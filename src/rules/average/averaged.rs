@@ -72,7 +72,9 @@ pub(super) fn init(_: &impl Averages, x: Parameter<'_>) -> Result<State> {
 }
 
 pub(super) fn apply<'a>(rule: &impl Averages, state: &'a mut State, dx: Gradient<'a>) -> Result<Flow<'a>> {
-    let State { tensors, counters, .. } = state;
+    let State {
+        tensors, counters, ..
+    } = state;
     let ([_], [(_, t), (_, missed)]) = (&tensors[..], &mut counters[..]) else {
         return state_of_another_rule(rule);
     };
@@ -81,8 +83,15 @@ pub(super) fn apply<'a>(rule: &impl Averages, state: &'a mut State, dx: Gradient
     }
     let next_t = counts::add(*t + *missed, 1);
     let catch_up = (*missed > 0).then(|| 1.0 - rule.old_weight(*t, *missed));
-    let step = AverageStep { catch_up, factor: rule.factor(next_t) };
-    Ok(Flow::Step(dx.set_counter(t, next_t).set_counter(missed, 0).map(step, Slots(tensors))))
+    let step = AverageStep {
+        catch_up,
+        factor: rule.factor(next_t),
+    };
+    Ok(Flow::Step(
+        dx.set_counter(t, next_t)
+            .set_counter(missed, 0)
+            .map(step, Slots(tensors)),
+    ))
 }
 
 pub(super) fn evaluation<'s>(rule: &impl Averages, state: &'s State) -> Result<Option<Evaluation<'s>>> {

@@ -13,5 +13,9 @@ use super::listing::{Listing, listing};
 
 /// The rules of this family with their defaults.
 pub(super) fn listings() -> Vec<Listing> {
-    vec![listing::<Lookahead>(), listing::<Ema>(), listing::<UniformAverage>()]
+    vec![
+        listing::<Lookahead>(),
+        listing::<Ema>(),
+        listing::<UniformAverage>(),
+    ]
 }

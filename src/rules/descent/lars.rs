@@ -50,19 +50,36 @@ crate::hyper_parameters! {
 
 /// `eta`·`trust`·‖x‖ / ‖u‖, or `eta` if the square of one of the norms is 0 in the dtype of the arithmetic.
 pub(crate) fn trust_ratio(eta: f64, trust: f64) -> impl FnOnce(Norms) -> f64 {
-    move |Norms { parameter, gradient, compute, .. }| {
+    move |Norms {
+              parameter,
+              gradient,
+              compute,
+              ..
+          }| {
         // The square is rounded to the dtype of the arithmetic, because in F64 even the square of the
         // smallest number of F32 is above 0.
-        let square =
-            |norm: f64| if compute == DType::F64 { norm * norm } else { f64::from((norm * norm) as f32) };
-        let ratio = if square(gradient) > 0.0 { parameter * trust / gradient } else { 1.0 };
+        let square = |norm: f64| {
+            if compute == DType::F64 {
+                norm * norm
+            } else {
+                f64::from((norm * norm) as f32)
+            }
+        };
+        let ratio = if square(gradient) > 0.0 {
+            parameter * trust / gradient
+        } else {
+            1.0
+        };
         (if square(parameter) > 0.0 { ratio } else { 1.0 }) * eta
     }
 }
 
 impl LARS {
     fn momentum(&self) -> Momentum {
-        Momentum { eta: self.eta, rho: self.rho }
+        Momentum {
+            eta: self.eta,
+            rho: self.rho,
+        }
     }
 }
 

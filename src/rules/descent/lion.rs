@@ -74,7 +74,10 @@ impl Lion {
     /// λ is decoupled, like MXNet's `wd_lh`. For MXNet's `wd`, which goes into the momentum, put
     /// [`WeightDecay`](crate::WeightDecay) before this rule. torch has no counterpart.
     pub fn signum(eta: f64, beta: f64) -> Self {
-        Lion { beta: (beta, beta), ..Lion::new(eta) }
+        Lion {
+            beta: (beta, beta),
+            ..Lion::new(eta)
+        }
     }
 }
 

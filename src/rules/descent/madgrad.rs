@@ -115,8 +115,16 @@ impl Rule for MADGRAD {
         let Parts { slots, counters, .. } = state.parts();
         let (dx, t) = dx.next_step(counters)?;
         // η = 0 has to stop the rule, although ε is added to all other rates.
-        let rate = if self.eta == 0.0 { 0.0 } else { self.eta + self.epsilon };
-        let step = MADGRADStep { weight: rate * (t as f64).sqrt(), rho: self.rho, epsilon: self.epsilon };
+        let rate = if self.eta == 0.0 {
+            0.0
+        } else {
+            self.eta + self.epsilon
+        };
+        let step = MADGRADStep {
+            weight: rate * (t as f64).sqrt(),
+            rho: self.rho,
+            epsilon: self.epsilon,
+        };
         Ok(Flow::Step(dx.map(step, slots)))
     }
 
@@ -147,9 +155,15 @@ mod tests {
                 cube_root(Lane(f64::from_bits(bits))).0,
                 f64::from(cube_root(Lane(f32::from_bits(bits as u32))).0),
             ];
-            assert!(roots.iter().all(|root| (0.0..1e-13).contains(root)), "{bits}: {roots:?}");
+            assert!(
+                roots.iter().all(|root| (0.0..1e-13).contains(root)),
+                "{bits}: {roots:?}"
+            );
         }
-        assert_eq!([0.0, f64::INFINITY].map(|x| cube_root(Lane(x)).0), [0.0, f64::INFINITY]);
+        assert_eq!(
+            [0.0, f64::INFINITY].map(|x| cube_root(Lane(x)).0),
+            [0.0, f64::INFINITY]
+        );
         assert!(cube_root(Lane(f32::NAN)).0.is_nan());
     }
 }

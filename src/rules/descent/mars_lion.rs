@@ -51,7 +51,10 @@ crate::hyper_parameters! {
 
 impl MarsLion {
     fn signum(&self) -> Lion {
-        Lion { lambda: self.lambda, ..Lion::signum(self.eta, self.beta) }
+        Lion {
+            lambda: self.lambda,
+            ..Lion::signum(self.eta, self.beta)
+        }
     }
 }
 
@@ -64,8 +67,14 @@ impl Rule for MarsLion {
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, counters, .. } = state.parts();
         let (dx, t) = dx.next_step(counters)?;
-        let Some((last, momentum)) = slots.split_at(1) else { return state_of_another_rule(self) };
-        Ok(Flow::Step(corrected(dx, self.gamma, self.beta, last).step_of(&self.signum(), t, momentum)))
+        let Some((last, momentum)) = slots.split_at(1) else {
+            return state_of_another_rule(self);
+        };
+        Ok(Flow::Step(corrected(dx, self.gamma, self.beta, last).step_of(
+            &self.signum(),
+            t,
+            momentum,
+        )))
     }
 
     fn is_divisible(&self) -> bool {

@@ -124,7 +124,11 @@ impl Rule for RMSProp {
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, counters, .. } = state.parts();
         let (dx, _) = dx.next_step(counters)?;
-        let step = RmsStep { eta: self.eta, rho: self.rho, epsilon: above_zero(self.epsilon) };
+        let step = RmsStep {
+            eta: self.eta,
+            rho: self.rho,
+            epsilon: above_zero(self.epsilon),
+        };
         // The state decides, because the field `centred` may have changed since the state was made.
         Ok(Flow::Step(match slots.len() {
             2 => dx.map(CentredStep(step), slots),

@@ -73,7 +73,11 @@ impl Elementwise for Rprop {
         let agreement = *sign * dx;
         let grown = (*step * ell.1).min(dx.constant(gamma.1));
         let shrunk = (*step * ell.0).max(dx.constant(gamma.0));
-        *step = V::select(agreement.gt(zero), grown, V::select(agreement.lt(zero), shrunk, *step));
+        *step = V::select(
+            agreement.gt(zero),
+            grown,
+            V::select(agreement.lt(zero), shrunk, *step),
+        );
         *sign = V::select(agreement.lt(zero), zero, dx.sign());
         *step * *sign
     }

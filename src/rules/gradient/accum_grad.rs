@@ -167,14 +167,20 @@ impl Arithmetic for ReleaseCollected {
 impl Rule for AccumGrad {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
         let state = State::for_slots(x, &[Slot::zeros("acc")])?;
-        Ok(State { counters: Vec::new(), is_taken_whole: true, ..state }
-            .with_counter("calls")
-            .with_counter("received")
-            .with_counter("weight"))
+        Ok(State {
+            counters: Vec::new(),
+            is_taken_whole: true,
+            ..state
+        }
+        .with_counter("calls")
+        .with_counter("received")
+        .with_counter("weight"))
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let State { tensors, counters, .. } = state;
+        let State {
+            tensors, counters, ..
+        } = state;
         let ([_], [(_, calls), (_, received), (_, weight)]) = (&tensors[..], &mut counters[..]) else {
             return state_of_another_rule(self);
         };
@@ -197,7 +203,11 @@ impl Rule for AccumGrad {
             received: counts::add(received_before, u64::from(gradient_weight > 0)),
             weight: next_weight,
         };
-        let next = if window_ends { WindowCounts::default() } else { window };
+        let next = if window_ends {
+            WindowCounts::default()
+        } else {
+            window
+        };
         let dx = dx
             .set_counter(calls, next.calls)
             .set_counter(received, next.received)
@@ -209,26 +219,41 @@ impl Rule for AccumGrad {
             Average::Weighted => window.weight as f64,
         };
         // A second window in the chain weighs this mean by the weights of all its gradients.
-        let dx =
-            if self.average == Average::Weighted && window_ends { dx.with_weight(window.weight) } else { dx };
+        let dx = if self.average == Average::Weighted && window_ends {
+            dx.with_weight(window.weight)
+        } else {
+            dx
+        };
         // The table in the head of this file has these cases.
         Ok(match (window_ends, gradient_weight, received_before) {
             // The call is not held, because this parameter is reported as one without a gradient, while other
             // parameters step.
             (true, 0, 0) if dx.is_missing() => Flow::Step(dx),
             (_, 0, 0) | (false, 0, _) => Flow::Hold(dx.discard()),
-            (false, ..) => Flow::Hold(dx.map(Collect { weight: gradient_weight as f64 }, acc)),
+            (false, ..) => Flow::Hold(dx.map(
+                Collect {
+                    weight: gradient_weight as f64,
+                },
+                acc,
+            )),
             // `measure_after` moves the reported norm of the gradient to the mean, on which the step is
             // made.
             (true, 0, _) => Flow::Step(
                 dx.measure_after(|dx| dx.discard().or_zeros().release(ReleaseCollected { total }, acc)),
             ),
             (true, ..) => {
-                let release = Release { weight: gradient_weight as f64, total };
+                let release = Release {
+                    weight: gradient_weight as f64,
+                    total,
+                };
                 Flow::Step(dx.measure_after(|dx| {
                     // If nothing was collected, no sum can be infinite, and the check of this gradient is
                     // enough.
-                    if received_before > 0 { dx.release(release, acc) } else { dx.map(release, acc) }
+                    if received_before > 0 {
+                        dx.release(release, acc)
+                    } else {
+                        dx.map(release, acc)
+                    }
                 }))
             }
         })
@@ -239,7 +264,9 @@ impl Rule for AccumGrad {
     }
 
     fn end_window(&self, state: &mut State) -> Result<()> {
-        let State { tensors, counters, .. } = state;
+        let State {
+            tensors, counters, ..
+        } = state;
         let ([(_, acc)], [_, _, _]) = (&mut tensors[..], &counters[..]) else {
             return state_of_another_rule(self);
         };

@@ -67,11 +67,17 @@ fn round_up(value: f64, dtype: DType) -> f64 {
     match dtype {
         DType::F16 => {
             let nearest = f16::from_f64(value);
-            nearest_or_above(nearest.to_f64(), f16::from_bits(bits_above(nearest.to_bits())).to_f64())
+            nearest_or_above(
+                nearest.to_f64(),
+                f16::from_bits(bits_above(nearest.to_bits())).to_f64(),
+            )
         }
         DType::BF16 => {
             let nearest = bf16::from_f64(value);
-            nearest_or_above(nearest.to_f64(), bf16::from_bits(bits_above(nearest.to_bits())).to_f64())
+            nearest_or_above(
+                nearest.to_f64(),
+                bf16::from_bits(bits_above(nearest.to_bits())).to_f64(),
+            )
         }
         DType::F32 => {
             let nearest = value as f32;
@@ -126,7 +132,11 @@ impl Arithmetic for ClampStep {
         // stays.
         let is_low = next.lt(low);
         let by_bound = |for_low: V, for_high: V| V::select(is_low, for_low, for_high);
-        let limited = step_to_bound(x, by_bound(low, high), by_bound(x.constant(1.0), x.constant(-1.0)));
+        let limited = step_to_bound(
+            x,
+            by_bound(low, high),
+            by_bound(x.constant(1.0), x.constant(-1.0)),
+        );
         by_bound(limited, V::select(next.gt(high), limited, dx))
     }
 }
@@ -157,10 +167,25 @@ mod tests {
 
     #[test]
     fn a_bound_is_the_next_number_inside() {
-        for value in [0.1, -0.1, 1.0, 0.0, -0.0, 1e-30, -1e-30, 1e-320, 65519.9, 3e38, f64::NEG_INFINITY] {
+        for value in [
+            0.1,
+            -0.1,
+            1.0,
+            0.0,
+            -0.0,
+            1e-30,
+            -1e-30,
+            1e-320,
+            65519.9,
+            3e38,
+            f64::NEG_INFINITY,
+        ] {
             for (dtype, round) in ROUNDINGS {
                 let bound = round_up(value, dtype);
-                assert!(bound >= value && round(bound) == bound, "{value:e} in {dtype:?}: {bound:e}");
+                assert!(
+                    bound >= value && round(bound) == bound,
+                    "{value:e} in {dtype:?}: {bound:e}"
+                );
                 let between = round(value / 2.0 + bound / 2.0);
                 assert!(
                     between <= value || between >= bound,
@@ -174,18 +199,25 @@ mod tests {
     #[test]
     fn what_is_subtracted_leaves_a_number_within() {
         let clamped = |x: f32, (low, high): (f32, f32), dx: f32| {
-            let step = ClampStep { low: low.into(), high: high.into() };
+            let step = ClampStep {
+                low: low.into(),
+                high: high.into(),
+            };
             x - step.step(Lane(x), Lane(dx), &mut []).0
         };
-        let magnitudes =
-            (-40..=30).step_by(5).flat_map(|power| [1.1, 1.7].map(|digits| digits * 2f32.powi(power)));
+        let magnitudes = (-40..=30)
+            .step_by(5)
+            .flat_map(|power| [1.1, 1.7].map(|digits| digits * 2f32.powi(power)));
         let numbers: Vec<f32> = magnitudes.flat_map(|x| [x, -x]).chain([0.0]).collect();
         for &low in &numbers {
             for &high in numbers.iter().filter(|&&high| high >= low) {
                 for &x in numbers.iter().filter(|x| (low..=high).contains(x)) {
                     for dx in [f32::INFINITY, 3e30, -3e30, x - low, x - high, 0.3] {
                         let end = clamped(x, (low, high), dx);
-                        assert!((low..=high).contains(&end), "{x:e} - {dx:e} in {low:e}..{high:e}: {end:e}");
+                        assert!(
+                            (low..=high).contains(&end),
+                            "{x:e} - {dx:e} in {low:e}..{high:e}: {end:e}"
+                        );
                     }
                 }
             }

@@ -43,14 +43,21 @@ crate::hyper_parameters! {
 /// The function from a norm to the factor that reduces the norm to `omega`: 0 for an infinite norm, NaN for
 /// NaN.
 pub(crate) fn clip_factor(omega: f64) -> impl FnOnce(Norms) -> f64 {
-    move |norms| if norms.gradient <= omega { 1.0 } else { omega / norms.gradient }
+    move |norms| {
+        if norms.gradient <= omega {
+            1.0
+        } else {
+            omega / norms.gradient
+        }
+    }
 }
 
 impl Rule for ClipNorm {
     fn apply<'a>(&'a self, _state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        Ok(Flow::Step(
-            dx.scale_by_norm(Norm::new(self.p).on_non_finite(self.non_finite), clip_factor(self.omega)),
-        ))
+        Ok(Flow::Step(dx.scale_by_norm(
+            Norm::new(self.p).on_non_finite(self.non_finite),
+            clip_factor(self.omega),
+        )))
     }
 
     fn is_divisible(&self) -> bool {

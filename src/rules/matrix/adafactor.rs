@@ -87,7 +87,9 @@ impl Adafactor {
             [rows, columns] => {
                 *rows = lerp(rows, &square.mean_keepdim(D::Minus1)?, weight)?;
                 *columns = lerp(columns, &square.mean_keepdim(D::Minus2)?, weight)?;
-                let mean = rows.mean_keepdim(D::Minus2)?.maximum(above_zero(self.epsilon.0))?;
+                let mean = rows
+                    .mean_keepdim(D::Minus2)?
+                    .maximum(above_zero(self.epsilon.0))?;
                 // Roots are multiplied, because the product of two small squares underflows.
                 rows.broadcast_div(&mean)?.sqrt()?.broadcast_mul(&columns.sqrt()?)
             }
@@ -118,7 +120,11 @@ impl Adafactor {
 
     /// Reshapes a tensor so that its last two dimensions are the rows and columns of matrices.
     fn as_matrices(&self, x: &Tensor) -> Candle<Tensor> {
-        if self.matrix == MatrixForm::Flat && x.rank() > 2 { x.flatten_from(1) } else { Ok(x.clone()) }
+        if self.matrix == MatrixForm::Flat && x.rank() > 2 {
+            x.flatten_from(1)
+        } else {
+            Ok(x.clone())
+        }
     }
 }
 
@@ -126,20 +132,30 @@ impl Rule for Adafactor {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
         let [v, row_slot, column_slot] =
             ["v", "row_v", "column_v"].map(|name| Slot::zeros(name).second_moment());
-        let Some([rows, columns]) = self.factor_shapes(x) else { return State::for_slots(x, &[v]) };
-        State::for_slots(x, &[])?.with_slot(row_slot, x, rows)?.with_slot(column_slot, x, columns)
+        let Some([rows, columns]) = self.factor_shapes(x) else {
+            return State::for_slots(x, &[v]);
+        };
+        State::for_slots(x, &[])?
+            .with_slot(row_slot, x, rows)?
+            .with_slot(column_slot, x, columns)
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         // A state that was made with another `matrix` has other means of rows.
         if let [(_, row_means), _] = &state.tensors[..]
-            && self.factor_shapes(x).is_none_or(|[rows, _]| *row_means.shape() != rows)
+            && self
+                .factor_shapes(x)
+                .is_none_or(|[rows, _]| *row_means.shape() != rows)
         {
             return state_of_another_rule(self);
         }
         // The step runs late, during the commit, so that results take memory for few parameters at a time. A
         // late step must not refuse anything, and this step refuses nothing.
         let step = dx.with_tensors_late(state, |t, x, dx, moments| Ok(self.step(t, x, &dx, moments)?));
-        Ok(Flow::Step(step.step_of(&WeightDecay::new(self.eta * self.lambda), 1, Slots::none())))
+        Ok(Flow::Step(step.step_of(
+            &WeightDecay::new(self.eta * self.lambda),
+            1,
+            Slots::none(),
+        )))
     }
 }

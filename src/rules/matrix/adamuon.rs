@@ -100,7 +100,10 @@ impl AdaMuon {
 impl Rule for AdaMuon {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
         self.matrices().check_shape("AdaMuon", x)?;
-        State::for_slots(x, &[Slot::zeros("m"), Slot::zeros("orthogonal_v").second_moment()])
+        State::for_slots(
+            x,
+            &[Slot::zeros("m"), Slot::zeros("orthogonal_v").second_moment()],
+        )
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {

@@ -109,7 +109,12 @@ fn non_negative_or_infinity(value: f64) -> Option<&'static str> {
 impl APOLLO {
     /// APOLLO-Mini: rank 1, one length for each matrix, α = √128.
     pub fn mini(eta: f64) -> Self {
-        APOLLO { rank: 1, alpha: 128f64.sqrt(), tensor_wise: true, ..APOLLO::new(eta) }
+        APOLLO {
+            rank: 1,
+            alpha: 128f64.sqrt(),
+            tensor_wise: true,
+            ..APOLLO::new(eta)
+        }
     }
 
     fn step(
@@ -165,8 +170,20 @@ impl Rule for APOLLO {
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let APOLLO { eta, beta, lambda, epsilon, .. } = *self;
-        let adam = AdamW { eta, beta, lambda, epsilon, ..AdamW::default() };
+        let APOLLO {
+            eta,
+            beta,
+            lambda,
+            epsilon,
+            ..
+        } = *self;
+        let adam = AdamW {
+            eta,
+            beta,
+            lambda,
+            epsilon,
+            ..AdamW::default()
+        };
         projected_step(self, self.matrix, adam, state, x, dx, |arguments, dx, tensors| {
             self.step(arguments, dx, tensors)
         })

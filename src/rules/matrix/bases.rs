@@ -14,7 +14,11 @@ fn map_matrices(
     decompose: impl Fn(Vec<f64>, usize) -> Option<Vec<f64>> + Sync,
 ) -> Candle<Tensor> {
     let (_, n, _) = stack.dims3()?;
-    let numbers = stack.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>()?;
+    let numbers = stack
+        .to_device(&Device::Cpu)?
+        .to_dtype(DType::F64)?
+        .flatten_all()?
+        .to_vec1::<f64>()?;
     let decomposed_or_nan =
         |matrix: &[f64]| decompose(matrix.to_vec(), n).unwrap_or_else(|| vec![f64::NAN; n * n]);
     let decomposed: Vec<Vec<f64>> = numbers.par_chunks(n * n).map(decomposed_or_nan).collect();
@@ -49,7 +53,10 @@ pub(crate) fn iterate_basis(stack: &Tensor, basis: &Tensor) -> Candle<(Tensor, T
 
 /// The indices that sort each row's numbers in descending order.
 fn descending_order(rows: &Tensor) -> Candle<Tensor> {
-    let numbers = rows.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.to_vec2::<f64>()?;
+    let numbers = rows
+        .to_device(&Device::Cpu)?
+        .to_dtype(DType::F64)?
+        .to_vec2::<f64>()?;
     let order_of_row = |row: &Vec<f64>| {
         let mut order: Vec<u32> = (0..row.len() as u32).collect();
         order.sort_by(|i, j| row[*j as usize].total_cmp(&row[*i as usize]));
@@ -61,7 +68,10 @@ fn descending_order(rows: &Tensor) -> Candle<Tensor> {
 
 /// The rows (`dimension` 1) or columns (2) of each matrix in the given order.
 pub(crate) fn reordered(stack: &Tensor, order: &Tensor, dimension: usize) -> Candle<Tensor> {
-    let indices = order.unsqueeze(3 - dimension)?.broadcast_as(stack.shape())?.contiguous()?;
+    let indices = order
+        .unsqueeze(3 - dimension)?
+        .broadcast_as(stack.shape())?
+        .contiguous()?;
     stack.contiguous()?.gather(&indices, dimension)
 }
 
@@ -73,7 +83,11 @@ pub(crate) fn inverse_power(stack: &Tensor, epsilon: f64, power: f64) -> Candle<
             // Rounding can make an eigenvalue of zero a small negative number.
             let shifted = value.max(0.0) + epsilon;
             // If ε is 0, a direction that no gradient had has the eigenvalue 0, and gets no step.
-            let factor = if shifted > 0.0 { shifted.powf(-power / 2.0) } else { 0.0 };
+            let factor = if shifted > 0.0 {
+                shifted.powf(-power / 2.0)
+            } else {
+                0.0
+            };
             vector.iter_mut().for_each(|x| *x *= factor);
         }
         Some(vectors)

@@ -30,7 +30,9 @@ crate::choice! {
 impl MatrixForm {
     /// The numbers of matrices, rows and columns; `None` for fewer than two dimensions.
     pub(crate) fn dims(self, dims: &[usize]) -> Option<[usize; 3]> {
-        let [outer @ .., rows, columns] = dims else { return None };
+        let [outer @ .., rows, columns] = dims else {
+            return None;
+        };
         let [first, others @ ..] = dims else { return None };
         Some(match (self, outer) {
             (_, []) => [1, *rows, *columns],
@@ -108,8 +110,16 @@ impl Matrices {
     /// The shape of a state tensor with one number for each row of a parameter's matrices.
     pub(crate) fn column_shape(self, x: Parameter<'_>) -> Vec<usize> {
         let rank = x.rank();
-        let row_dims = if self.form == MatrixForm::Flat { 1 } else { rank - 1 };
-        x.shape().iter().enumerate().map(|(i, &size)| if i < row_dims { size } else { 1 }).collect()
+        let row_dims = if self.form == MatrixForm::Flat {
+            1
+        } else {
+            rank - 1
+        };
+        x.shape()
+            .iter()
+            .enumerate()
+            .map(|(i, &size)| if i < row_dims { size } else { 1 })
+            .collect()
     }
 
     /// Reshapes `x` to a stack, before rows are cut.
@@ -157,8 +167,11 @@ impl Matrices {
         let mut start = 0;
         let mut results: [Vec<Tensor>; N] = [const { Vec::new() }; N];
         for rows in self.parts.iter() {
-            let part =
-                collect_array(stacks.each_ref().map(|stack| stack.narrow(1, start, rows)?.contiguous()))?;
+            let part = collect_array(
+                stacks
+                    .each_ref()
+                    .map(|stack| stack.narrow(1, start, rows)?.contiguous()),
+            )?;
             for (result, parts) in in_pieces(part, &function)?.into_iter().zip(&mut results) {
                 parts.push(result);
             }
@@ -183,14 +196,20 @@ fn in_pieces<const N: usize>(
     function: &(impl Fn([Tensor; N]) -> Candle<[Tensor; N]> + Sync),
 ) -> Candle<[Tensor; N]> {
     let (count, rows, columns) = stacks[0].dims3()?;
-    let capacity = if stacks[0].device().is_cpu() { PIECE_ELEMENTS / (rows * columns) } else { count };
+    let capacity = if stacks[0].device().is_cpu() {
+        PIECE_ELEMENTS / (rows * columns)
+    } else {
+        count
+    };
     let (per_piece, is_large) = (capacity.max(1), capacity == 0);
     if count <= per_piece {
         return function(stacks);
     }
     let piece_results = |first: usize| {
         function(collect_array(
-            stacks.each_ref().map(|stack| stack.narrow(0, first, per_piece.min(count - first))),
+            stacks
+                .each_ref()
+                .map(|stack| stack.narrow(0, first, per_piece.min(count - first))),
         )?)
     };
     let firsts: Vec<usize> = (0..count).step_by(per_piece).collect();

@@ -90,7 +90,9 @@ impl GaLore {
         [m, v]: &mut [Tensor; 2],
     ) -> Candle<Tensor> {
         let mut adam = |gradient: &Tensor| direction(gradient, [m, v], self.beta, self.epsilon, t);
-        let Some(projection) = projection else { return adam(dx)? * self.eta };
+        let Some(projection) = projection else {
+            return adam(dx)? * self.eta;
+        };
         let vectors = projection.random_vectors(self.seed, path, (t - 1) / self.interval, dx)?;
         let step = adam(&projection.project(&self.matrix.stacked(dx)?, &vectors)?)?;
         projection.project_back(&step, &vectors)?.reshape(dx.shape())? * (self.eta * self.alpha)
@@ -103,8 +105,20 @@ impl Rule for GaLore {
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let GaLore { eta, beta, lambda, epsilon, .. } = *self;
-        let adam = AdamW { eta, beta, lambda, epsilon, ..AdamW::default() };
+        let GaLore {
+            eta,
+            beta,
+            lambda,
+            epsilon,
+            ..
+        } = *self;
+        let adam = AdamW {
+            eta,
+            beta,
+            lambda,
+            epsilon,
+            ..AdamW::default()
+        };
         projected_step(self, self.matrix, adam, state, x, dx, |arguments, dx, moments| {
             self.step(arguments, dx, moments)
         })

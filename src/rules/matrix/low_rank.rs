@@ -34,8 +34,18 @@ impl LowRank {
     /// Projects the shorter side of the matrices of x; `None` if this side is not longer than `rank`.
     fn new(x: Parameter<'_>, form: MatrixForm, rank: usize) -> Option<Self> {
         let [count, rows, columns] = form.dims(x.shape())?;
-        let (side, shorter) = if rows < columns { (Side::Left, rows) } else { (Side::Right, columns) };
-        (rank < shorter).then_some(LowRank { side, count, shorter, longer: rows.max(columns), rank })
+        let (side, shorter) = if rows < columns {
+            (Side::Left, rows)
+        } else {
+            (Side::Right, columns)
+        };
+        (rank < shorter).then_some(LowRank {
+            side,
+            count,
+            shorter,
+            longer: rows.max(columns),
+            rank,
+        })
     }
 
     /// The projection of a state that [`with_moments`] has made for x; `None` if nothing is projected.
@@ -65,8 +75,14 @@ impl LowRank {
 
     /// The shape of a projected gradient and of its moments.
     fn shape(self) -> [usize; 3] {
-        let LowRank { count, longer, rank, .. } = self;
-        if self.side == Side::Left { [count, rank, longer] } else { [count, longer, rank] }
+        let LowRank {
+            count, longer, rank, ..
+        } = self;
+        if self.side == Side::Left {
+            [count, rank, longer]
+        } else {
+            [count, longer, rank]
+        }
     }
 
     /// The projected dimension of a stack.
@@ -118,11 +134,17 @@ const MOMENTS: [&str; 2] = ["low_rank_m", "low_rank_v"];
 /// The names depend on the number of dimensions alone, because a process without elements of the parameter
 /// must give its state the same names.
 pub(crate) fn with_moments(x: Parameter<'_>, form: MatrixForm, rank: u64) -> Result<State> {
-    let names = if form.dims(x.shape()).is_some() { MOMENTS } else { ["m", "v"] };
+    let names = if form.dims(x.shape()).is_some() {
+        MOMENTS
+    } else {
+        ["m", "v"]
+    };
     let projection = LowRank::new(x, form, rank as usize);
     let shape = projection.map_or(x.shape().to_vec(), |projection| projection.shape().to_vec());
     let [m, v] = names.map(Slot::zeros);
-    State::for_slots(x, &[])?.with_slot(m, x, shape.clone())?.with_slot(v.second_moment(), x, shape)
+    State::for_slots(x, &[])?
+        .with_slot(m, x, shape.clone())?
+        .with_slot(v.second_moment(), x, shape)
 }
 
 /// Moves both moments by a gradient.
@@ -173,8 +195,14 @@ pub(crate) fn projected_step<'a, const N: usize>(
     }
     let path = dx.path();
     let with_step = dx.append_function(slots.0, false, move |_, dx, tensors| {
-        let Ok(tensors) = tensors.try_into() else { return state_of_another_rule(rule) };
+        let Ok(tensors) = tensors.try_into() else {
+            return state_of_another_rule(rule);
+        };
         Ok(step(ProjectedStep { t, path, projection }, &dx, tensors)?)
     });
-    Ok(Flow::Step(with_step.step_of(&WeightDecay::new(adam.eta * adam.lambda), t, Slots::none())))
+    Ok(Flow::Step(with_step.step_of(
+        &WeightDecay::new(adam.eta * adam.lambda),
+        t,
+        Slots::none(),
+    )))
 }

@@ -39,7 +39,9 @@ use crate::rule::range;
 
 /// The check of two finite numbers of 0 or more.
 fn both_non_negative((first, second): (f64, f64)) -> Option<&'static str> {
-    range::non_negative(first).or(range::non_negative(second)).and(Some("two finite numbers of 0 or more"))
+    range::non_negative(first)
+        .or(range::non_negative(second))
+        .and(Some("two finite numbers of 0 or more"))
 }
 
 /// The rules of this family with their defaults.

@@ -19,8 +19,12 @@ pub(crate) fn momentum_step<'a, A: Arithmetic>(
     direction: impl FnOnce(&Tensor, &mut Tensor) -> Candle<Tensor> + Send + Sync + 'a,
     decay: &impl Elementwise,
 ) -> Result<Flow<'a>> {
-    let State { tensors, counters, .. } = state;
-    let [m, v] = &mut tensors[..] else { return state_of_another_rule(rule) };
+    let State {
+        tensors, counters, ..
+    } = state;
+    let [m, v] = &mut tensors[..] else {
+        return state_of_another_rule(rule);
+    };
     let (dx, t) = dx.next_step(Counters(counters))?;
     let with_momentum = dx.map(momentum(t), Slots(std::slice::from_mut(m)));
     let function = |_: &Tensor, u: Tensor, slots: &mut [Tensor]| Ok(direction(&u, &mut slots[0])?);

@@ -105,9 +105,9 @@ orthogonal_parameters! {
 impl Muon {
     fn direction(&self, u: &Tensor) -> Candle<Tensor> {
         let orthogonal = self.orthogonal();
-        let [direction] = orthogonal
-            .matrices
-            .map([u], |[u]| Ok([(orthogonal.orthogonalise(&u)? * (self.eta * orthogonal.scale(&u)?))?]))?;
+        let [direction] = orthogonal.matrices.map([u], |[u]| {
+            Ok([(orthogonal.orthogonalise(&u)? * (self.eta * orthogonal.scale(&u)?))?])
+        })?;
         Ok(direction)
     }
 }
@@ -124,6 +124,10 @@ impl Rule for Muon {
         self.matrices().check_shape("Muon", x)?;
         let momentum = dx.map(Mean::new(self.rho, self.nesterov, t), slots);
         let direction = momentum.append_function(&mut [], false, |_, u, _| Ok(self.direction(&u)?));
-        Ok(Flow::Step(direction.step_of(&WeightDecay::new(self.eta * self.lambda), t, Slots::none())))
+        Ok(Flow::Step(direction.step_of(
+            &WeightDecay::new(self.eta * self.lambda),
+            t,
+            Slots::none(),
+        )))
     }
 }

@@ -95,7 +95,11 @@ impl Rule for NorMuon {
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         self.matrices().check_shape("NorMuon", x)?;
         // The shapes differ if `matrix` was changed after the state was made.
-        if state.tensors.get(1).is_none_or(|(_, v)| *v.shape() != self.matrices().column_shape(x)) {
+        if state
+            .tensors
+            .get(1)
+            .is_none_or(|(_, v)| *v.shape() != self.matrices().column_shape(x))
+        {
             return state_of_another_rule(self);
         }
         let momentum = |t| Mean::new(self.beta.0, self.nesterov, t);

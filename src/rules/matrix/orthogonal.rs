@@ -76,7 +76,11 @@ impl NewtonSchulz {
                 let last = POLAR_EXPRESS.len() - 1;
                 let (a, b, c) = POLAR_EXPRESS[step.min(last)];
                 // The last polynomial has no margin: it maps 1 to exactly 1, so that further steps converge.
-                if step < last { (a / MARGIN, b / MARGIN.powi(3), c / MARGIN.powi(5)) } else { (a, b, c) }
+                if step < last {
+                    (a / MARGIN, b / MARGIN.powi(3), c / MARGIN.powi(5))
+                } else {
+                    (a, b, c)
+                }
             }
             NewtonSchulz::Cubic => (1.5, -0.5, 0.0),
         }
@@ -84,7 +88,11 @@ impl NewtonSchulz {
 
     /// The norm that a matrix is scaled to before the first step.
     fn norm(self) -> f64 {
-        if self == NewtonSchulz::PolarExpress { 1.0 / MARGIN } else { 1.0 }
+        if self == NewtonSchulz::PolarExpress {
+            1.0 / MARGIN
+        } else {
+            1.0
+        }
     }
 }
 
@@ -173,11 +181,13 @@ impl Orthogonal {
         // No singular value of a matrix is larger than the matrix's norm. After the division all singular
         // values are at most 1.
         let divisors = ((norms(equilibrated)? + self.epsilon)? / self.coefficients.norm())?;
-        let normed = equilibrated.broadcast_div(&divisors)?.to_dtype(match self.products {
-            Products::Compute => stack.dtype(),
-            Products::BF16 => DType::BF16,
-            Products::F16 => DType::F16,
-        })?;
+        let normed = equilibrated
+            .broadcast_div(&divisors)?
+            .to_dtype(match self.products {
+                Products::Compute => stack.dtype(),
+                Products::BF16 => DType::BF16,
+                Products::F16 => DType::F16,
+            })?;
         // Products are smallest if the matrix has no more rows than columns, because u·uᵀ has rows² elements.
         let iterated = if rows > columns {
             self.iterate(normed.transpose(1, 2)?)?.transpose(1, 2)?
@@ -195,14 +205,24 @@ impl Orthogonal {
     fn iterate(&self, mut u: Tensor) -> Candle<Tensor> {
         let dtype = u.dtype();
         // Coefficients rounded to 16 bits would make another polynomial.
-        let widen = |x: &Tensor| x.to_dtype(if dtype == DType::F64 { DType::F64 } else { DType::F32 });
+        let widen = |x: &Tensor| {
+            x.to_dtype(if dtype == DType::F64 {
+                DType::F64
+            } else {
+                DType::F32
+            })
+        };
         for step in 0..self.steps as usize {
             let (a, b, c) = self.coefficients.polynomial(step);
             let s = u.matmul(&u.transpose(1, 2)?)?;
             let linear = (widen(&s)? * b)?;
             // `Cubic` has no fifth power, and saves the product s·s.
-            let polynomial =
-                if c == 0.0 { linear } else { (linear + (widen(&s.matmul(&s)?)? * c)?)? }.to_dtype(dtype)?;
+            let polynomial = if c == 0.0 {
+                linear
+            } else {
+                (linear + (widen(&s.matmul(&s)?)? * c)?)?
+            }
+            .to_dtype(dtype)?;
             u = ((widen(&u)? * a)? + widen(&polynomial.matmul(&u)?)?)?.to_dtype(dtype)?;
         }
         Ok(u)

@@ -10,7 +10,10 @@ use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, Slots, State, ra
 use crate::rules::gradient::weight_decay::WeightDecay;
 use crate::rules::moments::correction;
 
-const NAMES: SideNames = [(Side::Left, ["left", "left_root"]), (Side::Right, ["right", "right_root"])];
+const NAMES: SideNames = [
+    (Side::Left, ["left", "left_root"]),
+    (Side::Right, ["right", "right_root"]),
+];
 
 crate::hyper_parameters! {
     /// Shampoo, with the moments and the grafting of its distributed form.
@@ -117,8 +120,16 @@ struct MomentWeights {
 
 impl MomentWeights {
     fn new(beta: f64, t: u64) -> Self {
-        let (weight, correction) = if beta == 1.0 { (1.0, 1.0) } else { (1.0 - beta, correction(beta, t)) };
-        MomentWeights { decay: beta, weight, correction }
+        let (weight, correction) = if beta == 1.0 {
+            (1.0, 1.0)
+        } else {
+            (1.0 - beta, correction(beta, t))
+        };
+        MomentWeights {
+            decay: beta,
+            weight,
+            correction,
+        }
     }
 
     fn add(self, old: &Tensor, new: &Tensor) -> Candle<Tensor> {
@@ -143,7 +154,11 @@ impl Shampoo {
         *v = weights.add(v, &dx.sqr()?)?;
         let adam_step = whole_direction((m, first_correction), (v, weights.correction), self.epsilon.1)?;
         // The exponents of all sides add up to 2·p, so a single side has 2·p.
-        let power = if sides.len() == 1 { 2.0 * self.exponent } else { self.exponent };
+        let power = if sides.len() == 1 {
+            2.0 * self.exponent
+        } else {
+            self.exponent
+        };
         for side_step in sides.iter_mut() {
             side_step.update_mean(&stacked(dx)?, |mean, product| weights.add(mean, product))?;
             if are_roots_due {
@@ -156,8 +171,9 @@ impl Shampoo {
             return adam_step * self.eta;
         }
         let mean = (stacked(m)? / first_correction)?;
-        let preconditioned =
-            sides.iter().try_fold(mean, |x, side_step| side_step.side.rotate(&x, side_step.transform))?;
+        let preconditioned = sides.iter().try_fold(mean, |x, side_step| {
+            side_step.side.rotate(&x, side_step.transform)
+        })?;
         let step = if self.graft {
             preconditioned.broadcast_mul(&ratio(&norms(&stacked(&adam_step)?)?, &norms(&preconditioned)?)?)?
         } else {
@@ -185,7 +201,11 @@ impl Rule for Shampoo {
         let are_roots_due = t.is_multiple_of(self.interval) || *roots == 0 && t > self.interval;
         let next_roots = counts::add(*roots, are_roots_due.into());
         // `set_counter` would also count a missing gradient, which is no step.
-        let dx = if dx.is_missing() { dx } else { dx.set_counter(calls, t).set_counter(roots, next_roots) };
+        let dx = if dx.is_missing() {
+            dx
+        } else {
+            dx.set_counter(calls, t).set_counter(roots, next_roots)
+        };
         let adaptive_step = dx.append_function(slots.0, false, move |_, dx, tensors| {
             let Some((moments, side_tensors)) = tensors.split_first_chunk_mut() else {
                 return state_of_another_rule(self);
@@ -199,6 +219,10 @@ impl Rule for Shampoo {
                 &mut SideStep::all(&sides, side_tensors),
             )?)
         });
-        Ok(Flow::Step(adaptive_step.step_of(&WeightDecay::new(self.eta * self.lambda), t, Slots::none())))
+        Ok(Flow::Step(adaptive_step.step_of(
+            &WeightDecay::new(self.eta * self.lambda),
+            t,
+            Slots::none(),
+        )))
     }
 }

@@ -10,7 +10,10 @@ use crate::rules::adam::adamw::AdamW;
 use crate::rules::gradient::weight_decay::WeightDecay;
 use crate::rules::moments::correction;
 
-const NAMES: SideNames = [(Side::Left, ["left", "left_basis"]), (Side::Right, ["right", "right_basis"])];
+const NAMES: SideNames = [
+    (Side::Left, ["left", "left_basis"]),
+    (Side::Right, ["right", "right_basis"]),
+];
 
 crate::hyper_parameters! {
     /// SOAP: Adam in the eigenvectors of [`Shampoo`](crate::Shampoo)'s matrices.
@@ -121,7 +124,9 @@ impl SOAP {
             return dx * 0.0;
         }
         let rotated = |x: Tensor| {
-            sides.iter().try_fold(x, |x, side_step| side_step.side.rotate(&x, side_step.transform))
+            sides
+                .iter()
+                .try_fold(x, |x, side_step| side_step.side.rotate(&x, side_step.transform))
         };
         // m is stored in the parameter's coordinates, and rotated in each step, so that new bases do not
         // change m.
@@ -132,9 +137,9 @@ impl SOAP {
             (&next_v, correction(b2, steps)),
             self.epsilon,
         )?;
-        let step = sides
-            .iter()
-            .try_fold(rotated_step, |x, side_step| side_step.side.rotate_back(&x, side_step.transform))?;
+        let step = sides.iter().try_fold(rotated_step, |x, side_step| {
+            side_step.side.rotate_back(&x, side_step.transform)
+        })?;
         for side_step in sides {
             side_step.update_mean(&stacked_dx, |mean, product| lerp(mean, product, 1.0 - b3))?;
             if steps.is_multiple_of(self.interval) {
@@ -182,7 +187,11 @@ impl Rule for SOAP {
         // The first gradient makes no step, so that corrections count from the second.
         let steps = calls - 1;
         if self.matrix.dims(x.shape()).is_none() {
-            let adam_step = if steps == 0 { dx.scale(0.0) } else { dx.step_of(&self.adamw(), steps, slots) };
+            let adam_step = if steps == 0 {
+                dx.scale(0.0)
+            } else {
+                dx.step_of(&self.adamw(), steps, slots)
+            };
             return Ok(Flow::Step(adam_step));
         }
         let decay = if steps == 0 { 0.0 } else { self.eta * self.lambda };
@@ -192,6 +201,10 @@ impl Rule for SOAP {
             };
             Ok(self.step(steps, &dx, moments, &mut SideStep::all(&sides, side_tensors))?)
         });
-        Ok(Flow::Step(adaptive_step.step_of(&WeightDecay::new(decay), steps, Slots::none())))
+        Ok(Flow::Step(adaptive_step.step_of(
+            &WeightDecay::new(decay),
+            steps,
+            Slots::none(),
+        )))
     }
 }

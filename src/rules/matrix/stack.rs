@@ -21,8 +21,11 @@ use crate::rule::{Parameter, Slot, State};
 /// give infinity. Where the denominator is 0, the result is the numerator, because the quotient would be
 /// infinite or NaN.
 pub(crate) fn ratio(numerator: &Tensor, denominator: &Tensor) -> Candle<Tensor> {
-    (numerator / denominator.eq(0.0)?.where_cond(&denominator.ones_like()?, denominator)?)?
-        .minimum(largest_number(numerator.dtype()))
+    (numerator
+        / denominator
+            .eq(0.0)?
+            .where_cond(&denominator.ones_like()?, denominator)?)?
+    .minimum(largest_number(numerator.dtype()))
 }
 
 /// The two sides of a matrix.
@@ -82,7 +85,9 @@ impl Side {
         let dims = form.dims(x.shape()).unwrap_or_default();
         let mut sides = Vec::new();
         for (side, [name, _]) in names {
-            let Some((_, mean)) = state.tensors.iter().find(|(slot, _)| slot == name) else { continue };
+            let Some((_, mean)) = state.tensors.iter().find(|(slot, _)| slot == name) else {
+                continue;
+            };
             let size = dims[side.dimension()];
             match mean.shape() {
                 [_, 0, 0] => {}
@@ -103,19 +108,31 @@ pub(crate) fn with_sides(
     max_size: u64,
     names: &SideNames,
 ) -> Result<State> {
-    let Some([count, rows, columns]) = form.dims(x.shape()) else { return Ok(state) };
-    let mut tensors =
-        names.iter().zip([rows, columns]).flat_map(|((_, names), size)| names.map(|name| (name, size)));
+    let Some([count, rows, columns]) = form.dims(x.shape()) else {
+        return Ok(state);
+    };
+    let mut tensors = names
+        .iter()
+        .zip([rows, columns])
+        .flat_map(|((_, names), size)| names.map(|name| (name, size)));
     tensors.try_fold(state, |state, (name, size)| {
         let is_small = size as u64 <= max_size;
         let state = state.with_slot(
             Slot::zeros(name),
             x,
-            if is_small { (count, size, size) } else { (count, 0, 0) },
+            if is_small {
+                (count, size, size)
+            } else {
+                (count, 0, 0)
+            },
         )?;
         // If the parameter gets new rows, these tensors restart, because the tensors of a matrix mix all its
         // rows. In a stack a row is a whole matrix, and a new matrix has no root yet.
-        Ok(if is_small { state.restarted_by_new_rows(name) } else { state })
+        Ok(if is_small {
+            state.restarted_by_new_rows(name)
+        } else {
+            state
+        })
     })
 }
 
@@ -132,10 +149,18 @@ impl<'s> SideStep<'s> {
     /// right.
     pub(crate) fn all(sides: &[Side], tensors: &'s mut [Tensor]) -> Vec<Self> {
         let side_step = |(pair, side): (&'s mut [Tensor], Side)| match pair {
-            [mean, transform] if sides.contains(&side) => Some(SideStep { side, mean, transform }),
+            [mean, transform] if sides.contains(&side) => Some(SideStep {
+                side,
+                mean,
+                transform,
+            }),
             _ => None,
         };
-        tensors.chunks_exact_mut(2).zip([Side::Left, Side::Right]).filter_map(side_step).collect()
+        tensors
+            .chunks_exact_mut(2)
+            .zip([Side::Left, Side::Right])
+            .filter_map(side_step)
+            .collect()
     }
 
     /// Updates the mean of products with the product of this gradient. `next_mean` computes the new mean from

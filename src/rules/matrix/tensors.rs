@@ -7,7 +7,11 @@ use crate::numbers::value::above_zero;
 /// A tensor as a matrix, its first dimension by all others. `None` for fewer than two dimensions. In linear
 /// and convolution layers a row has the weights of one output.
 pub(crate) fn as_matrix(x: &Tensor) -> Result<Option<Tensor>> {
-    if x.rank() < 2 { Ok(None) } else { x.flatten_from(1).map(Some) }
+    if x.rank() < 2 {
+        Ok(None)
+    } else {
+        x.flatten_from(1).map(Some)
+    }
 }
 
 /// The 2-norm of each row of each matrix, as columns. Squares are taken of the row divided by its largest
@@ -16,7 +20,12 @@ pub(crate) fn row_norms(matrix: &Tensor) -> Result<Tensor> {
     let largest = matrix.abs()?.max_keepdim(D::Minus1)?;
     // A row of zeros is divided by 1.
     let divisor = largest.eq(0.0)?.where_cond(&largest.ones_like()?, &largest)?;
-    matrix.broadcast_div(&divisor)?.sqr()?.sum_keepdim(D::Minus1)?.sqrt()? * largest
+    matrix
+        .broadcast_div(&divisor)?
+        .sqr()?
+        .sum_keepdim(D::Minus1)?
+        .sqrt()?
+        * largest
 }
 
 /// The 2-norm of each matrix of a stack, as a stack of matrices of one element.

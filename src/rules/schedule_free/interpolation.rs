@@ -59,20 +59,30 @@ pub(crate) trait Interpolates: Adjust {
 
 /// The learning rate of step `t` (1 for the first), which rises to `eta` in `warmup_steps` steps.
 pub(crate) fn warmed_rate(eta: f64, t: u64, warmup_steps: u64) -> f64 {
-    if warmup_steps == 0 { eta } else { eta * (t as f64 / warmup_steps as f64).min(1.0) }
+    if warmup_steps == 0 {
+        eta
+    } else {
+        eta * (t as f64 / warmup_steps as f64).min(1.0)
+    }
 }
 
 /// The check of a number above 0 and below 1. With β = 0, y would not depend on x̄, and x̄ could not be
 /// computed from y.
 pub(crate) fn positive_decay(beta: f64) -> Option<&'static str> {
     let zero = (beta == 0.0).then_some(());
-    range::decay(beta).map(|_| ()).or(zero).and(Some("a number in (0, 1)"))
+    range::decay(beta)
+        .map(|_| ())
+        .or(zero)
+        .and(Some("a number in (0, 1)"))
 }
 
 /// The check of two decays. The first passes [`positive_decay`].
 pub(crate) fn positive_decays(beta: (f64, f64)) -> Option<&'static str> {
     let first = positive_decay(beta.0).map(|_| ());
-    range::decays(beta).map(|_| ()).or(first).and(Some("two numbers in [0, 1), the first above 0"))
+    range::decays(beta)
+        .map(|_| ())
+        .or(first)
+        .and(Some("two numbers in [0, 1), the first above 0"))
 }
 
 /// The largest η that weighs a point z. Its square is the weight, and sums of squares have to be finite,
@@ -90,7 +100,9 @@ pub(crate) fn init(rule: &impl Interpolates, x: Parameter<'_>) -> Result<State> 
     let slots = std::iter::once(Slot::parameter("z")).chain(rule.extra_slots());
     let state = slots
         .into_iter()
-        .try_fold(State::empty().with_counter("t"), |state, slot| state.with_slot(slot, x, x.shape()))?;
+        .try_fold(State::empty().with_counter("t"), |state, slot| {
+            state.with_slot(slot, x, x.shape())
+        })?;
     Ok(state
         .with_number("largest_eta", 0.0, up_to_largest)
         .with_number("weights", 0.0, range::non_negative)
@@ -102,7 +114,12 @@ pub(crate) fn apply<'a>(
     state: &'a mut State,
     dx: Gradient<'a>,
 ) -> Result<Flow<'a>> {
-    let State { tensors, counters, numbers, .. } = state;
+    let State {
+        tensors,
+        counters,
+        numbers,
+        ..
+    } = state;
     let ([(_, t)], [(_, largest_eta), (_, weights)]) = (&mut counters[..], &mut numbers[..]) else {
         return state_of_another_rule(rule);
     };
@@ -116,10 +133,23 @@ pub(crate) fn apply<'a>(
     let weight = next_largest * next_largest;
     let next_weights = *weights + weight;
     // If no learning rate was above 0 so far, there is nothing to average, and c would be 0 / 0.
-    let c = if next_weights > 0.0 { weight / next_weights } else { 0.0 };
-    let kernel = rule.step_at(next_t, eta, Interpolation { beta: rule.weight_of_mean(), c });
-    let dx =
-        dx.set_counter(t, next_t).set_number(largest_eta, next_largest).set_number(weights, next_weights);
+    let c = if next_weights > 0.0 {
+        weight / next_weights
+    } else {
+        0.0
+    };
+    let kernel = rule.step_at(
+        next_t,
+        eta,
+        Interpolation {
+            beta: rule.weight_of_mean(),
+            c,
+        },
+    );
+    let dx = dx
+        .set_counter(t, next_t)
+        .set_number(largest_eta, next_largest)
+        .set_number(weights, next_weights);
     Ok(Flow::Step(dx.map(kernel, Slots(tensors))))
 }
 
@@ -137,7 +167,9 @@ impl Arithmetic for Extrapolation {
 }
 
 pub(crate) fn evaluation<'s>(rule: &impl Interpolates, state: &'s State) -> Result<Option<Evaluation<'s>>> {
-    let Some(z) = Evaluation::slot(state, "z") else { return state_of_another_rule(rule) };
+    let Some(z) = Evaluation::slot(state, "z") else {
+        return state_of_another_rule(rule);
+    };
     let beta = rule.weight_of_mean();
     Ok(Some(z.map(Extrapolation((1.0 - beta) / beta))))
 }

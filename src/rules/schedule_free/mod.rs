@@ -15,5 +15,9 @@ use super::listing::{Listing, listing};
 
 /// The rules of this family with their defaults.
 pub(super) fn listings() -> Vec<Listing> {
-    vec![listing::<ScheduleFreeSGD>(), listing::<ScheduleFreeRAdam>(), listing::<ScheduleFree>()]
+    vec![
+        listing::<ScheduleFreeSGD>(),
+        listing::<ScheduleFreeRAdam>(),
+        listing::<ScheduleFree>(),
+    ]
 }

@@ -110,7 +110,12 @@ impl Interpolates for ScheduleFree {
 
     fn step_at(&self, t: u64, eta: f64, interpolation: Interpolation) -> ScheduleFreeStep {
         let adam = AdamScalars::new(eta, (0.0, self.beta.1), self.epsilon, t);
-        ScheduleFreeStep { adam, eta, lambda: self.lambda, interpolation }
+        ScheduleFreeStep {
+            adam,
+            eta,
+            lambda: self.lambda,
+            interpolation,
+        }
     }
 }
 

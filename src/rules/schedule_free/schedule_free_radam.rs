@@ -81,8 +81,13 @@ impl Arithmetic for ScheduleFreeRAdamStep {
     #[inline(always)]
     fn step<V: Value>(self, y: V, dx: V, [z, v]: &mut [V; 2]) -> V {
         self.adam.update_square(v, dx);
-        let direction = if self.is_rectified { dx / self.adam.denominator(*v) } else { dx };
-        self.interpolation.step_of_y(y, z, (direction + y * self.lambda) * self.eta)
+        let direction = if self.is_rectified {
+            dx / self.adam.denominator(*v)
+        } else {
+            dx
+        };
+        self.interpolation
+            .step_of_y(y, z, (direction + y * self.lambda) * self.eta)
     }
 }
 
@@ -105,7 +110,13 @@ impl Interpolates for ScheduleFreeRAdam {
     fn step_at(&self, t: u64, eta: f64, interpolation: Interpolation) -> ScheduleFreeRAdamStep {
         let adam = AdamScalars::new(eta, (0.0, self.beta.1), self.epsilon, t);
         let is_rectified = rectification(self.beta.1, t, THRESHOLD).is_some();
-        ScheduleFreeRAdamStep { adam, eta, lambda: self.lambda, is_rectified, interpolation }
+        ScheduleFreeRAdamStep {
+            adam,
+            eta,
+            lambda: self.lambda,
+            is_rectified,
+            interpolation,
+        }
     }
 }
 

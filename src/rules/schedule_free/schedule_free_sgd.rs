@@ -64,7 +64,8 @@ impl Arithmetic for ScheduleFreeSGDStep {
 
     #[inline(always)]
     fn step<V: Value>(self, y: V, dx: V, [z]: &mut [V; 1]) -> V {
-        self.interpolation.step_of_y(y, z, (dx + y * self.lambda) * self.eta)
+        self.interpolation
+            .step_of_y(y, z, (dx + y * self.lambda) * self.eta)
     }
 }
 
@@ -84,7 +85,11 @@ impl Interpolates for ScheduleFreeSGD {
     }
 
     fn step_at(&self, _t: u64, eta: f64, interpolation: Interpolation) -> ScheduleFreeSGDStep {
-        ScheduleFreeSGDStep { eta, lambda: self.lambda, interpolation }
+        ScheduleFreeSGDStep {
+            eta,
+            lambda: self.lambda,
+            interpolation,
+        }
     }
 }
 

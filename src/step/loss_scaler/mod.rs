@@ -147,7 +147,11 @@ impl LossScaler {
     /// ```
     pub fn with(dynamic: DynamicScale) -> Self {
         let tolerance = dynamic.hysteresis.saturating_sub(1);
-        LossScaler { dynamic: Some(dynamic), tolerance, ..Self::fixed(dynamic.initial) }
+        LossScaler {
+            dynamic: Some(dynamic),
+            tolerance,
+            ..Self::fixed(dynamic.initial)
+        }
     }
 
     /// The same scaler with another answer to overflows in a window of [`AccumGrad`](crate::AccumGrad).
@@ -238,11 +242,17 @@ impl LossScaler {
         }
         // `run` gets a copy, so that neither an error nor a panic leaves this scaler in the iteration. The
         // scaled loss goes to the copy, because an update inside may use the loss up before the failure.
-        let mut inner = LossScaler { iteration: Some(Findings::default()), ..self.clone() };
+        let mut inner = LossScaler {
+            iteration: Some(Findings::default()),
+            ..self.clone()
+        };
         self.pending = None;
         let value = run(&mut inner)?;
         let findings = inner.iteration.take().unwrap_or_default();
-        *self = LossScaler { pending: None, ..inner };
+        *self = LossScaler {
+            pending: None,
+            ..inner
+        };
         self.move_scale(&findings)?;
         Ok(value)
     }
@@ -255,7 +265,11 @@ impl LossScaler {
             return check_unscaled(reported_scale).map(|()| None);
         }
         let unscaled_error = || {
-            Error::new(ErrorKind::LossScale, "the gradients are of a loss that was not scaled").with_remedy(
+            Error::new(
+                ErrorKind::LossScale,
+                "the gradients are of a loss that was not scaled",
+            )
+            .with_remedy(
                 "call `scale` on the loss before `backward`, once per update; several updates of one \
                  iteration go into `LossScaler::iteration`",
             )
@@ -263,7 +277,9 @@ impl LossScaler {
         let pending = self.pending.ok_or_else(unscaled_error)?;
         match reported_scale {
             Some(scale) if scale != pending => Err(other_scale_error(scale)
-                .with_expected(format_args!("{pending}, the scale of the last loss that this scaler scaled"))
+                .with_expected(format_args!(
+                    "{pending}, the scale of the last loss that this scaler scaled"
+                ))
                 .with_remedy(
                     "use the gradients of the last scaled loss, and the scaler that scaled this loss",
                 )),
@@ -293,7 +309,10 @@ impl LossScaler {
         if ends_window {
             outcome.open_calls = 0;
         }
-        let update_findings = Findings { overflow, has_stepped: outcome.has_stepped() };
+        let update_findings = Findings {
+            overflow,
+            has_stepped: outcome.has_stepped(),
+        };
         match &mut self.iteration {
             // The scale stays pending, because further updates of the iteration may divide by it.
             Some(findings) => {
@@ -321,7 +340,14 @@ impl LossScaler {
     }
 
     fn count_overflow(&mut self, path: &str, has_stepped: bool) -> Result<()> {
-        let Some(DynamicScale { backoff_factor, floor, .. }) = self.dynamic else { return Ok(()) };
+        let Some(DynamicScale {
+            backoff_factor,
+            floor,
+            ..
+        }) = self.dynamic
+        else {
+            return Ok(());
+        };
         self.good_steps = 0;
         if self.tolerance > 0 {
             // The tolerance is refilled only when the scale grows. Until then each overflow lowers the scale
@@ -349,7 +375,13 @@ impl LossScaler {
     }
 
     fn count_step(&mut self) {
-        let Some(DynamicScale { growth_factor, growth_interval, hysteresis, .. }) = self.dynamic else {
+        let Some(DynamicScale {
+            growth_factor,
+            growth_interval,
+            hysteresis,
+            ..
+        }) = self.dynamic
+        else {
             return;
         };
         self.good_steps = self.good_steps.saturating_add(1);
@@ -392,7 +424,11 @@ impl LossScaler {
             return Ok(());
         };
         if !(growth_factor >= 1.0 && growth_factor.is_finite()) {
-            refuse("growth_factor", growth_factor.into(), "a finite number of 1 or more")
+            refuse(
+                "growth_factor",
+                growth_factor.into(),
+                "a finite number of 1 or more",
+            )
         } else if !(backoff_factor > 0.0 && backoff_factor <= 1.0) {
             refuse("backoff_factor", backoff_factor.into(), "a number in (0, 1]")
         } else if growth_interval == 0 {
@@ -402,7 +438,11 @@ impl LossScaler {
         } else if !is_positive(floor) {
             refuse("floor", floor.into(), POSITIVE)
         } else if self.good_steps >= growth_interval {
-            refuse("good_steps", self.good_steps.into(), "a count below growth_interval")
+            refuse(
+                "good_steps",
+                self.good_steps.into(),
+                "a count below growth_interval",
+            )
         } else if self.tolerance >= hysteresis {
             refuse("tolerance", self.tolerance.into(), "a count below hysteresis")
         } else {
@@ -423,7 +463,11 @@ pub(crate) fn check_unscaled(reported_scale: Option<f64>) -> Result<()> {
 
 /// The error for gradients whose loss was multiplied by a scale that the update does not divide by.
 fn other_scale_error(scale: f64) -> Error {
-    Error::new(ErrorKind::LossScale, "the gradients are of a loss that was multiplied by").with_got(scale)
+    Error::new(
+        ErrorKind::LossScale,
+        "the gradients are of a loss that was multiplied by",
+    )
+    .with_got(scale)
 }
 
 /// How a dynamic scale moves.

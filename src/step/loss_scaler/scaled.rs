@@ -23,11 +23,17 @@ impl LossScaler {
     pub fn scale(&mut self, loss: &Tensor) -> Result<ScaledLoss> {
         self.check()?;
         if !self.enabled {
-            return Ok(ScaledLoss { loss: loss.clone(), scale: None });
+            return Ok(ScaledLoss {
+                loss: loss.clone(),
+                scale: None,
+            });
         }
         let scaled_loss = scale_loss(loss, self.scale)?;
         self.pending = Some(self.scale);
-        Ok(ScaledLoss { loss: scaled_loss, scale: self.pending })
+        Ok(ScaledLoss {
+            loss: scaled_loss,
+            scale: self.pending,
+        })
     }
 
     /// Whether the scale falls if a gradient is not finite.
@@ -64,7 +70,10 @@ impl ScaledLoss {
     /// # Errors
     /// As candle's `Tensor::backward`.
     pub fn backward(&self) -> candle_core::Result<ScaledGradients> {
-        Ok(ScaledGradients { store: self.loss.backward()?, scale: self.scale })
+        Ok(ScaledGradients {
+            store: self.loss.backward()?,
+            scale: self.scale,
+        })
     }
 }
 

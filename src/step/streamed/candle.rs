@@ -23,7 +23,11 @@ impl StreamedStep<'_> {
     /// The paths of the model's variables. Refuses other memory, because such memory is in no graph.
     pub(crate) fn paths(&mut self) -> Result<HashMap<TensorId, String>> {
         let path = |(open_leaf, x): (&mut Mutex<OpenLeaf>, &Lent<'_>)| {
-            let path = &open_leaf.get_mut().unwrap_or_else(PoisonError::into_inner).leaf.path;
+            let path = &open_leaf
+                .get_mut()
+                .unwrap_or_else(PoisonError::into_inner)
+                .leaf
+                .path;
             let variable = x.tensor().ok_or_else(|| not_candle_variable(path))?;
             Ok((variable.id(), path.clone()))
         };
@@ -38,7 +42,12 @@ impl StreamedStep<'_> {
             let leaf = &mut open_leaf.get_mut().unwrap_or_else(PoisonError::into_inner).leaf;
             if x.tensor().is_some_and(&will_come) && !leaf.is_frozen() {
                 let progress = Some(Progress::Applied);
-                return Ok(LeafPlan { progress, has_gradient: true, moves: true, ..LeafPlan::default() });
+                return Ok(LeafPlan {
+                    progress,
+                    has_gradient: true,
+                    moves: true,
+                    ..LeafPlan::default()
+                });
             }
             // The rule decides what a missing gradient means: a window, for example, may wait for a gradient
             // of a later call.
@@ -46,7 +55,13 @@ impl StreamedStep<'_> {
         });
         let plans = plans.collect::<Result<Vec<_>>>()?;
         // The call is not streamed here, because the error would report that parameters have moved.
-        let summary = StepSummary::new(&UpdateCall { is_streamed: false, ..call.clone() }, &plans);
+        let summary = StepSummary::new(
+            &UpdateCall {
+                is_streamed: false,
+                ..call.clone()
+            },
+            &plans,
+        );
         if summary.is_refused() {
             self.put_back();
             return Err(summary.refusal(self.state));
@@ -58,13 +73,16 @@ impl StreamedStep<'_> {
     /// parameter stays and the step goes on, because the falling scale shows the overflow.
     pub(crate) fn push_of_segment(&self, path: &str, gradient: &Tensor) -> Result<()> {
         let is_dynamic = self.scaler.as_ref().is_some_and(|scaler| scaler.is_dynamic());
-        self.push_lent(path, gradient, is_dynamic).map_err(|error| match self.overflow_path.get() {
+        self.push_lent(path, gradient, is_dynamic)
+            .map_err(|error| {
+                match self.overflow_path.get() {
             Some(_) if !is_dynamic => error.with_remedy(
                 "parameters that only later segments read have moved; to skip such a step as a whole, give \
                  the gradients of `Segments::gradients` to an update with `Update::finite_only` or a dynamic \
                  `LossScaler`",
             ),
             _ => error,
-        })
+        }
+            })
     }
 }

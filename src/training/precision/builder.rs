@@ -24,14 +24,20 @@ impl VariablesByPolicy {
         requested: DType,
         device: &Device,
     ) -> Result<Tensor> {
-        let dtype = if requested.is_float() { self.policy.dtype(path)? } else { requested };
+        let dtype = if requested.is_float() {
+            self.policy.dtype(path)?
+        } else {
+            requested
+        };
         let mut variables = lock(&self.variables);
         if let Some(variable) = variables.get(path) {
             const REMEDY: &str = "make the variable with the shape of the model and the dtype of the policy, \
                                   or build in an empty `VarMap`";
             let what = "the variable that is there already";
             return if *variable.shape() != shape {
-                Err(Error::shape(what, variable.shape(), shape).with_remedy(REMEDY).at(path))
+                Err(Error::shape(what, variable.shape(), shape)
+                    .with_remedy(REMEDY)
+                    .at(path))
             } else if variable.dtype() != dtype {
                 Err(Error::dtype(what, variable.dtype(), format_args!("{dtype:?}"))
                     .with_remedy(REMEDY)
@@ -55,7 +61,11 @@ fn lock(variables: &VarMap) -> MutexGuard<'_, HashMap<String, Var>> {
 /// The dtype in which random numbers are drawn. On CUDA devices candle draws no numbers in 16 bits, and on
 /// the CPU it would round the parameters of the distribution as well.
 fn draw_dtype(dtype: DType) -> DType {
-    if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype }
+    if matches!(dtype, DType::F16 | DType::BF16) {
+        DType::F32
+    } else {
+        dtype
+    }
 }
 
 impl SimpleBackend for VariablesByPolicy {
@@ -71,7 +81,9 @@ impl SimpleBackend for VariablesByPolicy {
     }
 
     fn get_unchecked(&self, path: &str, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
-        let existing_shape = lock(&self.variables).get(path).map(|variable| variable.shape().clone());
+        let existing_shape = lock(&self.variables)
+            .get(path)
+            .map(|variable| variable.shape().clone());
         let Some(shape) = existing_shape else {
             candle_core::bail!("{path}: a new variable needs a shape, use `get` instead of `get_unchecked`")
         };
@@ -96,7 +108,10 @@ impl PrecisionPolicy {
     /// converted and rounded once.
     pub fn builder(&self, variables: &VarMap, device: &Device) -> VarBuilder<'static> {
         let dtype = self.dtypes.last().copied().unwrap_or(DType::F32);
-        let backend = VariablesByPolicy { policy: self.clone(), variables: variables.clone() };
+        let backend = VariablesByPolicy {
+            policy: self.clone(),
+            variables: variables.clone(),
+        };
         VarBuilder::from_backend(Box::new(backend), dtype, device.clone())
     }
 }

@@ -66,7 +66,11 @@ impl<M> InDtype<M> {
 
 impl<M: Module> Module for InDtype<M> {
     fn forward(&self, input: &Tensor) -> candle_core::Result<Tensor> {
-        let output_dtype = if input.dtype().is_float() { input.dtype() } else { self.dtype };
+        let output_dtype = if input.dtype().is_float() {
+            input.dtype()
+        } else {
+            self.dtype
+        };
         run_in(self.dtype, &self.module, input, output_dtype)
     }
 }

@@ -19,7 +19,11 @@ use crate::numbers::is_supported;
 /// Refuses dtypes that parameters and layers cannot have. `place` is the name of the pattern or type that has
 /// the dtype, for the error.
 fn check_supported(place: impl Display, got: DType) -> Result<()> {
-    if is_supported(got) { Ok(()) } else { Err(unsupported(place, got, FLOATS)) }
+    if is_supported(got) {
+        Ok(())
+    } else {
+        Err(unsupported(place, got, FLOATS))
+    }
 }
 
 /// The error for an unsupported dtype that the program has chosen for `place`.
@@ -37,6 +41,10 @@ fn run_in(
     input: &Tensor,
     output_dtype: DType,
 ) -> candle_core::Result<Tensor> {
-    let input = if input.dtype().is_float() { input.to_dtype(dtype)? } else { input.clone() };
+    let input = if input.dtype().is_float() {
+        input.to_dtype(dtype)?
+    } else {
+        input.clone()
+    };
     module.forward(&input)?.to_dtype(output_dtype)
 }

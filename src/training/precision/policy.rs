@@ -61,12 +61,17 @@ impl PrecisionPolicy {
     /// # Errors
     /// If a dtype is not F16, BF16, F32 or F64.
     pub fn new<P: Into<String>, D: Into<DType>>(choices: impl IntoIterator<Item = (P, D)>) -> Result<Self> {
-        let (patterns, dtypes): (Vec<String>, Vec<DType>) =
-            choices.into_iter().map(|(pattern, dtype)| (pattern.into(), dtype.into())).unzip();
+        let (patterns, dtypes): (Vec<String>, Vec<DType>) = choices
+            .into_iter()
+            .map(|(pattern, dtype)| (pattern.into(), dtype.into()))
+            .unzip();
         for (pattern, dtype) in patterns.iter().zip(&dtypes) {
             check_supported(format_args!("the pattern {pattern:?}"), *dtype)?;
         }
-        Ok(PrecisionPolicy { patterns: Patterns::new(patterns), dtypes })
+        Ok(PrecisionPolicy {
+            patterns: Patterns::new(patterns),
+            dtypes,
+        })
     }
 
     /// The dtype of the parameter with this path.
@@ -88,8 +93,10 @@ impl PrecisionPolicy {
     /// # Ok::<(), optimisers::Error>(())
     /// ```
     pub fn dtype(&self, path: &str) -> Result<DType> {
-        let pattern =
-            self.patterns.first_match(&[path]).ok_or_else(|| self.patterns.uncovered_error(path))?;
+        let pattern = self
+            .patterns
+            .first_match(&[path])
+            .ok_or_else(|| self.patterns.uncovered_error(path))?;
         Ok(self.dtypes[pattern])
     }
 
@@ -117,13 +124,18 @@ impl PrecisionPolicy {
     /// ```
     pub fn check<M: Model + ?Sized>(&self, model: &M) -> Result<()> {
         let variables = variables(model)?;
-        let chosen =
-            self.patterns.choose(&variables, |a, b| self.dtypes[a] == self.dtypes[b], |_, error| error)?;
+        let chosen = self.patterns.choose(
+            &variables,
+            |a, b| self.dtypes[a] == self.dtypes[b],
+            |_, error| error,
+        )?;
         for (variable, pattern) in variables.iter().zip(chosen) {
             let (got, expected) = (variable.x.dtype(), self.dtypes[pattern]);
             if got != expected {
                 let error = Error::dtype("its variable in the model", got, format_args!("{expected:?}"));
-                return Err(error.at(variable.path()).with_remedy("make it with `PrecisionPolicy::builder`"));
+                return Err(error
+                    .at(variable.path())
+                    .with_remedy("make it with `PrecisionPolicy::builder`"));
             }
         }
         Ok(())

@@ -32,8 +32,17 @@ impl Arithmetic for BySize {
 
 impl Rule for Climb {
     fn apply<'a>(&'a self, _state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let (rho, norm) = (self.rho, Norm::new(2.0).of_group(0).on_non_finite(NonFinite::Error));
-        let by_size = |dx: Gradient<'a>| if self.adaptive { dx.map(BySize, Slots::none()) } else { dx };
+        let (rho, norm) = (
+            self.rho,
+            Norm::new(2.0).of_group(0).on_non_finite(NonFinite::Error),
+        );
+        let by_size = |dx: Gradient<'a>| {
+            if self.adaptive {
+                dx.map(BySize, Slots::none())
+            } else {
+                dx
+            }
+        };
         // If the norm is 0, also because the squares have vanished, there is no direction to climb in.
         let factor = move |norm: f64| if norm == 0.0 { -0.0 } else { -(rho / norm) };
         let scaled = by_size(dx).scale_by_norm(norm, move |norms| factor(norms.gradient));

@@ -101,7 +101,10 @@ impl Default for Sam {
 impl Sam {
     /// SAM with ρ, the distance of x̂ from x in the 2-norm of the whole model. 0.05 is usual.
     pub fn new(rho: f64) -> Self {
-        Sam { rho, is_adaptive: false }
+        Sam {
+            rho,
+            is_adaptive: false,
+        }
     }
 
     /// ASAM: each element moves in proportion to its size, so the scales of layers do not matter.
@@ -112,7 +115,10 @@ impl Sam {
     /// x̂ = x + ρ·x²·dx / ‖(x·dx of every parameter)‖₂
     /// ```
     pub fn adaptive(self) -> Self {
-        Sam { is_adaptive: true, ..self }
+        Sam {
+            is_adaptive: true,
+            ..self
+        }
     }
 
     /// Moves the model up along its gradient, until [`Climbed::restore`].
@@ -129,22 +135,37 @@ impl Sam {
         M: Model + ?Sized,
         G: Gradients + ?Sized,
     {
-        let Update { state, mut options, .. } = update;
+        let Update {
+            state, mut options, ..
+        } = update;
         // `finite_only` is off and overflows on the wire are accepted, because the check of the norm finds
         // both. Parameters are not compared with masters, because the ascent only reads masters.
         (options.finite_only, options.keep_masters, options.figures) = (false, true, false);
         options.takes_overflow = true;
-        let Ascent { mut scratch, parameters, copies } = match self.prepare(state, model) {
+        let Ascent {
+            mut scratch,
+            parameters,
+            copies,
+        } = match self.prepare(state, model) {
             Ok(ascent) => ascent,
             Err(error) => return state.settle(Call::Update, Err(error)),
         };
         // The exchange is made before the update, because parameters must also be restored after an error of
         // the update: a device may have written some, or a rank may have left.
         let mut exchange = ParameterExchange::new(state, parameters, copies);
-        let ascent = Update { state: &mut scratch, options, scaler: None };
-        let outcome = ascent.apply_scaled(model, grads, None).map_err(with_ascent_remedy)?;
+        let ascent = Update {
+            state: &mut scratch,
+            options,
+            scaler: None,
+        };
+        let outcome = ascent
+            .apply_scaled(model, grads, None)
+            .map_err(with_ascent_remedy)?;
         exchange.retain(|index, leaf| scratch.leaves[index].steps() > leaf.steps());
-        Ok(Climbed { exchange, norm: outcome.global_norm })
+        Ok(Climbed {
+            exchange,
+            norm: outcome.global_norm,
+        })
     }
 
     /// Makes the scratch tree and the copies, before anything moves.
@@ -155,14 +176,25 @@ impl Sam {
         let parameters = state.recover_parameters(model)?;
         let bare = Arc::new(self.climb().into_optimiser());
         let scratch = state.scratch_tree(|index, leaf| self.stand_in(leaf, &*parameters[index], &bare))?;
-        let movable = parameters.iter().enumerate().filter(|(index, _)| !state.leaves[*index].is_frozen());
-        let copies =
-            movable.map(|(index, x)| Ok((index, copy_of("parameter", &**x)?))).collect::<Result<_>>()?;
-        Ok(Ascent { scratch, parameters, copies })
+        let movable = parameters
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| !state.leaves[*index].is_frozen());
+        let copies = movable
+            .map(|(index, x)| Ok((index, copy_of("parameter", &**x)?)))
+            .collect::<Result<_>>()?;
+        Ok(Ascent {
+            scratch,
+            parameters,
+            copies,
+        })
     }
 
     fn climb(&self) -> Climb {
-        Climb { adaptive: self.is_adaptive, ..Climb::new(self.rho) }
+        Climb {
+            adaptive: self.is_adaptive,
+            ..Climb::new(self.rho)
+        }
     }
 
     /// The optimiser for the ascent of a leaf, and the optimiser's state. If the parameter has a master of

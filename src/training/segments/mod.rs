@@ -122,7 +122,9 @@ type SegmentRun<'a> = Box<dyn Fn(&[Tensor]) -> candle_core::Result<Vec<Tensor>> 
 
 impl<X> std::fmt::Debug for Segments<'_, X> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Segments").field("segments", &self.runs.len()).finish_non_exhaustive()
+        f.debug_struct("Segments")
+            .field("segments", &self.runs.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -131,7 +133,11 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
     ///
     /// The input, such as tokens or pictures, must not depend on a variable.
     pub fn new(input: &X) -> Self {
-        Segments { input: input.tensors(), runs: Vec::new(), output: PhantomData }
+        Segments {
+            input: input.tensors(),
+            runs: Vec::new(),
+            output: PhantomData,
+        }
     }
 
     /// Adds a segment, which takes the output of the segment before it.
@@ -140,8 +146,14 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
         segment: impl Fn(&X) -> candle_core::Result<Y> + 'a,
     ) -> Segments<'a, Y> {
         let Segments { input, mut runs, .. } = self;
-        runs.push(Box::new(move |x| Ok(segment(&X::from_tensors(x.to_vec()))?.tensors())));
-        Segments { input, runs, output: PhantomData }
+        runs.push(Box::new(move |x| {
+            Ok(segment(&X::from_tensors(x.to_vec()))?.tensors())
+        }));
+        Segments {
+            input,
+            runs,
+            output: PhantomData,
+        }
     }
 
     /// Adds a segment for each of these parts, such as the blocks of a model.
@@ -193,11 +205,19 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
         model: &'s M,
         loss: impl FnOnce(&X) -> candle_core::Result<Tensor>,
     ) -> Result<(Tensor, Outcome)> {
-        let Update { state, options, mut scaler } = update;
+        let Update {
+            state,
+            options,
+            mut scaler,
+        } = update;
         if let Some(scaler) = &mut scaler {
             scaler.factor()?;
         }
-        let update = Update { state, options, scaler: scaler.as_deref_mut() };
+        let update = Update {
+            state,
+            options,
+            scaler: scaler.as_deref_mut(),
+        };
         let result = catch_unwind(AssertUnwindSafe(|| self.step(update, model, loss)));
         if let (Err(_) | Ok(Err(_)), Some(scaler)) = (&result, scaler) {
             scaler.forget_loss();
@@ -283,8 +303,12 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
         }
         // The loss follows the last segment at once, so the last segment need not run again.
         let last = runs.pop();
-        let mut pass =
-            ForwardPass { runs, inputs: vec![input], reads: Vec::new(), first_reader: HashMap::new() };
+        let mut pass = ForwardPass {
+            runs,
+            inputs: vec![input],
+            reads: Vec::new(),
+            first_reader: HashMap::new(),
+        };
         for segment in 0..pass.runs.len() {
             pass.advance(segment, repeats_at_once)?;
         }
@@ -320,7 +344,12 @@ impl ForwardPass<'_> {
             true => Ok(Var::from_tensor(&y.detach())?.into_inner()),
             false => Ok(y.detach()),
         };
-        self.inputs.push(y.into_iter().zip(depend_on_variables).map(next_input).collect::<Result<_>>()?);
+        self.inputs.push(
+            y.into_iter()
+                .zip(depend_on_variables)
+                .map(next_input)
+                .collect::<Result<_>>()?,
+        );
         if !runs_again {
             self.inputs[segment].clear();
         } else if repeats_at_once {
@@ -332,7 +361,10 @@ impl ForwardPass<'_> {
     /// Records which variables a segment reads, and returns which of its outputs depend on a variable.
     fn record_reads(&mut self, segment: usize, y: &[Tensor]) -> Result<Vec<bool>> {
         let reads: Vec<Vec<Tensor>> = y.iter().map(variables).collect();
-        reads.iter().flatten().for_each(|x| _ = self.first_reader.entry(x.id()).or_insert(segment));
+        reads
+            .iter()
+            .flatten()
+            .for_each(|x| _ = self.first_reader.entry(x.id()).or_insert(segment));
         self.reads.push(reads.iter().flatten().map(Tensor::id).collect());
         let inputs: Vec<_> = self.inputs[segment].iter().filter(|x| x.is_variable()).collect();
         if !inputs.is_empty() && !inputs.iter().any(|x| self.first_reader.contains_key(&x.id())) {
@@ -362,13 +394,21 @@ impl ForwardPass<'_> {
             // The gradient is detached, because candle gives it a graph of its own, with intermediate
             // gradients.
             let mut remove_gradient = |x: &Tensor| gradients.remove(x).map(|gradient| gradient.detach());
-            let cotangents: Vec<_> =
-                input.iter().map(|x| remove_gradient(x).filter(|_| x.is_variable())).collect();
-            let parameters: Vec<_> =
-                variables(&root).into_iter().filter_map(|x| Some((remove_gradient(&x)?, x))).collect();
+            let cotangents: Vec<_> = input
+                .iter()
+                .map(|x| remove_gradient(x).filter(|_| x.is_variable()))
+                .collect();
+            let parameters: Vec<_> = variables(&root)
+                .into_iter()
+                .filter_map(|x| Some((remove_gradient(&x)?, x)))
+                .collect();
             drop((gradients, root));
             for (gradient, x) in parameters {
-                if self.first_reader.get(&x.id()).is_some_and(|&reader| reader < segment) {
+                if self
+                    .first_reader
+                    .get(&x.id())
+                    .is_some_and(|&reader| reader < segment)
+                {
                     incomplete.insert(x.id(), (x, gradient));
                 } else {
                     take(&x, gradient)?;
@@ -378,15 +418,22 @@ impl ForwardPass<'_> {
                 break;
             }
             let y = self.run_again(segment - 1, &input)?;
-            let shared = y.iter().flat_map(variables).filter_map(|x| incomplete.remove(&x.id()));
+            let shared = y
+                .iter()
+                .flat_map(variables)
+                .filter_map(|x| incomplete.remove(&x.id()));
             let shared_terms: Vec<_> = shared.map(|(x, gradient)| (x, Some(gradient))).collect();
             // Shared variables come last, because candle takes the terms of a sum from the last to the first.
             // So the segment adds its own gradients to those of later segments, in the order of one graph.
-            let terms = y.into_iter().zip(cotangents).chain(shared_terms).filter_map(|(y, cotangent)| {
-                // The value of the sum is not used. Its gradient is 1, so the gradient of `y` is the
-                // cotangent.
-                Some((y * cotangent?).and_then(|product| product.sum_all()?.to_dtype(F32)))
-            });
+            let terms = y
+                .into_iter()
+                .zip(cotangents)
+                .chain(shared_terms)
+                .filter_map(|(y, cotangent)| {
+                    // The value of the sum is not used. Its gradient is 1, so the gradient of `y` is the
+                    // cotangent.
+                    Some((y * cotangent?).and_then(|product| product.sum_all()?.to_dtype(F32)))
+                });
             let sum = terms.reduce(|sum, term| {
                 let sum = sum?;
                 &sum + term?.to_device(sum.device())?
@@ -395,7 +442,9 @@ impl ForwardPass<'_> {
             root = sum;
         }
         // The other gradients are complete, too: after a `break` no gradient reaches an earlier segment.
-        incomplete.into_values().try_for_each(|(x, gradient)| take(&x, gradient))
+        incomplete
+            .into_values()
+            .try_for_each(|(x, gradient)| take(&x, gradient))
     }
 
     /// Runs a segment once more, and checks that it returns the same output.
@@ -433,12 +482,20 @@ impl ForwardPass<'_> {
 
     fn name(&self, segment: usize) -> String {
         let count = self.runs.len() + 1;
-        let loss = if segment + 1 == count { ", with the loss," } else { "" };
+        let loss = if segment + 1 == count {
+            ", with the loss,"
+        } else {
+            ""
+        };
         format!("segment {} of {count}{loss}", segment + 1)
     }
 }
 
 /// The variables that a tensor depends on.
 fn variables(y: &Tensor) -> Vec<Tensor> {
-    y.sorted_nodes().into_iter().filter(|node| node.is_variable()).cloned().collect()
+    y.sorted_nodes()
+        .into_iter()
+        .filter(|node| node.is_variable())
+        .cloned()
+        .collect()
 }

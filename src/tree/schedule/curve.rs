@@ -62,18 +62,33 @@ impl Curve {
     /// From `peak / steps` linearly to `peak`, which the last of `steps` steps has.
     pub(crate) fn warm_up(peak: f64, steps: u64) -> Self {
         let (start, steps) = (peak / steps.max(1) as f64, steps.saturating_sub(1));
-        Curve::Between { start, end: peak, steps, easing: Easing::Power(1.0) }
+        Curve::Between {
+            start,
+            end: peak,
+            steps,
+            easing: Easing::Power(1.0),
+        }
     }
 
     /// This curve for the first `steps`, then another.
     pub(super) fn then(self, steps: u64, next: Curve) -> Self {
-        let phases = |curve| if let Curve::Joined(phases) = curve { phases } else { vec![(0, curve)] };
+        let phases = |curve| {
+            if let Curve::Joined(phases) = curve {
+                phases
+            } else {
+                vec![(0, curve)]
+            }
+        };
         let mut joined = phases(self);
         joined.truncate(joined.partition_point(|(begin, _)| *begin < steps));
         // A phase that would begin after step `u64::MAX` is dropped.
         let next_phases = phases(next).into_iter();
         joined.extend(next_phases.filter_map(|(begin, curve)| Some((steps.checked_add(begin)?, curve))));
-        if joined.len() == 1 { joined.swap_remove(0).1 } else { Curve::Joined(joined) }
+        if joined.len() == 1 {
+            joined.swap_remove(0).1
+        } else {
+            Curve::Joined(joined)
+        }
     }
 
     /// Whether joined phases begin one after another, as the phases from `then` do.
@@ -88,13 +103,20 @@ impl Curve {
     pub(super) fn first_non_finite(&self) -> Option<f64> {
         let numbers = match *self {
             Curve::Constant(eta) => [eta, 0.0, 0.0],
-            Curve::Between { start, end, easing: Easing::Power(power), .. } => [start, end, power],
+            Curve::Between {
+                start,
+                end,
+                easing: Easing::Power(power),
+                ..
+            } => [start, end, power],
             Curve::Between { start, end, .. } => [start, end, 0.0],
             Curve::Joined(ref phases) => {
                 return phases.iter().find_map(|(_, phase)| phase.first_non_finite());
             }
             Curve::OneCycle { peak, .. } | Curve::InverseSquareRoot { peak, .. } => [peak, 0.0, 0.0],
-            Curve::Restarts { high, low, factor, .. } => [high, low, factor],
+            Curve::Restarts {
+                high, low, factor, ..
+            } => [high, low, factor],
             Curve::Exponential { start, rate, .. } => [start, rate, 0.0],
         };
         numbers.into_iter().find(|number| !number.is_finite())
@@ -128,7 +150,9 @@ impl Curve {
                         .turns()
                         .into_iter()
                         .map(move |(step, value)| (begin.saturating_add(step), value));
-                    turns.filter(move |(step, _)| *step < end).chain([(last, phase.at(last - begin))])
+                    turns
+                        .filter(move |(step, _)| *step < end)
+                        .chain([(last, phase.at(last - begin))])
                 };
                 return phases.iter().zip(ends).flat_map(turns_of_phase).collect();
             }
@@ -139,7 +163,10 @@ impl Curve {
             Curve::Restarts { steps, factor, .. } => {
                 let starts = (1..=PERIODS)
                     .map(|terms| steps.max(1) as f64 * geometric(f64::from(terms), factor.max(1.0)));
-                starts.flat_map(|start| [(start as u64).saturating_sub(1), start as u64]).chain([0]).collect()
+                starts
+                    .flat_map(|start| [(start as u64).saturating_sub(1), start as u64])
+                    .chain([0])
+                    .collect()
             }
             // A negative rate changes the sign, or gives NaN.
             Curve::Exponential { steps, .. } => vec![0, 1, steps, steps.saturating_add(1), u64::MAX],
@@ -151,7 +178,12 @@ impl Curve {
     pub(super) fn at(&self, step: u64) -> f64 {
         match *self {
             Curve::Constant(eta) => eta,
-            Curve::Between { start, end, steps, easing } => {
+            Curve::Between {
+                start,
+                end,
+                steps,
+                easing,
+            } => {
                 if step >= steps {
                     return end;
                 }
@@ -166,9 +198,12 @@ impl Curve {
                 let current = phases[..phases.partition_point(|(begin, _)| *begin <= step)].last();
                 current.map_or(f64::NAN, |(begin, phase)| phase.at(step - begin))
             }
-            Curve::Restarts { high, low, steps, factor } => {
-                along_cosine(high, low, fraction_of_period(step, steps.max(1), factor))
-            }
+            Curve::Restarts {
+                high,
+                low,
+                steps,
+                factor,
+            } => along_cosine(high, low, fraction_of_period(step, steps.max(1), factor)),
             Curve::OneCycle { peak, steps } => {
                 let (first, lowest) = (peak / 25.0, peak / 250_000.0);
                 // As in torch, the peak is at step 0.3·steps - 1, which need not be a whole number, and the
@@ -182,13 +217,25 @@ impl Curve {
                     lowest
                 }
             }
-            Curve::Exponential { start, rate, steps, staircase } => {
+            Curve::Exponential {
+                start,
+                rate,
+                steps,
+                staircase,
+            } => {
                 let exponent = step as f64 / steps.max(1) as f64;
-                saturating(start, rate.powf(if staircase { exponent.floor() } else { exponent }))
+                saturating(
+                    start,
+                    rate.powf(if staircase { exponent.floor() } else { exponent }),
+                )
             }
             Curve::InverseSquareRoot { peak, warmup } => {
                 let (t, warmup) = (step as f64 + 1.0, warmup.max(1) as f64);
-                if t < warmup { peak * (t / warmup) } else { peak * (warmup / t).sqrt() }
+                if t < warmup {
+                    peak * (t / warmup)
+                } else {
+                    peak * (warmup / t).sqrt()
+                }
             }
         }
     }
@@ -202,7 +249,11 @@ fn along_cosine(start: f64, end: f64, fraction: f64) -> f64 {
 /// The product, or the largest number if it would be infinite.
 pub(crate) fn saturating(value: f64, factor: f64) -> f64 {
     let product = value * factor.clamp(f64::MIN, f64::MAX);
-    if value.is_finite() { product.clamp(f64::MIN, f64::MAX) } else { product }
+    if value.is_finite() {
+        product.clamp(f64::MIN, f64::MAX)
+    } else {
+        product
+    }
 }
 
 /// The position of a step in its period, from 0 to 1. The first period has `steps` steps, and each later

@@ -68,7 +68,12 @@ impl Schedule {
 
     /// `end + (start - end)·(1 - step/steps)^power`, then `end`.
     pub fn polynomial(start: f64, end: f64, steps: u64, power: f64) -> Self {
-        Self::along(Curve::Between { start, end, steps, easing: Easing::Power(power) })
+        Self::along(Curve::Between {
+            start,
+            end,
+            steps,
+            easing: Easing::Power(power),
+        })
     }
 
     /// `end + (start - end)·(1 + cos(π·step/steps)) / 2`, then `end`: cosine annealing.
@@ -76,7 +81,12 @@ impl Schedule {
     /// Loshchilov and Hutter 2016, [arXiv 1608.03983](https://arxiv.org/abs/1608.03983). torch's
     /// `CosineAnnealingLR` goes up again after its end; for such a rise use `then` with a cosine back.
     pub fn cosine(start: f64, end: f64, steps: u64) -> Self {
-        Self::along(Curve::Between { start, end, steps, easing: Easing::Cosine })
+        Self::along(Curve::Between {
+            start,
+            end,
+            steps,
+            easing: Easing::Cosine,
+        })
     }
 
     /// `end + (start - end)·(1 - √(step/steps))`, then `end`: steep at first and flat at the end.
@@ -92,7 +102,12 @@ impl Schedule {
     /// assert_eq!([100, 799, 800, 850, 1000].map(|step| schedule.at(step)), [1e-3, 1e-3, 1e-3, 5e-4, 0.0]);
     /// ```
     pub fn one_minus_square_root(start: f64, end: f64, steps: u64) -> Self {
-        Self::along(Curve::Between { start, end, steps, easing: Easing::OneMinusSquareRoot })
+        Self::along(Curve::Between {
+            start,
+            end,
+            steps,
+            easing: Easing::OneMinusSquareRoot,
+        })
     }
 
     /// Cosine annealing from `high` to `low` with warm restarts: torch's `CosineAnnealingWarmRestarts`.
@@ -100,7 +115,12 @@ impl Schedule {
     /// The first period has `steps` steps. Each later period is `factor` (1 or more) times as long as the one
     /// before (SGDR, same paper as [`cosine`](Schedule::cosine)).
     pub fn cosine_restarts(high: f64, low: f64, steps: u64, factor: f64) -> Self {
-        Self::along(Curve::Restarts { high, low, steps, factor })
+        Self::along(Curve::Restarts {
+            high,
+            low,
+            steps,
+            factor,
+        })
     }
 
     /// Up to `peak` and down again, by cosines: the rate of torch's `OneCycleLR`.
@@ -127,12 +147,22 @@ impl Schedule {
 
     /// `start·rate^(step / steps)`.
     pub fn exponential(start: f64, rate: f64, steps: u64) -> Self {
-        Self::along(Curve::Exponential { start, rate, steps, staircase: false })
+        Self::along(Curve::Exponential {
+            start,
+            rate,
+            steps,
+            staircase: false,
+        })
     }
 
     /// `start·rate^⌊step / steps⌋`: multiplied by `rate` after every `steps` steps, as by torch's `StepLR`.
     pub fn step(start: f64, rate: f64, steps: u64) -> Self {
-        Self::along(Curve::Exponential { start, rate, steps, staircase: true })
+        Self::along(Curve::Exponential {
+            start,
+            rate,
+            steps,
+            staircase: true,
+        })
     }
 
     /// `peak·t / warmup` in the first `warmup` steps, then `peak·√(warmup / t)`, with t = step + 1.
@@ -183,7 +213,10 @@ impl Schedule {
     /// `Schedule::cosine(1.0, 0.1, steps).relative()` ends with a tenth of each rate. The own rate is the one
     /// that the leaf was set up with, or that [`adjust`](crate::StateTree::adjust) has set since.
     pub fn relative(self) -> Self {
-        Schedule { is_relative: true, ..self }
+        Schedule {
+            is_relative: true,
+            ..self
+        }
     }
 
     /// Drives another hyper-parameter than the learning rate.
@@ -192,7 +225,10 @@ impl Schedule {
     /// `beta1`. In a chain the name may begin with a place, as in `0.lambda`. If several members have the
     /// field, a place is required, except for `eta`, which is their [product](crate::Adjust::adjust).
     pub fn field(self, field: impl Into<String>) -> Self {
-        Schedule { field: Some(field.into()), ..self }
+        Schedule {
+            field: Some(field.into()),
+            ..self
+        }
     }
 
     /// The value for the step with this index, from 0 on.
@@ -201,7 +237,11 @@ impl Schedule {
     }
 
     fn along(curve: Curve) -> Self {
-        Schedule { curve, field: None, is_relative: false }
+        Schedule {
+            curve,
+            field: None,
+            is_relative: false,
+        }
     }
 
     /// The name of the driven field, as the program gave it.
@@ -217,7 +257,12 @@ impl Schedule {
     /// Refuses a definition with a number that is not finite.
     pub(crate) fn check(&self) -> Result<()> {
         match self.curve.first_non_finite() {
-            Some(number) => Err(out_of_range("Schedule", self.driven_field(), number, "a finite number")),
+            Some(number) => Err(out_of_range(
+                "Schedule",
+                self.driven_field(),
+                number,
+                "a finite number",
+            )),
             None => Ok(()),
         }
     }

@@ -24,7 +24,10 @@ fn kernels(optimiser: impl IntoOptimiser, dtype: DType) -> Result<String> {
         |step: &PrintedStep| -> Vec<u64> { step.scalars.iter().map(|scalar| scalar.to_bits()).collect() };
     let of_step = |step: &PrintedStep| (step.kernel.source().to_string(), bits(step), step.key, step.moves);
     let steps: Vec<_> = steps.iter().map(of_step).collect();
-    Ok(format!("{:016x}", hash(format!("{:?} {steps:?}", printed.state()).as_bytes())))
+    Ok(format!(
+        "{:016x}",
+        hash(format!("{:?} {steps:?}", printed.state()).as_bytes())
+    ))
 }
 
 /// The lines.

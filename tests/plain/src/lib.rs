@@ -110,7 +110,9 @@ pub struct Plain(pub Vec<Named>);
 pub fn numbers(seed: u64, count: usize) -> Vec<f64> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (state >> 40) as f64 / f64::from(1u32 << 23) - 1.0
     };
     (0..count).map(|_| next()).collect()
@@ -131,7 +133,14 @@ impl Plain {
             values: Vector::new(dtype, &numbers(seed + index as u64, shape.iter().product())),
             shape,
         };
-        Plain(sorts.into_iter().chain([("scale", vec![], DType::F64)]).enumerate().map(named).collect())
+        Plain(
+            sorts
+                .into_iter()
+                .chain([("scale", vec![], DType::F64)])
+                .enumerate()
+                .map(named)
+                .collect(),
+        )
     }
 
     /// Gradients of its parameters, in their dtypes.
@@ -148,9 +157,13 @@ impl Plain {
 
     /// The vectors as a model.
     pub fn lend(&mut self) -> ParameterSlices<'_> {
-        self.0.iter_mut().fold(ParameterSlices::new(), |slices, Named { path, shape, values, .. }| {
-            slices.with(path, &*shape, values.lend()).expect("a parameter")
-        })
+        self.0.iter_mut().fold(
+            ParameterSlices::new(),
+            |slices,
+             Named {
+                 path, shape, values, ..
+             }| { slices.with(path, &*shape, values.lend()).expect("a parameter") },
+        )
     }
 
     /// The vectors as gradients.
@@ -163,14 +176,20 @@ impl Plain {
     /// A number that two models share if all their bits are the same.
     pub fn hash(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
-        self.0.iter().for_each(|named| named.values.bytes().hash(&mut hasher));
+        self.0
+            .iter()
+            .for_each(|named| named.values.bytes().hash(&mut hasher));
         hasher.finish()
     }
 }
 
 /// The bytes of a checkpoint of both.
 pub fn saved(state: &StateTree, model: &mut Plain) -> Vec<u8> {
-    Checkpoint::new(state).model(&model.lend()).to_bytes().expect("a checkpoint").0
+    Checkpoint::new(state)
+        .model(&model.lend())
+        .to_bytes()
+        .expect("a checkpoint")
+        .0
 }
 
 /// The hash of bytes.
@@ -203,9 +222,14 @@ pub fn alone(optimiser: Optimiser) -> (u64, u64) {
 /// ranks save to `path`.
 pub fn of_rank(world: &(impl Communicator + Clone + 'static), optimiser: Optimiser, path: &Path) -> u64 {
     let mut model = Plain::new(1, DType::BF16);
-    let mut state = Setup::over(world).build(optimiser, &model.lend()).expect("a state");
+    let mut state = Setup::over(world)
+        .build(optimiser, &model.lend())
+        .expect("a state");
     train(&mut state, &mut model, 0..STEPS);
-    Checkpoint::new(&state).model(&model.lend()).save(path).expect("a checkpoint");
+    Checkpoint::new(&state)
+        .model(&model.lend())
+        .save(path)
+        .expect("a checkpoint");
     model.hash()
 }
 
@@ -231,20 +255,36 @@ pub const OF_CANDLE: [&str; 11] = [
 
 /// Every rule that works without candle, by name, and some chains and wrappers.
 pub fn all_rules() -> Vec<(String, Box<dyn Rule>)> {
-    let listed = rules::catalogue().into_iter().filter(|listing| !OF_CANDLE.contains(&listing.name));
-    let mut all: Vec<(String, Box<dyn Rule>)> =
-        listed.map(|listing| (listing.name.to_string(), listing.rule)).collect();
+    let listed = rules::catalogue()
+        .into_iter()
+        .filter(|listing| !OF_CANDLE.contains(&listing.name));
+    let mut all: Vec<(String, Box<dyn Rule>)> = listed
+        .map(|listing| (listing.name.to_string(), listing.rule))
+        .collect();
     let chains: [Box<dyn Rule>; 5] = [
-        Box::new(OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(0.01), Ema::new(0.9)))),
+        Box::new(OptimiserChain::new((
+            ClipGlobalNorm::new(1.0),
+            AdamW::new(0.01),
+            Ema::new(0.9),
+        ))),
         Box::new(OptimiserChain::new((
             AccumGrad::new(2),
             ClipNorm::new(0.5),
             AdamW::new(0.01),
             Lookahead::new(2),
         ))),
-        Box::new(DecoupledDecay::new(0.1, optimisers::Cautious::new(AdamW::new(0.01)))),
-        Box::new(optimisers::Hyperball::new(AdamW { lambda: 0.0, ..AdamW::new(0.01) })),
-        Box::new(optimisers::Fallback::new(AdamW::new(0.01), optimisers::Lion::new(0.001))),
+        Box::new(DecoupledDecay::new(
+            0.1,
+            optimisers::Cautious::new(AdamW::new(0.01)),
+        )),
+        Box::new(optimisers::Hyperball::new(AdamW {
+            lambda: 0.0,
+            ..AdamW::new(0.01)
+        })),
+        Box::new(optimisers::Fallback::new(
+            AdamW::new(0.01),
+            optimisers::Lion::new(0.001),
+        )),
     ];
     all.extend(chains.into_iter().map(|rule| (rule.name(), rule)));
     all
@@ -254,13 +294,25 @@ pub fn all_rules() -> Vec<(String, Box<dyn Rule>)> {
 pub fn stored(rule: &dyn Fn() -> Box<dyn Rule>) -> Vec<(&'static str, Optimiser)> {
     vec![
         ("bare", Optimiser::new(rule())),
-        ("master in F32", Optimiser::new(MixedPrecision::new(DType::F32, rule()))),
-        ("master in F64", Optimiser::new(MixedPrecision::new(DType::F64, rule()))),
+        (
+            "master in F32",
+            Optimiser::new(MixedPrecision::new(DType::F32, rule())),
+        ),
+        (
+            "master in F64",
+            Optimiser::new(MixedPrecision::new(DType::F64, rule())),
+        ),
         ("split", Optimiser::new(SplitMaster::new(rule()))),
         ("compensated", Optimiser::new(Kahan::new(rule()))),
         ("stochastic", Optimiser::new(StochasticRounding::new(7, rule()))),
         ("state in BF16", Optimiser::new(StoreAs::all(DType::BF16, rule()))),
-        ("state in 8 bits", Optimiser::new(MixedPrecision::new(DType::F32, StoreAs::all(Q8, rule())))),
-        ("offloaded", Optimiser::new(Offload::new(MixedPrecision::new(DType::F32, rule())).everywhere())),
+        (
+            "state in 8 bits",
+            Optimiser::new(MixedPrecision::new(DType::F32, StoreAs::all(Q8, rule()))),
+        ),
+        (
+            "offloaded",
+            Optimiser::new(Offload::new(MixedPrecision::new(DType::F32, rule())).everywhere()),
+        ),
     ]
 }

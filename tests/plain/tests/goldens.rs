@@ -9,16 +9,22 @@ use serde_json::Value;
 /// of their own, which `tests/suite/rules/goldens.rs` translates.
 fn rule(case: &Case) -> Option<Box<dyn Rule>> {
     let listed = |name: &str| {
-        rules::catalogue().into_iter().find(|listing| listing.name == name).map(|listing| listing.rule)
+        rules::catalogue()
+            .into_iter()
+            .find(|listing| listing.name == name)
+            .map(|listing| listing.rule)
     };
-    let mut rule: Box<dyn Rule> =
-        match case.rule.strip_prefix("chain(").and_then(|rest| rest.strip_suffix(')')) {
-            Some(members) => {
-                Box::new(OptimiserChain::new(members.split(", ").map(listed).collect::<Option<Vec<_>>>()?))
-            }
-            None if OF_CANDLE.contains(&&*case.rule) => return None,
-            None => listed(&case.rule)?,
-        };
+    let mut rule: Box<dyn Rule> = match case
+        .rule
+        .strip_prefix("chain(")
+        .and_then(|rest| rest.strip_suffix(')'))
+    {
+        Some(members) => Box::new(OptimiserChain::new(
+            members.split(", ").map(listed).collect::<Option<Vec<_>>>()?,
+        )),
+        None if OF_CANDLE.contains(&&*case.rule) => return None,
+        None => listed(&case.rule)?,
+    };
     for (field, value) in &case.args {
         let field = field.trim_end_matches('_');
         let (_, default) = rule.fields().into_iter().find(|(known, _)| *known == field)?;
@@ -39,7 +45,10 @@ fn rule(case: &Case) -> Option<Box<dyn Rule>> {
 
 #[test]
 fn rules_follow_their_oracles() {
-    let files = [include_str!("../../golden/rules.json"), include_str!("../../golden/modern.json")];
+    let files = [
+        include_str!("../../golden/rules.json"),
+        include_str!("../../golden/modern.json"),
+    ];
     let cases: Vec<Case> = files
         .iter()
         .flat_map(|text| serde_json::from_str::<Vec<Case>>(text).expect("golden cases"))
@@ -49,7 +58,12 @@ fn rules_follow_their_oracles() {
         let Some(rule) = rule(case) else { continue };
         let of = |numbers: &Value| {
             let values = Vector::new(DType::F64, &flat(numbers));
-            Plain(vec![Named { path: "x".to_string(), shape: case.shape.clone(), dtype: DType::F64, values }])
+            Plain(vec![Named {
+                path: "x".to_string(),
+                shape: case.shape.clone(),
+                dtype: DType::F64,
+                values,
+            }])
         };
         let mut x = of(&case.x0);
         let mut state = setup(rule, &x.lend()).expect("a state");

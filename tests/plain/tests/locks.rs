@@ -11,8 +11,12 @@ use arrays::{Array, Arrays};
 /// Locked memory has the bits of slices, also where a gradient is what another model trains.
 #[test]
 fn locks_have_the_bits_of_slices() {
-    let optimiser =
-        || MixedPrecision::new(DType::F64, OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(0.01))));
+    let optimiser = || {
+        MixedPrecision::new(
+            DType::F64,
+            OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(0.01))),
+        )
+    };
     let of = |seed: u64, plain: &Plain| {
         let lock = |(index, named): (usize, &Named)| {
             let values = numbers(seed + index as u64, named.shape.iter().product())
@@ -27,8 +31,10 @@ fn locks_have_the_bits_of_slices() {
     plain.0.retain(|named| named.dtype == DType::F32);
     let (x, gradients) = (of(1, &plain), of(50, &plain));
     let mut beside = setup(optimiser(), &gradients).expect("a state");
-    let (mut state, mut of_slices) =
-        (setup(optimiser(), &x).expect("a state"), setup(optimiser(), &plain.lend()).expect("a state"));
+    let (mut state, mut of_slices) = (
+        setup(optimiser(), &x).expect("a state"),
+        setup(optimiser(), &plain.lend()).expect("a state"),
+    );
     for _ in 0..3 {
         let mut shown = plain.clone();
         for named in &mut shown.0 {
@@ -39,6 +45,10 @@ fn locks_have_the_bits_of_slices() {
         update(&mut beside, &gradients, &shown.show()).expect("an update");
     }
     for named in &plain.0 {
-        assert!(Vector::F32(x.0[&named.path].values()) == named.values, "{}", named.path);
+        assert!(
+            Vector::F32(x.0[&named.path].values()) == named.values,
+            "{}",
+            named.path
+        );
     }
 }

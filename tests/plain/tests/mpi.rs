@@ -27,7 +27,10 @@ fn main() {
             ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
             ("RAYON_NUM_THREADS", "1"),
         ]);
-        let status = job.env(FOLDER, folder.path()).status().expect("`mpirun` (Debian: openmpi-bin)");
+        let status = job
+            .env(FOLDER, folder.path())
+            .status()
+            .expect("`mpirun` (Debian: openmpi-bin)");
         assert!(status.success(), "{ranks} ranks: {status}");
         println!("test ranks_are_one_process::{ranks}_ranks ... ok");
     }
@@ -37,7 +40,9 @@ fn main() {
 fn ranks_are_one_process(world: World) -> Result<(), Error> {
     let folder = PathBuf::from(std::env::var_os(FOLDER).expect("a job has a folder"));
     for (name, rule) in all_rules() {
-        for (store, optimiser) in stored(&|| rule.clone()).into_iter().filter(|(store, _)| is_divided(store))
+        for (store, optimiser) in stored(&|| rule.clone())
+            .into_iter()
+            .filter(|(store, _)| is_divided(store))
         {
             let path = folder.join(format!("{name}, {store}").replace('/', " "));
             let (parameters, file) = alone(optimiser.clone());
@@ -47,7 +52,11 @@ fn ranks_are_one_process(world: World) -> Result<(), Error> {
                 "{name}, {store}, rank {}",
                 world.rank()
             );
-            assert_eq!(hash(&std::fs::read(&path).expect("the file")), file, "{name}, {store}");
+            assert_eq!(
+                hash(&std::fs::read(&path).expect("the file")),
+                file,
+                "{name}, {store}"
+            );
         }
     }
     Ok(())

@@ -14,7 +14,10 @@ struct Dice(u64);
 
 impl Dice {
     fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         ((self.0 >> 33) % end as u64) as usize
     }
 
@@ -31,7 +34,12 @@ impl Dice {
             };
             let dtype = [DType::F16, DType::BF16, DType::F32, DType::F64][self.below(4)];
             let values = Vector::new(dtype, &numbers(self.0, shape.iter().product()));
-            Named { path: path.to_string(), shape, dtype, values }
+            Named {
+                path: path.to_string(),
+                shape,
+                dtype,
+                values,
+            }
         };
         Plain((0..count).map(named).collect())
     }
@@ -53,7 +61,9 @@ fn train(
 ) -> Result<()> {
     for step in steps {
         let gradients = model.gradients(step);
-        Update::new(state).engine(engine).apply(&model.lend(), &gradients.show())?;
+        Update::new(state)
+            .engine(engine)
+            .apply(&model.lend(), &gradients.show())?;
     }
     Ok(())
 }
@@ -67,8 +77,14 @@ fn on_ranks(count: usize, start: &Plain, optimiser: &(impl IntoOptimiser + Clone
         Ok(model.hash())
     };
     std::thread::scope(|scope| {
-        let threads: Vec<_> = ranks(count).into_iter().map(|world| scope.spawn(|| of_rank(world))).collect();
-        threads.into_iter().map(|thread| thread.join().expect("a rank").expect("six steps")).collect()
+        let threads: Vec<_> = ranks(count)
+            .into_iter()
+            .map(|world| scope.spawn(|| of_rank(world)))
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().expect("a rank").expect("six steps"))
+            .collect()
     })
 }
 
@@ -87,7 +103,10 @@ fn every_way_has_the_bits_of_the_run() {
         let Ok(mut state) = made(&mut model) else { continue };
         train(&mut state, &mut model, 0..3, Engine::default())
             .unwrap_or_else(|error| panic!("{number}: {name}: {error}"));
-        Checkpoint::new(&state).model(&model.lend()).save(&path).expect("a checkpoint");
+        Checkpoint::new(&state)
+            .model(&model.lend())
+            .save(&path)
+            .expect("a checkpoint");
         train(&mut state, &mut model, 3..6, Engine::default()).expect("three steps");
         let expected = (model.hash(), hash(&saved(&state, &mut model)));
 
@@ -103,7 +122,8 @@ fn every_way_has_the_bits_of_the_run() {
         let mut resumed = start.clone();
         let mut state = made(&mut resumed).expect("a state");
         let file = CheckpointFile::open(&path).expect("the file");
-        file.restore_with_model(&mut state, &resumed.lend()).expect("a restored state");
+        file.restore_with_model(&mut state, &resumed.lend())
+            .expect("a restored state");
         train(&mut state, &mut resumed, 3..6, Engine::default()).expect("three steps");
         assert_eq!(
             (resumed.hash(), hash(&saved(&state, &mut resumed))),

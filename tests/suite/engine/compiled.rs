@@ -53,20 +53,37 @@ fn all_sources() -> Vec<Arc<str>> {
                 add(Optimiser::new(SplitMaster::of_24_bits(StoreAs::all(Q8, rule()))));
             }
         }
-        let folds = |p| OptimiserChain::new((ClipNorm { p, ..ClipNorm::new(1.0) }, AdamW::new(0.1)));
+        let folds = |p| {
+            OptimiserChain::new((
+                ClipNorm {
+                    p,
+                    ..ClipNorm::new(1.0)
+                },
+                AdamW::new(0.1),
+            ))
+        };
         let clipped = [folds(1.0), folds(2.0), folds(3.0), folds(f64::INFINITY)];
-        let mut rules: Vec<Box<dyn Rule>> =
-            clipped.into_iter().map(|rule| Box::new(rule) as Box<dyn Rule>).collect();
+        let mut rules: Vec<Box<dyn Rule>> = clipped
+            .into_iter()
+            .map(|rule| Box::new(rule) as Box<dyn Rule>)
+            .collect();
         rules.push(Box::new(OptimiserChain::new((
             AccumGrad::new(2),
             ClipGlobalNorm::new(1.0),
             Prodigy::default(),
             LAMB::new(0.1),
         ))));
-        rules.push(Box::new(OptimiserChain::new((ClipGlobalNorm::new(1.0), Muon::new(0.1), LAMB::new(0.1)))));
+        rules.push(Box::new(OptimiserChain::new((
+            ClipGlobalNorm::new(1.0),
+            Muon::new(0.1),
+            LAMB::new(0.1),
+        ))));
         // Each kind of norm, before others.
         rules.extend([0.5, 1.0, 2.0, f64::INFINITY].map(|p| {
-            let clip = ClipNorm { p, ..ClipNorm::new(1.0) };
+            let clip = ClipNorm {
+                p,
+                ..ClipNorm::new(1.0)
+            };
             Box::new(OptimiserChain::new((
                 clip,
                 ClipGlobalNorm::new(1.0),
@@ -83,7 +100,11 @@ fn all_sources() -> Vec<Arc<str>> {
             }
         }
         for gradient in [F16, BF16, F32, F64] {
-            all.extend(sources(MixedPrecision::new(F32, AdamW::new(0.1)), parameter, gradient));
+            all.extend(sources(
+                MixedPrecision::new(F32, AdamW::new(0.1)),
+                parameter,
+                gradient,
+            ));
         }
     }
     all.into_iter().collect()
@@ -124,14 +145,31 @@ fn accesses_are_vectors() {
     for dtype in [BF16, F16] {
         let mixed = code(Optimiser::new(MixedPrecision::new(F32, AdamW::new(0.1))), dtype);
         // Master, momentum and variance; the gradient. Then the same three, and the parameter.
-        assert_eq!([count(&mixed, "ld.global.v4.f32"), count(&mixed, "ld.global.v4.u16")], [3, 1], "{mixed}");
-        assert_eq!([count(&mixed, "st.global.v4.f32"), count(&mixed, "st.global.v4.u16")], [3, 1], "{mixed}");
+        assert_eq!(
+            [
+                count(&mixed, "ld.global.v4.f32"),
+                count(&mixed, "ld.global.v4.u16")
+            ],
+            [3, 1],
+            "{mixed}"
+        );
+        assert_eq!(
+            [
+                count(&mixed, "st.global.v4.f32"),
+                count(&mixed, "st.global.v4.u16")
+            ],
+            [3, 1],
+            "{mixed}"
+        );
         assert_eq!(count(&mixed, ".local"), 0, "{mixed}");
     }
     // The compiler may unroll the loop.
     let double = code(Optimiser::new(AdamW::new(0.1)), F64);
     let [loads, stores] = ["ld.global.v2.f64", "st.global.v2.f64"].map(|access| count(&double, access));
-    assert!(stores >= 3 && loads * 3 == stores * 4, "{loads} loads, {stores} stores: {double}");
+    assert!(
+        stores >= 3 && loads * 3 == stores * 4,
+        "{loads} loads, {stores} stores: {double}"
+    );
 }
 
 /// The kernels with plain arguments, as others compile them.
@@ -142,7 +180,12 @@ fn printed_kernels_compile() {
         let source = printed.kernel().source();
         // At the front are those of the intrinsics that it needs; `ptx` adds all.
         let (front, own) = source.split_at(source.find("typedef ").expect("a type"));
-        for name in ["half_to_float(", "float_to_half(", "warp_largest(", "in_global_memory("] {
+        for name in [
+            "half_to_float(",
+            "float_to_half(",
+            "warp_largest(",
+            "in_global_memory(",
+        ] {
             assert_eq!(front.contains(name), own.contains(name), "{name} in\n{source}");
         }
         if let Err(error) = ptx(own, (8, 0)) {

@@ -61,7 +61,10 @@ impl Net {
         optimisers::Model::visit(
             self,
             &mut optimisers::Visitor::new(&mut |path, x| {
-                grads.insert(path.to_string(), random(path.len() as u64, x.dims(), DType::F32, CPU));
+                grads.insert(
+                    path.to_string(),
+                    random(path.len() as u64, x.dims(), DType::F32, CPU),
+                );
             }),
         );
         grads
@@ -74,7 +77,10 @@ impl Net {
     /// Reads several variables in one operation, and one variable twice.
     fn evaluate(&self) {
         let x = random(7, &[2, 300], DType::F32, CPU);
-        let y = self.small.forward(&self.large.forward(&self.norm.forward(&x).unwrap()).unwrap()).unwrap();
+        let y = self
+            .small
+            .forward(&self.large.forward(&self.norm.forward(&x).unwrap()).unwrap())
+            .unwrap();
         let square = self.large.weight().matmul(self.large.weight()).unwrap();
         assert_eq!((y.dims(), square.dims()), (&[2, 4][..], &[300, 300][..]));
     }
@@ -91,8 +97,11 @@ fn an_update_beside_an_evaluation() {
                     net.evaluate();
                 }
             });
-            let mut state =
-                setup(OptimiserChain::new((ClipGlobalNorm::new(0.1), Adam::new(1e-4))), &net).unwrap();
+            let mut state = setup(
+                OptimiserChain::new((ClipGlobalNorm::new(0.1), Adam::new(1e-4))),
+                &net,
+            )
+            .unwrap();
             let grads = net.gradients();
             for _ in 0..60 {
                 update(&mut state, &net, &grads).unwrap();
@@ -148,7 +157,9 @@ fn what_a_thread_has_begun_is_in_order_with_the_others() {
                     reader.install(|| [x.min_all(), x.max_all()].map(|x| values(&x.unwrap())).concat());
                 assert_eq!(read, [expected; 2], "step {step} on {:?}", device.location());
             }
-            workers.iter().for_each(|worker| worker.install(|| device.synchronize()).unwrap());
+            workers
+                .iter()
+                .for_each(|worker| worker.install(|| device.synchronize()).unwrap());
             device.synchronize().unwrap();
         }
     });
@@ -159,7 +170,9 @@ fn what_a_thread_has_begun_is_in_order_with_the_others() {
 #[test]
 fn who_waits_for_a_device_has_waited_for_the_update() {
     let Some(device) = common::first_gpu() else { return };
-    let Device::Cuda(gpu) = &device else { panic!("a GPU") };
+    let Device::Cuda(gpu) = &device else {
+        panic!("a GPU")
+    };
     let ones = Tensor::ones(1 << 27, DType::F32, &device).unwrap();
     let model = common::model(&[ones.copy().unwrap()]);
     let mut state = setup(Adam::default(), &model).unwrap();
@@ -174,7 +187,11 @@ fn who_waits_for_a_device_has_waited_for_the_update() {
     }
     device.synchronize().unwrap();
     let waited = start.elapsed();
-    gpu.cuda_stream().context().default_stream().synchronize().unwrap();
+    gpu.cuda_stream()
+        .context()
+        .default_stream()
+        .synchronize()
+        .unwrap();
     let more = start.elapsed() - waited;
     assert!(more < waited, "{waited:?}, and then {more:?}");
 }
@@ -215,7 +232,10 @@ fn models_in_rayon_tasks_beside_another_model() {
         });
         let alone = Net::new();
         work(&alone, 20);
-        assert!(nets.iter().all(|net| net.parameters() == alone.parameters()), "as if alone");
+        assert!(
+            nets.iter().all(|net| net.parameters() == alone.parameters()),
+            "as if alone"
+        );
     });
 }
 
@@ -225,8 +245,11 @@ fn two_models_in_two_threads() {
         let steps = || {
             let net = Net::new();
             let grads = net.gradients();
-            let mut state =
-                setup(OptimiserChain::new((ClipGlobalNorm::new(0.1), Adam::new(1e-3))), &net).unwrap();
+            let mut state = setup(
+                OptimiserChain::new((ClipGlobalNorm::new(0.1), Adam::new(1e-3))),
+                &net,
+            )
+            .unwrap();
             (0..40).for_each(|_| _ = update(&mut state, &net, &grads).unwrap());
             net.parameters()
         };
@@ -284,7 +307,9 @@ fn no_parameter_is_seen_half_way() {
 
 /// How long the tests below go on: `STRESS_SECONDS`, or two.
 fn stress() -> Duration {
-    let seconds = std::env::var("STRESS_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
+    let seconds = std::env::var("STRESS_SECONDS")
+        .ok()
+        .and_then(|seconds| seconds.parse().ok());
     Duration::from_secs(seconds.unwrap_or(2))
 }
 
@@ -301,7 +326,8 @@ fn until_the_time_is_over<const N: usize>(work: [&mut (dyn FnMut() + Send); N]) 
             }
             calls
         };
-        work.map(|work| scope.spawn(move || again(work))).map(|thread| thread.join().expect("no panic"))
+        work.map(|work| scope.spawn(move || again(work)))
+            .map(|thread| thread.join().expect("no panic"))
     })
 }
 
@@ -315,7 +341,9 @@ fn players_whose_gradients_are_each_other() {
         ] {
             let players = [1, 2].map(|seed| var(&random(seed, &[4, 2500], DType::F32, CPU)));
             let [x, y] = &players;
-            let mut states = players.each_ref().map(|player| setup(Descent::new(1e-6), player).unwrap());
+            let mut states = players
+                .each_ref()
+                .map(|player| setup(Descent::new(1e-6), player).unwrap());
             let [of_x, of_y] = &mut states;
             let gradients = [y, x].map(|other| std::collections::BTreeMap::from([("", view(other))]));
             let calls = until_the_time_is_over([

@@ -20,7 +20,10 @@ use support::common::{
 };
 
 fn clip(omega: f64, p: f64) -> ClipNorm {
-    ClipNorm { p, ..ClipNorm::new(omega) }
+    ClipNorm {
+        p,
+        ..ClipNorm::new(omega)
+    }
 }
 
 fn member(rule: impl Rule + 'static) -> Box<dyn Rule> {
@@ -39,10 +42,20 @@ fn chains() -> Vec<Vec<Box<dyn Rule>>> {
             global(),
             member(Prodigy::default()),
             member(LAMB::new(0.1)),
-            member(Prodigy { estimate: 1e-3, ..Prodigy::default() }),
+            member(Prodigy {
+                estimate: 1e-3,
+                ..Prodigy::default()
+            }),
         ],
         vec![global(), member(ClipNorm::new(3e-3)), member(LAMB::new(0.1))],
-        vec![member(AccumGrad::new(1)), global(), member(LAMB { lambda: 0.1, ..LAMB::new(0.1) })],
+        vec![
+            member(AccumGrad::new(1)),
+            global(),
+            member(LAMB {
+                lambda: 0.1,
+                ..LAMB::new(0.1)
+            }),
+        ],
         vec![member(ClipNorm::new(1e-2)), member(LARS::new(0.1))],
         vec![member(clip(1e-2, 1.0)), member(LARS::new(0.1))],
         vec![
@@ -51,7 +64,11 @@ fn chains() -> Vec<Vec<Box<dyn Rule>>> {
             global(),
             member(WeightDecay::new(0.1)),
         ],
-        vec![member(clip(1e-2, 3.0)), member(clip(1e-3, 3.0)), member(Momentum::new(0.1))],
+        vec![
+            member(clip(1e-2, 3.0)),
+            member(clip(1e-3, 3.0)),
+            member(Momentum::new(0.1)),
+        ],
         // A power of two, which is made up for after the norm.
         vec![
             member(Scale::new(0.5f64.powi(70))),
@@ -60,8 +77,18 @@ fn chains() -> Vec<Vec<Box<dyn Rule>>> {
             member(LAMB::new(0.1)),
         ],
         // With functions of the whole tensor in between.
-        vec![global(), member(WeightDecay::new(0.1)), member(muon()), member(ClipNorm::new(1e-3))],
-        vec![global(), member(Prodigy::default()), member(muon()), member(LAMB::new(0.1))],
+        vec![
+            global(),
+            member(WeightDecay::new(0.1)),
+            member(muon()),
+            member(ClipNorm::new(1e-3)),
+        ],
+        vec![
+            global(),
+            member(Prodigy::default()),
+            member(muon()),
+            member(LAMB::new(0.1)),
+        ],
         vec![
             member(AccumGrad::new(1)),
             member(GradNoise::new(0.1)),
@@ -123,7 +150,12 @@ fn norms_on_a_device_are_those_of_the_cpu() {
                 wrapped.extend((parameter == BF16).then(|| Optimiser::new(SplitMaster::new(chain))));
                 for optimiser in wrapped {
                     let run = |engine| trajectory(engine, optimiser.clone(), &parameters, &steps);
-                    assert_close(&run(Engine::Emulated), &run(Engine::Fused), NORMS, optimiser.name());
+                    assert_close(
+                        &run(Engine::Emulated),
+                        &run(Engine::Fused),
+                        NORMS,
+                        optimiser.name(),
+                    );
                 }
             }
         }
@@ -172,8 +204,10 @@ fn what_is_not_finite_has_the_same_outcome() {
                 let mut chain = OptimiserChain::new(members);
                 chain.set_field("non_finite", non_finite.into()).expect("a field");
                 for checked in [false, true] {
-                    let what =
-                        format!("{} with {value:e} in {dtype:?}, {non_finite:?}, {checked}", chain.name());
+                    let what = format!(
+                        "{} with {value:e} in {dtype:?}, {non_finite:?}, {checked}",
+                        chain.name()
+                    );
                     let run = |engine| stepped(engine, member(chain.clone()), &parameters, &steps, checked);
                     let ((said, got), (expected_said, expected)) =
                         (run(Engine::Emulated), run(Engine::Fused));
@@ -194,18 +228,29 @@ fn functions_between_norms() {
     }
     let parameters = [[4, 3], [5, 7], [2, 2]].map(|shape| random(shape[0] as u64, &shape, F32, &Device::Cpu));
     let grads = grads(parameters.iter().map(|x| Some((x * 3.0).expect("a gradient"))));
-    let other = || ClipGlobalNorm { group: 1, ..ClipGlobalNorm::new(1e-3) };
+    let other = || ClipGlobalNorm {
+        group: 1,
+        ..ClipGlobalNorm::new(1e-3)
+    };
     let run = |engine| {
         let model = model(&parameters);
         let choose = |path: &str, _: Parameter<'_>| {
             let mut members = vec![member(ClipGlobalNorm::new(1e-2))];
-            members.push(if path == "1" { member(muon()) } else { member(LAMB::new(0.1)) });
+            members.push(if path == "1" {
+                member(muon())
+            } else {
+                member(LAMB::new(0.1))
+            });
             members.extend((path != "0").then(|| member(other())));
             Some(member(OptimiserChain::new(members)))
         };
         let mut state = setup_with(&model, choose).expect("a state");
         take_answered();
-        Update::new(&mut state).engine(engine).finite_only().apply(&model, &grads).expect("an update");
+        Update::new(&mut state)
+            .engine(engine)
+            .finite_only()
+            .apply(&model, &grads)
+            .expect("an update");
         (snapshot(&model, &state), take_answered())
     };
     let ((got, waited), (expected, _)) = (run(Engine::Emulated), run(Engine::Fused));
@@ -224,7 +269,12 @@ fn an_empty_leaf_among_leaves_that_wait_for_each_other() {
     let grads = grads(parameters.iter().map(|x| Some((x * 3.0).expect("a gradient"))));
     let run = |engine| {
         let model = model(&parameters);
-        let group = |group| member(ClipGlobalNorm { group, ..ClipGlobalNorm::new(1e-2) });
+        let group = |group| {
+            member(ClipGlobalNorm {
+                group,
+                ..ClipGlobalNorm::new(1e-2)
+            })
+        };
         let choose = |path: &str, _: Parameter<'_>| {
             let members = match path {
                 "0" => vec![group(1), group(0)],
@@ -234,24 +284,43 @@ fn an_empty_leaf_among_leaves_that_wait_for_each_other() {
             Some(member(OptimiserChain::new(members)))
         };
         let mut state = setup_with(&model, choose).expect("a state");
-        Update::new(&mut state).engine(engine).apply(&model, &grads).expect("an update");
+        Update::new(&mut state)
+            .engine(engine)
+            .apply(&model, &grads)
+            .expect("an update");
         snapshot(&model, &state)
     };
-    assert_close(&[run(Engine::Emulated)], &[run(Engine::Fused)], NORMS, "leaves that wait");
+    assert_close(
+        &[run(Engine::Emulated)],
+        &[run(Engine::Fused)],
+        NORMS,
+        "leaves that wait",
+    );
 }
 
 /// The square of a finite f64 can be infinite, which says nothing about the leaves whose norm stands for
 /// their check.
 #[test]
 fn a_leaf_that_is_not_finite_beside_one_that_overflows() {
-    let (double, single) = (random(1, &[3], F64, &Device::Cpu), random(2, &[3], F32, &Device::Cpu));
+    let (double, single) = (
+        random(1, &[3], F64, &Device::Cpu),
+        random(2, &[3], F32, &Device::Cpu),
+    );
     let spoilt = |number: f32| {
         let large = Tensor::full(1e300, 3, &Device::Cpu).expect("a gradient");
-        [grads([Some(large), Some(Tensor::full(number, 3, &Device::Cpu).expect("a gradient"))])]
+        [grads([
+            Some(large),
+            Some(Tensor::full(number, 3, &Device::Cpu).expect("a gradient")),
+        ])]
     };
     for non_finite in [NonFinite::Error, NonFinite::Skip, NonFinite::Pass] {
-        let chain =
-            OptimiserChain::new((ClipGlobalNorm { non_finite, ..ClipGlobalNorm::new(1.0) }, LAMB::new(0.1)));
+        let chain = OptimiserChain::new((
+            ClipGlobalNorm {
+                non_finite,
+                ..ClipGlobalNorm::new(1.0)
+            },
+            LAMB::new(0.1),
+        ));
         for engine in [Engine::Fused, Engine::Tensors, Engine::Emulated] {
             if engine == Engine::Emulated && !can_run() {
                 continue;
@@ -266,13 +335,21 @@ fn a_leaf_that_is_not_finite_beside_one_that_overflows() {
                 )
                 .0
             };
-            assert_eq!(run(f32::NAN), format!("{:?}", not_finite("1")), "{non_finite:?} {engine:?}");
+            assert_eq!(
+                run(f32::NAN),
+                format!("{:?}", not_finite("1")),
+                "{non_finite:?} {engine:?}"
+            );
             let expected = match non_finite {
                 NonFinite::Error => "parameter \"0\": the 2-norm of its gradient is inf".to_string(),
                 NonFinite::Skip => format!("{:?}", not_finite("0")),
                 NonFinite::Pass => format!("{:?}", Status::Stepped),
             };
-            assert!(run(1.0).starts_with(&expected), "{} {non_finite:?} {engine:?}", run(1.0));
+            assert!(
+                run(1.0).starts_with(&expected),
+                "{} {non_finite:?} {engine:?}",
+                run(1.0)
+            );
         }
     }
 }
@@ -290,7 +367,11 @@ impl Rule for Numbers {
         Ok(Flow::Step(dx.with_tensors(state, |_, _, dx, _| {
             CALLS.set(CALLS.get() + 1);
             let sum = dx.sum_all()?.to_dtype(F64)?.to_scalar::<f64>()?;
-            if sum.is_nan() { Err(Error::other("not a number")) } else { Ok((dx * self.factor)?) }
+            if sum.is_nan() {
+                Err(Error::other("not a number"))
+            } else {
+                Ok((dx * self.factor)?)
+            }
         })))
     }
 }
@@ -307,17 +388,34 @@ fn a_function_behind_a_check_that_skips_does_not_run() {
     }
     let x = random(1, &[40], F32, &Device::Cpu);
     let chain = OptimiserChain::new((Numbers::default(), LAMB::new(0.1)));
-    let bad = [grads([Some(Tensor::full(f32::NAN, 40, &Device::Cpu).expect("a gradient"))])];
+    let bad = [grads([Some(
+        Tensor::full(f32::NAN, 40, &Device::Cpu).expect("a gradient"),
+    )])];
     for checked in [true, false] {
         let run = |engine| {
             CALLS.set(0);
-            (stepped(engine, member(chain.clone()), std::slice::from_ref(&x), &bad, checked), CALLS.get())
+            (
+                stepped(
+                    engine,
+                    member(chain.clone()),
+                    std::slice::from_ref(&x),
+                    &bad,
+                    checked,
+                ),
+                CALLS.get(),
+            )
         };
         let (((said, got), calls), ((expected_said, expected), expected_calls)) =
             (run(Engine::Emulated), run(Engine::Fused));
-        assert_eq!((calls, expected_calls), (usize::from(!checked), usize::from(!checked)));
+        assert_eq!(
+            (calls, expected_calls),
+            (usize::from(!checked), usize::from(!checked))
+        );
         assert_eq!(said, expected_said);
-        assert!(said.contains(if checked { "Skipped" } else { "not a number" }), "{said}");
+        assert!(
+            said.contains(if checked { "Skipped" } else { "not a number" }),
+            "{said}"
+        );
         assert_same(&[got], &[expected], checked);
     }
 }
@@ -336,7 +434,9 @@ fn frozen_leaves_and_scaled_losses() {
         let mut scaler = LossScaler::fixed(1024.0);
         take_answered();
         for grads in &steps {
-            let _ = scaler.scale(&Tensor::new(1f32, &Device::Cpu).expect("a loss")).expect("a scaled loss");
+            let _ = scaler
+                .scale(&Tensor::new(1f32, &Device::Cpu).expect("a loss"))
+                .expect("a scaled loss");
             Update::new(&mut state)
                 .engine(engine)
                 .scaler(&mut scaler)
@@ -359,7 +459,10 @@ fn a_skipped_call_launches_no_step() {
     }
     let x = random(1, &[40], F32, &Device::Cpu);
     let model = model(std::slice::from_ref(&x));
-    let clip = ClipGlobalNorm { non_finite: NonFinite::Skip, ..ClipGlobalNorm::new(1.0) };
+    let clip = ClipGlobalNorm {
+        non_finite: NonFinite::Skip,
+        ..ClipGlobalNorm::new(1.0)
+    };
     let mut state = setup(OptimiserChain::new((clip, LAMB::new(0.1))), &model).expect("a state");
     take_launches();
     let gradient = Tensor::full(f32::NAN, 40, &Device::Cpu).expect("a gradient");
@@ -368,6 +471,10 @@ fn a_skipped_call_launches_no_step() {
         .apply(&model, &grads([Some(gradient)]))
         .expect("an outcome");
     assert_eq!(outcome.status, not_finite("0"));
-    assert!(take_launches().iter().all(|launch| launch.source.contains("double* results")));
+    assert!(
+        take_launches()
+            .iter()
+            .all(|launch| launch.source.contains("double* results"))
+    );
     assert_eq!(bits(&model["0"]), bits(&x));
 }

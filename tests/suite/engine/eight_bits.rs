@@ -17,15 +17,27 @@ use support::common::{
 const SHAPES: [&[usize]; 3] = [&[4096 + 77], &[50, 100], &[100]];
 
 fn tensors(seed: u64, dtype: DType) -> Vec<Tensor> {
-    SHAPES.iter().enumerate().map(|(i, shape)| random(seed + i as u64, shape, dtype, &Device::Cpu)).collect()
+    SHAPES
+        .iter()
+        .enumerate()
+        .map(|(i, shape)| random(seed + i as u64, shape, dtype, &Device::Cpu))
+        .collect()
 }
 
 fn steps(dtype: DType, seeds: std::ops::Range<u64>) -> Vec<Grads> {
-    seeds.map(|seed| grads(tensors(10 * seed, dtype).into_iter().map(Some))).collect()
+    seeds
+        .map(|seed| grads(tensors(10 * seed, dtype).into_iter().map(Some)))
+        .collect()
 }
 
 fn adamw() -> StoreAs<AdamW> {
-    StoreAs::all(Q8, AdamW { lambda: 0.1, ..AdamW::new(0.01) })
+    StoreAs::all(
+        Q8,
+        AdamW {
+            lambda: 0.1,
+            ..AdamW::new(0.01)
+        },
+    )
 }
 
 fn train(state: &mut StateTree, model: &Vars, seeds: std::ops::Range<u64>) {
@@ -44,8 +56,11 @@ fn trained(optimiser: impl IntoOptimiser) -> (Vars, StateTree) {
 /// Every rule of the catalogue with all of its state in 8 bits that can be.
 #[test]
 fn every_rule_has_the_same_bits_on_every_engine() {
-    for (dtype, gradient) in [(DType::F32, DType::F32), (DType::BF16, DType::BF16), (DType::F32, DType::F64)]
-    {
+    for (dtype, gradient) in [
+        (DType::F32, DType::F32),
+        (DType::BF16, DType::BF16),
+        (DType::F32, DType::F64),
+    ] {
         let (parameters, grads) = (tensors(1, dtype), steps(gradient, 1..4));
         for rule in rules_and_chains() {
             let rule = Optimiser::new(MixedPrecision::new(DType::F32, StoreAs::all(Q8, rule)));
@@ -55,7 +70,11 @@ fn every_rule_has_the_same_bits_on_every_engine() {
                 |engine: &Engine| *engine != Engine::Emulated || rule.rule().kind() == Kind::Elementwise;
             for engine in engines().into_iter().chain(instruction_sets()).filter(is_exact) {
                 let what = format!("{} on {engine:?} in {dtype:?}, {gradient:?}", rule.name());
-                assert_same(&trajectory(engine, rule.clone(), &parameters, &grads), &expected, what);
+                assert_same(
+                    &trajectory(engine, rule.clone(), &parameters, &grads),
+                    &expected,
+                    what,
+                );
             }
         }
     }
@@ -67,12 +86,20 @@ fn every_rule_has_the_same_bits_on_every_engine() {
 fn every_rule_with_norms_makes_its_first_step_on_every_engine() {
     for dtype in [DType::F32, DType::F64] {
         let (parameters, grads) = (tensors(1, dtype), steps(dtype, 1..2));
-        for rule in rules_and_chains().into_iter().filter(|rule| rule.kind() != Kind::Elementwise) {
+        for rule in rules_and_chains()
+            .into_iter()
+            .filter(|rule| rule.kind() != Kind::Elementwise)
+        {
             let rule = Optimiser::new(StoreAs::all(Q8, rule));
             let expected = trajectory(Engine::Tensors, rule.clone(), &parameters, &grads);
             for engine in engines() {
                 let what = format!("{} on {engine:?} in {dtype:?}", rule.name());
-                assert_close(&trajectory(engine, rule.clone(), &parameters, &grads), &expected, 1e-6, what);
+                assert_close(
+                    &trajectory(engine, rule.clone(), &parameters, &grads),
+                    &expected,
+                    1e-6,
+                    what,
+                );
             }
         }
     }
@@ -85,7 +112,10 @@ fn special_numbers_have_the_same_bits_on_every_engine() {
         let [x, g] = [x, g]
             .map(|values| Tensor::cat(&[&values, &values, &values], 0).expect("as many as are worth it"));
         let grads = vec![grads([Some(g)]); 3];
-        for rule in [Optimiser::new(adamw()), Optimiser::new(StoreAs::all(Q8, Rprop::new(0.01)))] {
+        for rule in [
+            Optimiser::new(adamw()),
+            Optimiser::new(StoreAs::all(Q8, Rprop::new(0.01))),
+        ] {
             let expected = trajectory(Engine::Tensors, rule.clone(), std::slice::from_ref(&x), &grads);
             for engine in engines() {
                 assert_same(
@@ -110,9 +140,15 @@ fn special_numbers_have_the_same_bits_on_every_engine() {
 #[test]
 fn any_number_of_threads_and_any_layout() {
     let shape = [601, 500];
-    let (x, g) = (random(1, &shape, DType::F32, &Device::Cpu), random(2, &shape, DType::F32, &Device::Cpu));
+    let (x, g) = (
+        random(1, &shape, DType::F32, &Device::Cpu),
+        random(2, &shape, DType::F32, &Device::Cpu),
+    );
     let run = |threads: usize, gradient: &Tensor| {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .build()
+            .expect("a pool");
         let grads = vec![grads([Some(gradient.clone())]); 2];
         pool.install(|| trajectory(Engine::Fused, adamw(), std::slice::from_ref(&x), &grads))
     };
@@ -120,7 +156,11 @@ fn any_number_of_threads_and_any_layout() {
     for threads in [2, 3, 16] {
         assert_same(&run(threads, &g), &expected, threads);
     }
-    let transposed = g.t().and_then(|g| g.contiguous()).and_then(|g| g.t()).expect("by columns");
+    let transposed = g
+        .t()
+        .and_then(|g| g.contiguous())
+        .and_then(|g| g.t())
+        .expect("by columns");
     assert_same(&run(2, &transposed), &expected, "by columns");
 }
 
@@ -131,21 +171,39 @@ fn what_is_small_or_a_copy_stays_as_it_is() {
     let bytes: Vec<usize> = state.leaves().map(|leaf| leaf.bytes()).collect();
     assert_eq!(bytes, [2 * 33 * 132, 2 * 40 * 132, 2 * 4 * 100]);
     let (_, state) = trained(StoreAs::new([("v", Q8)], AdamW::new(0.01)));
-    assert_eq!(state.leaves().next().map(|leaf| leaf.bytes()), Some(4 * 4173 + 33 * 132));
+    assert_eq!(
+        state.leaves().next().map(|leaf| leaf.bytes()),
+        Some(4 * 4173 + 33 * 132)
+    );
     // z starts as the parameter.
     let (_, state) = trained(StoreAs::all(Q8, ScheduleFree::new(0.01)));
-    assert_eq!(state.leaves().next().map(|leaf| leaf.bytes()), Some(4 * 4173 + 33 * 132));
-    let least =
-        |elements| setup(adamw(), &model(&[tensor(1, &[elements], DType::F32)])).expect("a state").bytes();
+    assert_eq!(
+        state.leaves().next().map(|leaf| leaf.bytes()),
+        Some(4 * 4173 + 33 * 132)
+    );
+    let least = |elements| {
+        setup(adamw(), &model(&[tensor(1, &[elements], DType::F32)]))
+            .expect("a state")
+            .bytes()
+    };
     assert_eq!([4095, 4096].map(least), [4095 * 8, 32 * 132 * 2]);
 
     let x = model(&tensors(1, DType::F32));
     let refused = setup(StoreAs::new([("z", Q8)], ScheduleFree::new(0.01)), &x).expect_err("a copy");
-    says(&refused, &["state tensor \"z\" is to be stored as Q8", "copy of the parameter"]);
+    says(
+        &refused,
+        &[
+            "state tensor \"z\" is to be stored as Q8",
+            "copy of the parameter",
+        ],
+    );
     let refused = setup(StoreAs::all(DType::U8, Adam::default()), &x).expect_err("no such dtype");
     says(&refused, &["U8", "F16, BF16, F32, F64 or Q8"]);
     let refused = setup(StoreAs::new([("n", Q8)], Adam::default()), &x).expect_err("no such tensor");
-    says(&refused, &["Adam has no state tensor \"n\", expected one of: m, v"]);
+    says(
+        &refused,
+        &["Adam has no state tensor \"n\", expected one of: m, v"],
+    );
     let by_rule = State::for_slots(Parameter::from(&x["0"]), &[Slot::parameter("w").stored_as(Q8)])
         .expect_err("a copy");
     says(&by_rule, &["\"w\"", "copy of the parameter"]);
@@ -155,11 +213,18 @@ fn what_is_small_or_a_copy_stays_as_it_is() {
 #[test]
 fn a_moment_is_what_it_would_be_in_f32() {
     let (_, small) = trained(adamw());
-    let (_, wide) = trained(AdamW { lambda: 0.1, ..AdamW::new(0.01) });
+    let (_, wide) = trained(AdamW {
+        lambda: 0.1,
+        ..AdamW::new(0.01)
+    });
     for (name, most) in [("m", 0.2), ("v", 0.35)] {
         let get = |state: &StateTree| values(&state.leaf("0").expect("a leaf").tensor(name).expect("a copy"));
         let (small, wide) = (get(&small), get(&wide));
-        let largest = |values: &[f64]| values.iter().fold(0f64, |largest, value| largest.max(value.abs()));
+        let largest = |values: &[f64]| {
+            values
+                .iter()
+                .fold(0f64, |largest, value| largest.max(value.abs()))
+        };
         for (small, wide) in small.chunks(128).zip(wide.chunks(128)) {
             let of_block = largest(wide);
             assert!(
@@ -186,9 +251,16 @@ fn t50_small_gradients_beside_large_ones_move_by_no_more_than_they_should() {
     }
     // 200 steps of 0.01, by a factor that the codes decide on. What is below the first moment's range does
     // not move.
-    assert!(values(&x["0"]).iter().all(|x| (-4.0..=0.0).contains(x)), "{:?}", &values(&x["0"])[..32]);
     assert!(
-        values(&x["0"]).iter().enumerate().all(|(i, x)| i % 16 > 3 || (-2.6..=-1.2).contains(x)),
+        values(&x["0"]).iter().all(|x| (-4.0..=0.0).contains(x)),
+        "{:?}",
+        &values(&x["0"])[..32]
+    );
+    assert!(
+        values(&x["0"])
+            .iter()
+            .enumerate()
+            .all(|(i, x)| i % 16 > 3 || (-2.6..=-1.2).contains(x)),
         "{:?}",
         &values(&x["0"])[..32]
     );
@@ -201,14 +273,23 @@ fn a_file_goes_on_bit_for_bit() {
     for optimiser in [
         Optimiser::new(adamw()),
         Optimiser::new(MixedPrecision::new(DType::F64, adamw())),
-        Optimiser::new(StoreAs::all(Q8, OptimiserChain::new((AccumGrad::new(2), Adam::new(0.01))))),
+        Optimiser::new(StoreAs::all(
+            Q8,
+            OptimiserChain::new((AccumGrad::new(2), Adam::new(0.01))),
+        )),
     ] {
         let (model, mut state) = trained(optimiser.clone());
         Checkpoint::new(&state).save(&path).expect("a save");
-        let copy =
-            support::common::model(&model.values().map(|var| var.as_tensor().clone()).collect::<Vec<_>>());
+        let copy = support::common::model(
+            &model
+                .values()
+                .map(|var| var.as_tensor().clone())
+                .collect::<Vec<_>>(),
+        );
         let mut restored = setup(optimiser, &copy).expect("a state");
-        CheckpointFile::open(&path).and_then(|file| file.restore(&mut restored)).expect("a load");
+        CheckpointFile::open(&path)
+            .and_then(|file| file.restore(&mut restored))
+            .expect("a load");
         assert_eq!(snapshot(&copy, &restored), snapshot(&model, &state));
         train(&mut state, &model, 4..7);
         train(&mut restored, &copy, 4..7);
@@ -220,11 +301,16 @@ fn a_file_goes_on_bit_for_bit() {
 fn file() -> (Vec<u8>, usize) {
     let (_, state) = trained(adamw());
     let folder = tempfile::tempdir().expect("a folder");
-    Checkpoint::new(&state).save(folder.path().join("state")).expect("a save");
+    Checkpoint::new(&state)
+        .save(folder.path().join("state"))
+        .expect("a save");
     let file = std::fs::read(folder.path().join("state")).expect("the file");
     let header = u64::from_le_bytes(*file.first_chunk().expect("a length")) as usize;
     let text: serde_json::Value = serde_json::from_slice(&file[8..8 + header]).expect("a header");
-    assert_eq!((&text["0/v"]["dtype"], &text["0/v"]["shape"]), (&"U8".into(), &serde_json::json!([33, 132])));
+    assert_eq!(
+        (&text["0/v"]["dtype"], &text["0/v"]["shape"]),
+        (&"U8".into(), &serde_json::json!([33, 132]))
+    );
     let start = text["0/v"]["data_offsets"][0].as_u64().expect("a place") as usize;
     (file, 8 + header + start)
 }
@@ -237,9 +323,17 @@ fn load(file: &[u8], accepting: bool) -> optimisers::Result<()> {
     let mut state = setup(adamw(), &model).expect("a state");
     let before = snapshot(&model, &state);
     let file = CheckpointFile::open(&path)?;
-    let file = if accepting { file.accepting_non_finite() } else { file };
+    let file = if accepting {
+        file.accepting_non_finite()
+    } else {
+        file
+    };
     let result = file.restore(&mut state).map(drop);
-    assert_eq!(result.is_err(), snapshot(&model, &state) == before, "an error changes nothing");
+    assert_eq!(
+        result.is_err(),
+        snapshot(&model, &state) == before,
+        "an error changes nothing"
+    );
     result
 }
 
@@ -275,15 +369,23 @@ fn records_have_one_shape() {
     let (file, _) = file();
     let with = |old: &str, new: &str| {
         assert_eq!(old.len(), new.len());
-        let place =
-            file.windows(old.len()).position(|bytes| bytes == old.as_bytes()).expect("a text of the header");
+        let place = file
+            .windows(old.len())
+            .position(|bytes| bytes == old.as_bytes())
+            .expect("a text of the header");
         let mut file = file.clone();
         file[place..place + old.len()].copy_from_slice(new.as_bytes());
         load(&file, true).expect_err("another shape")
     };
     says(&with("[33,132]", "[66,66] "), &["0/m", "[66, 66]", "[33, 132]"]);
     says(&with("[33,132]", "[4356]  "), &["0/m", "[4356]", "[33, 132]"]);
-    says(&with(r#""dtype":"U8","shape":[33,132]"#, r#""dtype":"I8","shape":[33,132]"#), &["0/m", "I8"]);
+    says(
+        &with(
+            r#""dtype":"U8","shape":[33,132]"#,
+            r#""dtype":"I8","shape":[33,132]"#,
+        ),
+        &["0/m", "I8"],
+    );
 }
 
 /// A file of another format is for `replace`, which converts.
@@ -291,25 +393,44 @@ fn records_have_one_shape() {
 fn formats_are_not_mixed_up() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("state");
-    let (x, wide) = trained(AdamW { lambda: 0.1, ..AdamW::new(0.01) });
+    let (x, wide) = trained(AdamW {
+        lambda: 0.1,
+        ..AdamW::new(0.01)
+    });
     Checkpoint::new(&wide).save(&path).expect("a save");
     let mut state = setup(adamw(), &x).expect("a state");
-    let error =
-        CheckpointFile::open(&path).and_then(|file| file.restore(&mut state)).expect_err("another format");
+    let error = CheckpointFile::open(&path)
+        .and_then(|file| file.restore(&mut state))
+        .expect_err("another format");
     says(&error, &["StoreAs(Q8, AdamW)"]);
 
     let mut state = wide;
     let v = |state: &StateTree| state.leaf("0").expect("a leaf").tensor("v").expect("a copy");
     let exact = v(&state);
     let replaced = state.all().replace(adamw(), &x).expect("a replacement");
-    assert!(replaced[0].fresh.is_empty() && replaced[0].kept == ["m", "v", "t"], "{replaced:?}");
+    assert!(
+        replaced[0].fresh.is_empty() && replaced[0].kept == ["m", "v", "t"],
+        "{replaced:?}"
+    );
     let coded = v(&state);
     assert_eq!(state.leaf("0").map(|leaf| leaf.bytes()), Some(2 * 33 * 132));
     assert!(
-        values(&coded).iter().zip(values(&exact)).all(|(coded, exact)| (coded - exact).abs() <= 0.13 * exact)
+        values(&coded)
+            .iter()
+            .zip(values(&exact))
+            .all(|(coded, exact)| (coded - exact).abs() <= 0.13 * exact)
     );
     // Back again nothing more is lost.
-    state.all().replace(AdamW { lambda: 0.1, ..AdamW::new(0.01) }, &x).expect("a replacement");
+    state
+        .all()
+        .replace(
+            AdamW {
+                lambda: 0.1,
+                ..AdamW::new(0.01)
+            },
+            &x,
+        )
+        .expect("a replacement");
     assert_eq!(bits(&v(&state)), bits(&coded));
     assert_eq!(v(&state).dtype(), DType::F32);
 }
@@ -320,10 +441,18 @@ fn copies_updates_and_windows_are_as_with_any_state() {
     let copy = state.try_clone().expect("a copy");
     assert_eq!(snapshot(&x, &copy), snapshot(&x, &state));
     let gradients = &steps(DType::F32, 5..6)[0];
-    let parameters =
-        x.iter().map(|(path, var)| (path.clone(), var.as_tensor().copy().expect("a copy"))).collect();
-    let (next, moved, _) = Update::functional(&state).apply(&parameters, gradients).expect("another state");
-    assert_eq!(snapshot(&x, &copy), snapshot(&x, &state), "the old one is as it was");
+    let parameters = x
+        .iter()
+        .map(|(path, var)| (path.clone(), var.as_tensor().copy().expect("a copy")))
+        .collect();
+    let (next, moved, _) = Update::functional(&state)
+        .apply(&parameters, gradients)
+        .expect("another state");
+    assert_eq!(
+        snapshot(&x, &copy),
+        snapshot(&x, &state),
+        "the old one is as it was"
+    );
     update(&mut state, &x, gradients).expect("an update");
     assert!(x.iter().all(|(path, var)| bits(&moved[path]) == bits(var)));
     for (own, next) in state.leaves().zip(next.leaves()) {
@@ -335,7 +464,11 @@ fn copies_updates_and_windows_are_as_with_any_state() {
     let before = snapshot(&x, &state);
     train(&mut state, &x, 6..7);
     let frozen = |snapshot: &support::common::Snapshot| {
-        snapshot.iter().filter(|(name, _)| name.starts_with('0')).cloned().collect::<Vec<_>>()
+        snapshot
+            .iter()
+            .filter(|(name, _)| name.starts_with('0'))
+            .cloned()
+            .collect::<Vec<_>>()
     };
     assert_eq!(frozen(&before), frozen(&snapshot(&x, &state)));
     state.at("0").expect("a leaf").thaw();
@@ -372,7 +505,10 @@ fn a_sum_of_squares_grows() {
     for seed in 0..2000 {
         Update::new(&mut state)
             .engine(Engine::Fused)
-            .apply(&x, &grads([Some(random(seed, &[4096], DType::F32, &Device::Cpu))]))
+            .apply(
+                &x,
+                &grads([Some(random(seed, &[4096], DType::F32, &Device::Cpu))]),
+            )
             .expect("an update");
     }
     let sums = values(&state.leaf("0").unwrap().tensor("sum_of_squares").unwrap());
@@ -385,14 +521,18 @@ fn a_sum_of_squares_grows() {
 #[test]
 fn a_slot_can_ask_for_it() {
     let x = tensor(1, &[4096], DType::F32);
-    let slots =
-        [Slot::zeros("m").stored_as(SlotFormat::Q8), Slot::full("size", 0.5).non_negative().stored_as(Q8)];
+    let slots = [
+        Slot::zeros("m").stored_as(SlotFormat::Q8),
+        Slot::full("size", 0.5).non_negative().stored_as(Q8),
+    ];
     let state = State::for_slots(Parameter::from(&x), &slots).expect("a state");
     assert_eq!(format!("{state:?}"), "m Q8 [4096], size Q8 [4096], t 0");
     assert!(format!("{:?}", slots[1]).contains("NonNegative"));
-    let error: Error =
-        State::for_slots(Parameter::from(&x), &[Slot::zeros("v").second_moment().stored_as(DType::F16)])
-            .expect_err("F16");
+    let error: Error = State::for_slots(
+        Parameter::from(&x),
+        &[Slot::zeros("v").second_moment().stored_as(DType::F16)],
+    )
+    .expect_err("F16");
     says(&error, &["F32 or F64, because the tensor is a second moment"]);
     let rule: Box<dyn Rule> = Box::new(Adam::default());
     assert_eq!(StoreAs::all(Q8, rule).name(), "StoreAs(Q8, Adam)");

@@ -94,8 +94,14 @@ fn dtypes_mixed() {
     if !can_run() {
         return;
     }
-    for (parameter, gradient) in [(BF16, F32), (F32, BF16), (F16, BF16), (F32, F64), (F16, F64), (F64, BF16)]
-    {
+    for (parameter, gradient) in [
+        (BF16, F32),
+        (F32, BF16),
+        (F16, BF16),
+        (F32, F64),
+        (F16, F64),
+        (F64, BF16),
+    ] {
         let (parameters, grads) = small_model(&Device::Cpu, parameter, gradient);
         assert_agrees(AdamW::new(0.1), &parameters, &grads);
         assert_agrees(
@@ -120,8 +126,13 @@ fn special_numbers() {
             let steps = [grads([Some(g.clone())]), grads([Some(g)])];
             let mut optimisers = optimisers_for(parameter);
             optimisers.retain(|optimiser| optimiser.rule().kind() == Kind::Elementwise);
-            for mut optimiser in optimisers.into_iter().step_by(if gradient == parameter { 1 } else { 7 }) {
-                optimiser.set_field("non_finite", NonFinite::Pass.into()).expect("a NonFinite");
+            for mut optimiser in optimisers
+                .into_iter()
+                .step_by(if gradient == parameter { 1 } else { 7 })
+            {
+                optimiser
+                    .set_field("non_finite", NonFinite::Pass.into())
+                    .expect("a NonFinite");
                 assert_agrees(optimiser, std::slice::from_ref(&x), &steps);
             }
         }
@@ -135,8 +146,9 @@ fn large_leaves() {
         return;
     }
     for (dtype, shape) in [(F32, [70_001, 1]), (BF16, [16_384, 2]), (F16, [129, 300])] {
-        let steps: Vec<Grads> =
-            (0..3).map(|step| grads([Some(random(step, &shape, dtype, &Device::Cpu))])).collect();
+        let steps: Vec<Grads> = (0..3)
+            .map(|step| grads([Some(random(step, &shape, dtype, &Device::Cpu))]))
+            .collect();
         let parameters = [random(9, &shape, dtype, &Device::Cpu)];
         assert_agrees(MixedPrecision::new(F32, AdamW::new(0.1)), &parameters, &steps);
         assert_agrees(
@@ -144,7 +156,11 @@ fn large_leaves() {
             &parameters,
             &steps,
         );
-        assert_agrees(OptimiserChain::new((Prodigy::default(), Lookahead::default())), &parameters, &steps);
+        assert_agrees(
+            OptimiserChain::new((Prodigy::default(), Lookahead::default())),
+            &parameters,
+            &steps,
+        );
         assert_agrees(
             OptimiserChain::new((Adam::new(1.0), muon(), WeightDecay::new(0.1))),
             &[parameters[0].narrow(0, 0, 120).expect("rows")],
@@ -157,10 +173,22 @@ fn large_leaves() {
 fn launches(optimiser: impl IntoOptimiser, parameters: &[Tensor]) -> Vec<Launched> {
     let model = model(parameters);
     let mut state = setup(optimiser, &model).expect("a state");
-    let step = |seed| grads(parameters.iter().map(|x| Some(random(seed, x.dims(), x.dtype(), &Device::Cpu))));
-    Update::new(&mut state).engine(Engine::Emulated).apply(&model, &step(1)).expect("a first update");
+    let step = |seed| {
+        grads(
+            parameters
+                .iter()
+                .map(|x| Some(random(seed, x.dims(), x.dtype(), &Device::Cpu))),
+        )
+    };
+    Update::new(&mut state)
+        .engine(Engine::Emulated)
+        .apply(&model, &step(1))
+        .expect("a first update");
     take_launches();
-    Update::new(&mut state).engine(Engine::Emulated).apply(&model, &step(2)).expect("an update");
+    Update::new(&mut state)
+        .engine(Engine::Emulated)
+        .apply(&model, &step(2))
+        .expect("an update");
     take_launches()
 }
 
@@ -179,14 +207,32 @@ fn leaves_of_a_kind_are_one_launch() {
     };
     let leaves: Vec<Tensor> = (0..1000).map(leaf).collect();
     let launched = launches(MixedPrecision::new(F32, AdamW::new(0.1)), &leaves);
-    assert_eq!(launched.iter().map(|launch| launch.leaves).collect::<BTreeSet<_>>(), [334, 666].into());
+    assert_eq!(
+        launched
+            .iter()
+            .map(|launch| launch.leaves)
+            .collect::<BTreeSet<_>>(),
+        [334, 666].into()
+    );
     assert_eq!(launched.len(), 2);
     // A block of 256 threads, each with 4 elements of a leaf.
-    let blocks: usize = leaves.iter().map(|leaf| leaf.elem_count().div_ceil(1 << 10)).sum();
-    assert_eq!(launched.iter().map(|launch| launch.blocks as usize).sum::<usize>(), blocks);
+    let blocks: usize = leaves
+        .iter()
+        .map(|leaf| leaf.elem_count().div_ceil(1 << 10))
+        .sum();
+    assert_eq!(
+        launched
+            .iter()
+            .map(|launch| launch.blocks as usize)
+            .sum::<usize>(),
+        blocks
+    );
 
     let clipped = launches(
-        MixedPrecision::new(F32, OptimiserChain::new((ClipGlobalNorm::new(1e-3), AdamW::new(0.1)))),
+        MixedPrecision::new(
+            F32,
+            OptimiserChain::new((ClipGlobalNorm::new(1e-3), AdamW::new(0.1))),
+        ),
         &leaves,
     );
     assert_eq!(clipped.len(), 4, "a norm and a step for each dtype");
@@ -205,10 +251,17 @@ fn a_step_waits_once_for_each_level_of_norms() {
         let model = model(&leaves);
         let mut state = setup(optimiser, &model).expect("a state");
         let mut step = |seed| {
-            let grads = grads(leaves.iter().map(|x| Some(random(seed, x.dims(), x.dtype(), &Device::Cpu))));
+            let grads = grads(
+                leaves
+                    .iter()
+                    .map(|x| Some(random(seed, x.dims(), x.dtype(), &Device::Cpu))),
+            );
             let update = Update::new(&mut state).engine(Engine::Emulated);
             let update = if checked { update.finite_only() } else { update };
-            assert_eq!(update.apply(&model, &grads).expect("an update").status, Status::Stepped);
+            assert_eq!(
+                update.apply(&model, &grads).expect("an update").status,
+                Status::Stepped
+            );
         };
         step(1);
         take_answered();
@@ -224,20 +277,59 @@ fn a_step_waits_once_for_each_level_of_norms() {
         (Box::new(LAMB::new(0.1)), 1),
         (Box::new(LARS::new(0.1)), 1),
         (Box::new(Prodigy::default()), 1),
-        (Box::new(OptimiserChain::new((ClipGlobalNorm::new(1.0), Adam::new(0.1)))), 1),
-        (Box::new(OptimiserChain::new((AccumGrad::new(1), ClipGrad::new(1.0), LAMB::new(0.1)))), 1),
+        (
+            Box::new(OptimiserChain::new((ClipGlobalNorm::new(1.0), Adam::new(0.1)))),
+            1,
+        ),
+        (
+            Box::new(OptimiserChain::new((
+                AccumGrad::new(1),
+                ClipGrad::new(1.0),
+                LAMB::new(0.1),
+            ))),
+            1,
+        ),
         // Norms of what follows from others, and from sums.
         (Box::new(OptimiserChain::new((clip(), LAMB::new(0.1)))), 2),
-        (Box::new(OptimiserChain::new((clip(), Cautious::new(Adam::new(0.1))))), 2),
-        (Box::new(OptimiserChain::new((ClipNorm::new(1e-3), LARS::new(0.1)))), 2),
-        (Box::new(OptimiserChain::new((clip(), ClipNorm::new(1e-4), LAMB::new(0.1)))), 3),
-        (Box::new(OptimiserChain::new((AccumGrad::new(1), clip(), LAMB::new(0.1)))), 2),
+        (
+            Box::new(OptimiserChain::new((clip(), Cautious::new(Adam::new(0.1))))),
+            2,
+        ),
+        (
+            Box::new(OptimiserChain::new((ClipNorm::new(1e-3), LARS::new(0.1)))),
+            2,
+        ),
+        (
+            Box::new(OptimiserChain::new((clip(), ClipNorm::new(1e-4), LAMB::new(0.1)))),
+            3,
+        ),
+        (
+            Box::new(OptimiserChain::new((AccumGrad::new(1), clip(), LAMB::new(0.1)))),
+            2,
+        ),
         (Box::new(OptimiserChain::new((clip(), Prodigy::default()))), 2),
         (Box::new(OptimiserChain::new((Prodigy::default(), clip()))), 2),
-        (Box::new(OptimiserChain::new((clip(), Prodigy::default(), ClipNorm::new(1e-9), LAMB::new(0.1)))), 4),
-        (Box::new(OptimiserChain::new((Prodigy::default(), Prodigy::default()))), 2),
+        (
+            Box::new(OptimiserChain::new((
+                clip(),
+                Prodigy::default(),
+                ClipNorm::new(1e-9),
+                LAMB::new(0.1),
+            ))),
+            4,
+        ),
+        (
+            Box::new(OptimiserChain::new((Prodigy::default(), Prodigy::default()))),
+            2,
+        ),
         // The powers of a norm are in a unit that the largest element decides.
-        (Box::new(ClipNorm { p: 3.0, ..ClipNorm::new(1.0) }), 2),
+        (
+            Box::new(ClipNorm {
+                p: 3.0,
+                ..ClipNorm::new(1.0)
+            }),
+            2,
+        ),
         // Functions of the whole tensor.
         (Box::new(muon()), 0),
         (Box::new(OptimiserChain::new((clip(), muon()))), 1),
@@ -257,8 +349,14 @@ fn hyper_parameters_and_step_counts_are_not_in_the_code() {
     }
     let parameters = [random(1, &[5], BF16, &Device::Cpu)];
     let source = |eta, decays| {
-        let adam = AdamW { beta: decays, lambda: eta / 2.0, ..AdamW::new(eta) };
-        launches(MixedPrecision::new(F32, adam), &parameters).remove(0).source
+        let adam = AdamW {
+            beta: decays,
+            lambda: eta / 2.0,
+            ..AdamW::new(eta)
+        };
+        launches(MixedPrecision::new(F32, adam), &parameters)
+            .remove(0)
+            .source
     };
     assert_eq!(source(0.1, (0.9, 0.999)), source(0.7, (0.3, 0.5)));
 }
@@ -282,10 +380,22 @@ fn the_code_of_the_main_chains() {
                 &single,
             ),
         ),
-        ("mixed_adamw_bf16", launches(MixedPrecision::new(F32, AdamW::new(0.1)), &brain)),
-        ("mixed_global_norm_bf16", launches(MixedPrecision::new(F32, clipped), &brain)),
-        ("clipped_lamb_bf16", launches(MixedPrecision::new(F32, trusted), &brain)),
-        ("stochastic_bf16", launches(StochasticRounding::new(1, Descent::new(0.1)), &brain)),
+        (
+            "mixed_adamw_bf16",
+            launches(MixedPrecision::new(F32, AdamW::new(0.1)), &brain),
+        ),
+        (
+            "mixed_global_norm_bf16",
+            launches(MixedPrecision::new(F32, clipped), &brain),
+        ),
+        (
+            "clipped_lamb_bf16",
+            launches(MixedPrecision::new(F32, trusted), &brain),
+        ),
+        (
+            "stochastic_bf16",
+            launches(StochasticRounding::new(1, Descent::new(0.1)), &brain),
+        ),
     ];
     for (name, launched) in printed {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("printed/{name}.cu"));
@@ -294,7 +404,10 @@ fn the_code_of_the_main_chains() {
             let (head, own) = source.split_once("struct Leaf {").expect("a row");
             let constants = head.lines().filter(|line| line.starts_with("enum :"));
             let (own, _) = own.split_once("// The leaf of a block").expect("a function");
-            format!("{}\n\nstruct Leaf {{{own}", constants.collect::<Vec<_>>().join("\n"))
+            format!(
+                "{}\n\nstruct Leaf {{{own}",
+                constants.collect::<Vec<_>>().join("\n")
+            )
         };
         let code: Vec<String> = launched.iter().map(|launch| own(&launch.source)).collect();
         let code = code.join("\n");

@@ -37,7 +37,11 @@ fn assert_engines_agree(
                 (parameters[0].dtype(), grads[0]["0"].dtype())
             )
         };
-        assert_same(&trajectory(engine, optimiser.clone(), parameters, grads), &expected, what());
+        assert_same(
+            &trajectory(engine, optimiser.clone(), parameters, grads),
+            &expected,
+            what(),
+        );
     }
 }
 
@@ -46,7 +50,10 @@ fn assert_engines_agree(
 pub fn small_model(device: &Device, parameter: DType, gradient: DType) -> (Vec<Tensor>, Vec<Grads>) {
     let shapes: [&[usize]; 6] = [&[3], &[1], &[257], &[5, 67], &[], &[3, 0]];
     let tensors = |seed: u64, dtype| {
-        shapes.iter().enumerate().map(move |(i, shape)| random(seed + i as u64, shape, dtype, device))
+        shapes
+            .iter()
+            .enumerate()
+            .map(move |(i, shape)| random(seed + i as u64, shape, dtype, device))
     };
     let at = |step: usize| {
         let misses = |i: usize| step > 0 && (step + i).is_multiple_of(4);
@@ -71,7 +78,9 @@ pub fn assert_bits_on_engines(optimisers: impl Fn(DType) -> Vec<Optimiser>) {
 }
 
 fn pairs_of_dtypes() -> impl Iterator<Item = (DType, DType)> {
-    DTYPES.into_iter().flat_map(|parameter| DTYPES.map(|gradient| (parameter, gradient)))
+    DTYPES
+        .into_iter()
+        .flat_map(|parameter| DTYPES.map(|gradient| (parameter, gradient)))
 }
 
 #[test]
@@ -127,8 +136,12 @@ pub fn special_values(parameter: DType, gradient: DType) -> (Tensor, Tensor) {
     ];
     let signed: Vec<f64> = special.iter().flat_map(|&value| [value, -value]).collect();
     let table = |dtype, of: fn((f64, f64)) -> f64| {
-        let pairs = signed.iter().flat_map(|&x| signed.iter().map(move |&g| of((x, g))));
-        Tensor::from_iter(pairs, &Device::Cpu).and_then(|tensor| tensor.to_dtype(dtype)).expect("a tensor")
+        let pairs = signed
+            .iter()
+            .flat_map(|&x| signed.iter().map(move |&g| of((x, g))));
+        Tensor::from_iter(pairs, &Device::Cpu)
+            .and_then(|tensor| tensor.to_dtype(dtype))
+            .expect("a tensor")
     };
     (table(parameter, |(x, _)| x), table(gradient, |(_, g)| g))
 }
@@ -140,7 +153,9 @@ fn every_optimiser_on_special_values() {
             let (x, g) = special_values(parameter, gradient);
             let grads = grads([Some(g)]);
             for mut optimiser in optimisers_for(parameter) {
-                optimiser.set_field("non_finite", NonFinite::Pass.into()).expect("a NonFinite");
+                optimiser
+                    .set_field("non_finite", NonFinite::Pass.into())
+                    .expect("a NonFinite");
                 assert_engines_agree(
                     &fused(),
                     optimiser,
@@ -163,7 +178,10 @@ fn every_order_of_plain_steps_before_a_rule() {
         Box::new(WeightDecay::new(0.1)),
     ];
     let longer = |chain: &Vec<Box<dyn Rule>>| {
-        plain.iter().map(|step| [chain.clone(), vec![step.clone()]].concat()).collect::<Vec<_>>()
+        plain
+            .iter()
+            .map(|step| [chain.clone(), vec![step.clone()]].concat())
+            .collect::<Vec<_>>()
     };
     let mut chains = vec![Vec::new()];
     let mut start = 0;
@@ -181,7 +199,10 @@ fn every_order_of_plain_steps_before_a_rule() {
     for dtype in [DType::F32, DType::F64] {
         let (x, g) = special_values(dtype, dtype);
         let grads = grads([Some(g)]);
-        for (chain, rule) in chains.iter().flat_map(|chain| rules.iter().map(move |rule| (chain, rule))) {
+        for (chain, rule) in chains
+            .iter()
+            .flat_map(|chain| rules.iter().map(move |rule| (chain, rule)))
+        {
             let chain = OptimiserChain::new([chain.clone(), vec![rule.clone()]].concat());
             assert_engines_agree(
                 &instruction_sets(),
@@ -202,8 +223,9 @@ fn every_optimiser_on_a_large_leaf() {
         (DType::BF16, DType::BF16, Some(DType::F32)),
         (DType::F16, DType::F32, Some(DType::F64)),
     ] {
-        let grads: Vec<Grads> =
-            (0..3).map(|step| grads([Some(random(step, &shape, gradient, &Device::Cpu))])).collect();
+        let grads: Vec<Grads> = (0..3)
+            .map(|step| grads([Some(random(step, &shape, gradient, &Device::Cpu))]))
+            .collect();
         let parameters = [random(9, &shape, parameter, &Device::Cpu)];
         for rule in rules_and_chains() {
             match master {
@@ -222,26 +244,46 @@ fn every_optimiser_on_a_large_leaf() {
 #[test]
 fn any_number_of_threads() {
     let shapes: [&[usize]; 4] = [&[300_000], &[70_001], &[1000], &[5]];
-    let tensors = |seed: u64, dtype| shapes.iter().map(move |shape| random(seed, shape, dtype, &Device::Cpu));
+    let tensors = |seed: u64, dtype| {
+        shapes
+            .iter()
+            .map(move |shape| random(seed, shape, dtype, &Device::Cpu))
+    };
     let chain = OptimiserChain::new((
         ClipGlobalNorm::new(0.1),
-        AdamW { lambda: 0.1, ..AdamW::new(0.01) },
-        ClipNorm { p: 1.0, ..ClipNorm::new(0.1) },
+        AdamW {
+            lambda: 0.1,
+            ..AdamW::new(0.01)
+        },
+        ClipNorm {
+            p: 1.0,
+            ..ClipNorm::new(0.1)
+        },
     ));
     let with_threads = |threads: usize, optimiser: Optimiser, dtype| {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .build()
+            .expect("a pool");
         let parameters: Vec<Tensor> = tensors(1, dtype).collect();
         let grads: Vec<Grads> = (2..4).map(|seed| grads(tensors(seed, dtype).map(Some))).collect();
         pool.install(|| trajectory(Engine::Fused, optimiser, &parameters, &grads))
     };
     let rows: [(Optimiser, DType); 2] = [
         (Optimiser::new(chain.clone()), DType::F32),
-        (Optimiser::new(MixedPrecision::new(DType::F32, chain)), DType::BF16),
+        (
+            Optimiser::new(MixedPrecision::new(DType::F32, chain)),
+            DType::BF16,
+        ),
     ];
     for (optimiser, dtype) in rows {
         let expected = with_threads(1, optimiser.clone(), dtype);
         for threads in [2, 3, 16] {
-            assert_same(&with_threads(threads, optimiser.clone(), dtype), &expected, (threads, dtype));
+            assert_same(
+                &with_threads(threads, optimiser.clone(), dtype),
+                &expected,
+                (threads, dtype),
+            );
         }
     }
 }
@@ -254,12 +296,17 @@ fn layouts(seed: u64, shape: &[usize], dtype: DType) -> Vec<(&'static str, Tenso
         shape[dim] = size;
         random(&shape)
     };
-    let mut layouts =
-        vec![("contiguous", Ok(random(shape))), ("one number", random(&[]).broadcast_as(shape))];
+    let mut layouts = vec![
+        ("contiguous", Ok(random(shape))),
+        ("one number", random(&[]).broadcast_as(shape)),
+    ];
     if let Some(last) = shape.len().checked_sub(1) {
         let reversed: Vec<usize> = shape.iter().rev().copied().collect();
         layouts.extend([
-            ("transposed", random(&reversed).permute((0..=last).rev().collect::<Vec<_>>())),
+            (
+                "transposed",
+                random(&reversed).permute((0..=last).rev().collect::<Vec<_>>()),
+            ),
             ("each reversed", {
                 let order: Vec<usize> = std::iter::once(0).chain((1..=last).rev()).collect();
                 random(&order.iter().map(|dim| shape[*dim]).collect::<Vec<_>>()).permute(order)
@@ -272,17 +319,26 @@ fn layouts(seed: u64, shape: &[usize], dtype: DType) -> Vec<(&'static str, Tenso
             ("broadcast rows", resized(0, 1).broadcast_as(shape)),
             ("broadcast columns", resized(last, 1).broadcast_as(shape)),
             ("narrowed rows", resized(0, shape[0] + 3).narrow(0, 2, shape[0])),
-            ("narrowed columns", resized(last, shape[last] + 3).narrow(last, 1, shape[last])),
+            (
+                "narrowed columns",
+                resized(last, shape[last] + 3).narrow(last, 1, shape[last]),
+            ),
         ]);
     }
-    layouts.into_iter().map(|(name, tensor)| (name, tensor.expect(name))).collect()
+    layouts
+        .into_iter()
+        .map(|(name, tensor)| (name, tensor.expect(name)))
+        .collect()
 }
 
 /// What strided gradients are tried with: norms read them in one pass, the step in another.
 fn reading_chain() -> impl Rule + Clone {
     OptimiserChain::new((
         ClipGlobalNorm::new(0.3),
-        ClipNorm { p: 1.0, ..ClipNorm::new(0.2) },
+        ClipNorm {
+            p: 1.0,
+            ..ClipNorm::new(0.2)
+        },
         WeightDecay::new(0.1),
         Momentum::new(0.1),
     ))
@@ -305,9 +361,11 @@ fn any_layout_of_the_gradient() {
         (&[19, 260, 130], &fused),
     ];
     for (shape, engines) in rows {
-        for (parameter, gradient) in
-            [(DType::F32, DType::F32), (DType::BF16, DType::F16), (DType::F32, DType::F64)]
-        {
+        for (parameter, gradient) in [
+            (DType::F32, DType::F32),
+            (DType::BF16, DType::F16),
+            (DType::F32, DType::F64),
+        ] {
             let parameters = [random(1, shape, parameter, &Device::Cpu)];
             for (name, strided) in layouts(2, shape, gradient) {
                 let steps =
@@ -338,9 +396,14 @@ fn gradients_that_are_views_of_parameters() {
         ("detached", |p| Ok([p[0].detach(), p[1].detach()])),
         ("transposed", |p| Ok([p[0].t()?, p[1].t()?])),
         ("each other", |p| Ok([p[1].clone(), p[0].clone()])),
-        ("reshaped", |p| Ok([p[1].flatten_all()?.reshape(p[0].shape())?, p[0].t()?])),
+        ("reshaped", |p| {
+            Ok([p[1].flatten_all()?.reshape(p[0].shape())?, p[0].t()?])
+        }),
         ("part of a larger one", |p| {
-            Ok([p[2].narrow(0, 1, p[0].dim(0)?)?, p[2].narrow(0, 2, p[0].dim(0)?)?.t()?])
+            Ok([
+                p[2].narrow(0, 1, p[0].dim(0)?)?,
+                p[2].narrow(0, 2, p[0].dim(0)?)?.t()?,
+            ])
         }),
     ];
     for (side, dtype) in [(4, DType::F32), (4, DType::BF16), (260, DType::F32)] {
@@ -354,8 +417,13 @@ fn gradients_that_are_views_of_parameters() {
                 let parameters: Vec<Tensor> = model.values().map(|var| var.as_tensor().clone()).collect();
                 let step = |_| {
                     let views = view(&parameters).expect("views");
-                    let views = views
-                        .map(|view| if copied { view.force_contiguous().expect("a copy") } else { view });
+                    let views = views.map(|view| {
+                        if copied {
+                            view.force_contiguous().expect("a copy")
+                        } else {
+                            view
+                        }
+                    });
                     Update::new(&mut state)
                         .engine(engine)
                         .apply(&model, &grads(views.map(Some)))
@@ -375,13 +443,20 @@ fn gradients_that_are_views_of_parameters() {
 /// The gradients of a tied variable's names are added up, each in its own dtype and layout.
 #[test]
 fn gradients_of_a_tied_variable() {
-    for gradients in [[DType::F32, DType::F32], [DType::F16, DType::BF16], [DType::F32, DType::F64]] {
+    for gradients in [
+        [DType::F32, DType::F32],
+        [DType::F16, DType::BF16],
+        [DType::F32, DType::F64],
+    ] {
         let run = |engine| {
             let x = var(&random(1, &[5, 67], DType::BF16, &Device::Cpu));
             let model = Vars::from([("0".to_string(), x.clone()), ("1".to_string(), x)]);
             let mut state = setup(MixedPrecision::new(DType::F32, reading_chain()), &model).expect("a state");
             let tied = gradients.map(|dtype| random(2, &[67, 5], dtype, &Device::Cpu).t().ok());
-            Update::new(&mut state).engine(engine).apply(&model, &grads(tied)).expect("an update");
+            Update::new(&mut state)
+                .engine(engine)
+                .apply(&model, &grads(tied))
+                .expect("an update");
             vec![snapshot(&model, &state)]
         };
         for engine in fused().into_iter().chain(engines()) {

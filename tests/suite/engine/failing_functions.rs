@@ -24,7 +24,11 @@ impl Rule for Late {
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let fails = self.fails;
         Ok(Flow::Step(dx.with_tensors_late(state, move |_, _, dx, _| {
-            if fails { Err(Error::other("on purpose")) } else { Ok(dx) }
+            if fails {
+                Err(Error::other("on purpose"))
+            } else {
+                Ok(dx)
+            }
         })))
     }
 }
@@ -34,7 +38,9 @@ impl Rule for Late {
 fn started(failing: impl IntoOptimiser + Clone) -> (Vars, StateTree, Grads) {
     // Each is a batch of its own.
     let tensor = |value: f32| Tensor::full(value, 1 << 20, &Device::Cpu).expect("a tensor");
-    let model: Vars = ["a", "b", "c", "d"].map(|path| (path.to_string(), var(&tensor(3.0)))).into();
+    let model: Vars = ["a", "b", "c", "d"]
+        .map(|path| (path.to_string(), var(&tensor(3.0))))
+        .into();
     let grads = model.keys().map(|path| (path.clone(), tensor(1.0))).collect();
     let choose = |path: &str, _: Parameter<'_>| -> Option<Optimiser> {
         Some(match path {
@@ -55,7 +61,10 @@ fn a_function_that_fails_late_leaves_every_parameter_whole() {
     for engine in engines() {
         let (model, mut state, grads) = started(Late::new(true));
         assert_on_purpose(
-            &Update::new(&mut state).engine(engine).apply(&model, &grads).expect_err("a failure"),
+            &Update::new(&mut state)
+                .engine(engine)
+                .apply(&model, &grads)
+                .expect_err("a failure"),
         );
         for (path, x) in &model {
             let x = values(x);
@@ -69,7 +78,11 @@ fn a_function_that_fails_late_leaves_every_parameter_whole() {
                 "{path} on {engine:?}"
             );
             // Elementwise rules come first.
-            assert_eq!(steps, u64::from(matches!(&path[..], "a" | "d")), "{path} on {engine:?}");
+            assert_eq!(
+                steps,
+                u64::from(matches!(&path[..], "a" | "d")),
+                "{path} on {engine:?}"
+            );
         }
     }
 }
@@ -80,7 +93,10 @@ fn a_function_that_fails_before_a_norm_leaves_everything() {
         let (model, mut state, grads) = started(OptimiserChain::new((Late::new(true), ClipNorm::new(1.0))));
         let before = snapshot(&model, &state);
         assert_on_purpose(
-            &Update::new(&mut state).engine(engine).apply(&model, &grads).expect_err("a failure"),
+            &Update::new(&mut state)
+                .engine(engine)
+                .apply(&model, &grads)
+                .expect_err("a failure"),
         );
         assert!(snapshot(&model, &state) == before, "on {engine:?}");
     }
@@ -89,8 +105,14 @@ fn a_function_that_fails_before_a_norm_leaves_everything() {
 #[test]
 fn the_functional_form_leaves_the_originals_whole() {
     let (model, state, grads) = started(Late::new(true));
-    let (before, parameters) =
-        (snapshot(&model, &state), optimisers::trainables(&model).expect("parameters"));
-    assert_on_purpose(&Update::functional(&state).apply(&parameters, &grads).expect_err("a failure"));
+    let (before, parameters) = (
+        snapshot(&model, &state),
+        optimisers::trainables(&model).expect("parameters"),
+    );
+    assert_on_purpose(
+        &Update::functional(&state)
+            .apply(&parameters, &grads)
+            .expect_err("a failure"),
+    );
     assert!(snapshot(&model, &state) == before);
 }

@@ -24,20 +24,31 @@ fn ones_and(odd: f64, dtype: DType) -> Grads {
     let mut values = vec![1.0; SHAPE[0] * SHAPE[1]];
     values[PLACE] = odd;
     grads([Some(
-        Tensor::from_vec(values, &SHAPE, &Device::Cpu).and_then(|g| g.to_dtype(dtype)).expect("a gradient"),
+        Tensor::from_vec(values, &SHAPE, &Device::Cpu)
+            .and_then(|g| g.to_dtype(dtype))
+            .expect("a gradient"),
     )])
 }
 
 fn ones(dtype: DType) -> Vars {
-    model(&[constant(1.0, SHAPE[0] * SHAPE[1], dtype).reshape(&SHAPE).expect("a matrix")])
+    model(&[constant(1.0, SHAPE[0] * SHAPE[1], dtype)
+        .reshape(&SHAPE)
+        .expect("a matrix")])
 }
 
 fn finite(engine: Engine, state: &mut StateTree, x: &Vars, grads: &Grads) -> Outcome {
-    Update::new(state).engine(engine).finite_only().apply(x, grads).expect("an update")
+    Update::new(state)
+        .engine(engine)
+        .finite_only()
+        .apply(x, grads)
+        .expect("an update")
 }
 
 fn is_finite(model: &Vars, state: &StateTree) -> bool {
-    snapshot(model, state).iter().flat_map(|(_, bits)| bits).all(|bits| f64::from_bits(*bits).is_finite())
+    snapshot(model, state)
+        .iter()
+        .flat_map(|(_, bits)| bits)
+        .all(|bits| f64::from_bits(*bits).is_finite())
 }
 
 /// What comes of a call with this gradient after one with ones.
@@ -77,7 +88,9 @@ fn no_rule_keeps_what_is_not_finite() -> Tested {
                     let mut state = setup(rule.clone(), &x)?;
                     let of = |size: f64| {
                         grads([Some(
-                            constant(size, SHAPE[0] * SHAPE[1], gradient).reshape(&SHAPE).expect("a matrix"),
+                            constant(size, SHAPE[0] * SHAPE[1], gradient)
+                                .reshape(&SHAPE)
+                                .expect("a matrix"),
                         )])
                     };
                     let odd = if all { of(size) } else { ones_and(size, gradient) };
@@ -113,10 +126,19 @@ fn a_square_that_is_infinite_is_no_step_and_names_the_parameter() {
         for engine in engines() {
             for odd in [1e20, -1e20, 3e38] {
                 let (outcome, ..) = second_call(engine, rule.clone(), odd);
-                assert_eq!(outcome.status, not_finite("0"), "{} {engine:?} {odd}", rule.name());
+                assert_eq!(
+                    outcome.status,
+                    not_finite("0"),
+                    "{} {engine:?} {odd}",
+                    rule.name()
+                );
             }
             let (outcome, x, state) = second_call(engine, rule.clone(), 1e15);
-            assert!(outcome.status == Status::Stepped && is_finite(&x, &state), "{} {engine:?}", rule.name());
+            assert!(
+                outcome.status == Status::Stepped && is_finite(&x, &state),
+                "{} {engine:?}",
+                rule.name()
+            );
         }
     }
 }
@@ -141,8 +163,16 @@ fn the_limit_is_a_quarter_of_the_root_of_the_largest_number() {
                     .status
             };
             for scale in [1.0, 1024.0, 3.0] {
-                assert_eq!(status(1.0 - 1e-6, scale), Status::Stepped, "{engine:?} {dtype:?} {scale}");
-                assert_eq!(status(1.0 + 1e-6, scale), not_finite("0"), "{engine:?} {dtype:?} {scale}");
+                assert_eq!(
+                    status(1.0 - 1e-6, scale),
+                    Status::Stepped,
+                    "{engine:?} {dtype:?} {scale}"
+                );
+                assert_eq!(
+                    status(1.0 + 1e-6, scale),
+                    not_finite("0"),
+                    "{engine:?} {dtype:?} {scale}"
+                );
             }
         }
     }
@@ -156,11 +186,20 @@ fn what_clips_in_front_prevents_it() {
     let small: [Chain; 8] = [
         Box::new(ClipGlobalNorm::new(1.0)),
         Box::new(ClipNorm::new(1.0)),
-        Box::new(ClipNorm { p: 3.0, ..ClipNorm::new(1.0) }),
-        Box::new(ClipNorm { p: f64::INFINITY, ..ClipNorm::new(1.0) }),
+        Box::new(ClipNorm {
+            p: 3.0,
+            ..ClipNorm::new(1.0)
+        }),
+        Box::new(ClipNorm {
+            p: f64::INFINITY,
+            ..ClipNorm::new(1.0)
+        }),
         Box::new(ClipGrad::new(1.0)),
         Box::new(ClipGlobalNorm::new(1e18)),
-        Box::new(OptimiserChain::new((WeightDecay::new(0.1), ClipGlobalNorm::new(1.0)))),
+        Box::new(OptimiserChain::new((
+            WeightDecay::new(0.1),
+            ClipGlobalNorm::new(1.0),
+        ))),
         Box::new(OptimiserChain::new((Momentum::new(1.0), ClipGrad::new(1.0)))),
     ];
     let none: [Chain; 5] = [
@@ -184,8 +223,11 @@ fn what_clips_in_front_prevents_it() {
             assert_eq!(outcome.status, not_finite("0"), "{} on {engine:?}", clip.name());
         }
         // Nothing is squared, or only what has been made small.
-        let unsquared: [Box<dyn Rule>; 3] =
-            [Box::new(Momentum::new(1e-30)), Box::new(Muon::new(0.1)), Box::new(AdaMuon::new(0.1))];
+        let unsquared: [Box<dyn Rule>; 3] = [
+            Box::new(Momentum::new(1e-30)),
+            Box::new(Muon::new(0.1)),
+            Box::new(AdaMuon::new(0.1)),
+        ];
         for rule in unsquared {
             let (outcome, ..) = second_call(engine, rule.clone(), 1e20);
             assert_eq!(outcome.status, Status::Stepped, "{} on {engine:?}", rule.name());
@@ -198,10 +240,16 @@ fn what_clips_in_front_prevents_it() {
 fn a_large_norm_of_small_numbers_is_no_overflow() -> Tested {
     for engine in engines() {
         let x = ones(DType::F32);
-        let mut state = setup(OptimiserChain::new((ClipGlobalNorm::new(1e30), Adam::new(0.1))), &x)?;
+        let mut state = setup(
+            OptimiserChain::new((ClipGlobalNorm::new(1e30), Adam::new(0.1))),
+            &x,
+        )?;
         let all = constant(4e18, SHAPE[0] * SHAPE[1], DType::F32).reshape(&SHAPE)?;
         let outcome = finite(engine, &mut state, &x, &grads([Some(all)]));
-        assert!(outcome.status == Status::Stepped && is_finite(&x, &state), "{engine:?}");
+        assert!(
+            outcome.status == Status::Stepped && is_finite(&x, &state),
+            "{engine:?}"
+        );
     }
     Ok(())
 }
@@ -213,7 +261,15 @@ fn sums_of_windows_that_are_too_large() -> Tested {
     let mut state = setup(OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1))), &x)?;
     let statuses = [1e20, 1.0, 1.0, 1.0]
         .map(|odd| finite(Engine::Fused, &mut state, &x, &ones_and(odd, DType::F32)).status);
-    assert_eq!(statuses, [Status::Accumulated, given_up("0"), Status::Accumulated, Status::Stepped]);
+    assert_eq!(
+        statuses,
+        [
+            Status::Accumulated,
+            given_up("0"),
+            Status::Accumulated,
+            Status::Stepped
+        ]
+    );
     assert!(is_finite(&x, &state));
     Ok(())
 }
@@ -233,7 +289,10 @@ fn ranks_skip_together() {
             let mut state = Setup::over(&world).build(rule(), &x).expect("a state");
             let mut call = |odd: f64| finite(Engine::Fused, &mut state, &x, &ones_and(odd, DType::F32));
             let outcomes = [call(1.0), call(if rank == 2 { 1e22 } else { 1.0 }), call(1.0)];
-            (outcomes.map(|outcome| outcome.status), values(&x["0"]).iter().all(|x| x.is_finite()))
+            (
+                outcomes.map(|outcome| outcome.status),
+                values(&x["0"]).iter().all(|x| x.is_finite()),
+            )
         });
         for said in skipped {
             assert_eq!(said, ([Status::Stepped, not_finite("0"), Status::Stepped], true));
@@ -261,7 +320,10 @@ fn an_infinite_number_in_8_bits_hurts_itself_alone() -> Tested {
         (x, state)
     };
     fn update_on(engine: Engine, state: &mut StateTree, x: &Vars, gradient: &[(&str, Tensor); 1]) {
-        Update::new(state).engine(engine).apply(x, gradient).expect("an update");
+        Update::new(state)
+            .engine(engine)
+            .apply(x, gradient)
+            .expect("an update");
     }
     let rules: [fn() -> Box<dyn Rule>; 2] = [
         || Box::new(StoreAs::new([("v", Q8)], Adam::new(0.1))),
@@ -273,7 +335,11 @@ fn an_infinite_number_in_8_bits_hurts_itself_alone() -> Tested {
             let (by_tensors, state) = run(Engine::Tensors, rule(), odd);
             for engine in engines() {
                 let (x, own) = run(engine, rule(), odd);
-                assert_same(&[snapshot(&x, &own)], &[snapshot(&by_tensors, &state)], (engine, odd));
+                assert_same(
+                    &[snapshot(&x, &own)],
+                    &[snapshot(&by_tensors, &state)],
+                    (engine, odd),
+                );
                 let changed: Vec<usize> = bits(&x["0"])
                     .into_iter()
                     .zip(bits(&expected["0"]))
@@ -299,8 +365,12 @@ fn with_infinite_v() -> (Var, StateTree) {
     let mut state = setup(AdamW::new(0.1), &x).expect("a state");
     let mut gradient = vec![1f32; 300];
     gradient[200] = 1e20;
-    update(&mut state, &x, &[("", Tensor::new(&gradient[..], &Device::Cpu).expect("a gradient"))])
-        .expect("an update");
+    update(
+        &mut state,
+        &x,
+        &[("", Tensor::new(&gradient[..], &Device::Cpu).expect("a gradient"))],
+    )
+    .expect("an update");
     (x, state)
 }
 
@@ -321,12 +391,16 @@ fn a_checkpoint_says_that_it_is_not_finite() -> Tested {
     assert_eq!(warnings, std::slice::from_ref(&expected));
     let text = expected.to_string();
     assert!(
-        ["\"/v\" with inf at element 200", "accepting_non_finite"].iter().all(|words| text.contains(words)),
+        ["\"/v\" with inf at element 200", "accepting_non_finite"]
+            .iter()
+            .all(|words| text.contains(words)),
         "{text}"
     );
 
     let mut other = setup(AdamW::new(0.1), &x)?;
-    let error = CheckpointFile::open(&path)?.restore(&mut other).expect_err("not finite");
+    let error = CheckpointFile::open(&path)?
+        .restore(&mut other)
+        .expect_err("not finite");
     is_kind(&error, ErrorKind::NotFinite, &["\"/v\" is inf at element 200"]);
 
     let of_torch = Warning::NotFinite {
@@ -373,19 +447,37 @@ fn a_checkpoint_of_any_format_says_it() -> Tested {
     let mut state = setup(StoreAs::all(Q8, Adam::new(0.1)), &x)?;
     let mut gradient = vec![1f32; 5000];
     (gradient[4444], gradient[4999]) = (1e20, f32::NAN);
-    update(&mut state, &x, &[("0", Tensor::new(&gradient[..], &Device::Cpu)?)])?;
+    update(
+        &mut state,
+        &x,
+        &[("0", Tensor::new(&gradient[..], &Device::Cpu)?)],
+    )?;
     let warnings = Checkpoint::new(&state).save(&path)?;
-    let [Warning::NotFinite { tensors: 2, entry, index: 4999, value, .. }] = &warnings[..] else {
+    let [
+        Warning::NotFinite {
+            tensors: 2,
+            entry,
+            index: 4999,
+            value,
+            ..
+        },
+    ] = &warnings[..]
+    else {
         panic!("{warnings:?}")
     };
     assert_eq!((&**entry, &**value), ("0/m", "NaN"));
     let mut other = setup(StoreAs::all(Q8, Adam::new(0.1)), &x)?;
-    let error =
-        CheckpointFile::open(&path).and_then(|file| file.restore(&mut other)).expect_err("not finite");
+    let error = CheckpointFile::open(&path)
+        .and_then(|file| file.restore(&mut other))
+        .expect_err("not finite");
     is_kind(&error, ErrorKind::NotFinite, &["\"0/m\" is NaN at element 4999"]);
     let file = CheckpointFile::open(&path)?.accepting_non_finite();
     file.restore(&mut other)?;
-    assert_same(&[snapshot(&x, &other)], &[snapshot(&x, &state)], "what is accepted");
+    assert_same(
+        &[snapshot(&x, &other)],
+        &[snapshot(&x, &state)],
+        "what is accepted",
+    );
     Ok(())
 }
 
@@ -400,8 +492,12 @@ fn ranks_say_alike_that_a_checkpoint_is_not_finite() -> Tested {
         let mut state = Setup::over(&world).build(Adam::new(0.1), &x).expect("a state");
         let mut gradient = vec![1f32; 70_000];
         (gradient[69_000], gradient[1234]) = (3e20, 3e20);
-        update(&mut state, &x, &[("0", Tensor::new(&gradient[..], &Device::Cpu).expect("a gradient"))])
-            .expect("an update");
+        update(
+            &mut state,
+            &x,
+            &[("0", Tensor::new(&gradient[..], &Device::Cpu).expect("a gradient"))],
+        )
+        .expect("an update");
         Checkpoint::new(&state).model(&x).save(&shared).expect("a save")
     });
     let expected = Warning::NotFinite {

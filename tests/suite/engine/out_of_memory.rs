@@ -14,7 +14,9 @@ use support::common::{Vars, grads, model, muon, optimisers_for, random, snapshot
 const LITTLE: usize = 100;
 
 fn is_out_of_memory(error: &Error) -> bool {
-    let bytes = error.got().and_then(|got| got.strip_suffix(" bytes")?.parse::<usize>().ok());
+    let bytes = error
+        .got()
+        .and_then(|got| got.strip_suffix(" bytes")?.parse::<usize>().ok());
     assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
     assert!(error.path().is_some() && error.remedy().is_some(), "{error:#?}");
     assert!(bytes.is_some_and(|bytes| bytes > LITTLE), "{error:#?}");
@@ -55,14 +57,20 @@ fn an_update_is_refused_and_changes_nothing() {
         return;
     }
     let clipped = || OptimiserChain::new((ClipGlobalNorm::new(0.3), AdamW::new(0.1)));
-    let transposed = || random(2, &[30, 20], DType::F32, &Device::Cpu).t().expect("a transposed tensor");
+    let transposed = || {
+        random(2, &[30, 20], DType::F32, &Device::Cpu)
+            .t()
+            .expect("a transposed tensor")
+    };
     let in_order = || random(2, &[20, 30], DType::F32, &Device::Cpu);
     let run = |model: &Vars, engine: Engine, rule: Box<dyn Rule>, gradient: Tensor| {
         let mut state = setup(rule.clone(), model).expect("a state");
         let before = snapshot(model, &state);
         let gradients = grads([Some(gradient)]);
         let mut step = |bytes| {
-            with_little_memory(bytes, || Update::new(&mut state).engine(engine).apply(model, &gradients))
+            with_little_memory(bytes, || {
+                Update::new(&mut state).engine(engine).apply(model, &gradients)
+            })
         };
         let error = step(LITTLE).expect_err("no memory");
         is_out_of_memory(&error);
@@ -77,14 +85,21 @@ fn an_update_is_refused_and_changes_nothing() {
         (Engine::Emulated, Box::new(clipped()), transposed()),
         (Engine::Emulated, Box::new(muon()), in_order()),
         (Engine::Fused, Box::new(muon()), in_order()),
-        (Engine::Fused, Box::new(clipped()), support::common::var(&in_order()).as_tensor().clone()),
+        (
+            Engine::Fused,
+            Box::new(clipped()),
+            support::common::var(&in_order()).as_tensor().clone(),
+        ),
     ];
     for (engine, rule, gradient) in rows {
         let fresh = || model(&[random(1, &[20, 30], DType::F32, &Device::Cpu)]);
         let (_, after) = run(&fresh(), engine, rule.clone(), gradient.clone());
         let model = fresh();
         let mut state = setup(rule, &model).expect("a state");
-        Update::new(&mut state).engine(engine).apply(&model, &grads([Some(gradient)])).expect("a step");
+        Update::new(&mut state)
+            .engine(engine)
+            .apply(&model, &grads([Some(gradient)]))
+            .expect("a step");
         assert!(snapshot(&model, &state) == after, "{engine:?}");
     }
 }
@@ -116,9 +131,20 @@ fn the_cpu_refuses_what_it_can_never_have() {
     let mut state = setup(Descent::new(0.1), &model).expect("a state");
     let error = setup(MixedPrecision::new(DType::F32, Enormous), &model).expect_err("no memory");
     is_out_of_memory(&error);
-    assert_eq!((error.path(), error.got()), (Some("0"), Some("281474976710656 bytes")));
-    model.insert("1".to_string(), support::common::var(&random(1, &[4], DType::F32, &Device::Cpu)));
+    assert_eq!(
+        (error.path(), error.got()),
+        (Some("0"), Some("281474976710656 bytes"))
+    );
+    model.insert(
+        "1".to_string(),
+        support::common::var(&random(1, &[4], DType::F32, &Device::Cpu)),
+    );
     is_out_of_memory(&state.add(Enormous, &model).expect_err("no memory"));
     model.remove("1");
-    update(&mut state, &model, &grads([Some(random(2, &[4], DType::BF16, &Device::Cpu))])).expect("a step");
+    update(
+        &mut state,
+        &model,
+        &grads([Some(random(2, &[4], DType::BF16, &Device::Cpu))]),
+    )
+    .expect("a step");
 }

@@ -31,7 +31,11 @@ impl<R: Rule + Clone> optimisers::Describe for Forged<R> {
 impl<R: Rule + Clone> Rule for Forged<R> {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
         // The first leaf has what belongs to it.
-        if x.elem_count() == 3 { self.inner.init(x) } else { (self.init)(&self.inner, x) }
+        if x.elem_count() == 3 {
+            self.inner.init(x)
+        } else {
+            (self.init)(&self.inner, x)
+        }
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
@@ -44,12 +48,19 @@ fn shorter<R: Rule>(rule: &R, x: Parameter<'_>) -> Result<State> {
 }
 
 fn flat<R: Rule>(rule: &R, x: Parameter<'_>) -> Result<State> {
-    rule.init(Parameter::from(&Tensor::zeros(x.elem_count(), x.dtype().into(), x.device())?))
+    rule.init(Parameter::from(&Tensor::zeros(
+        x.elem_count(),
+        x.dtype().into(),
+        x.device(),
+    )?))
 }
 
 fn of_integers<R: Rule>(_: &R, x: Parameter<'_>) -> Result<State> {
     let zeros = || Tensor::zeros(x.shape(), U32, &Device::Cpu);
-    State::empty().with_counter("t").with_tensor("m", &zeros()?)?.with_tensor("v", &zeros()?)
+    State::empty()
+        .with_counter("t")
+        .with_tensor("m", &zeros()?)?
+        .with_tensor("v", &zeros()?)
 }
 
 fn without_tensors<R: Rule>(_: &R, _: Parameter<'_>) -> Result<State> {
@@ -62,13 +73,19 @@ fn of_too_many<R: Rule>(rule: &R, x: Parameter<'_>) -> Result<State> {
 
 /// The errors of an update on each engine, after each of which everything must be as it was.
 fn refusals(optimiser: impl IntoOptimiser + Clone, dtype: candle_core::DType) -> Vec<Error> {
-    let parameters = [random(1, &[3], dtype, &Device::Cpu), random(2, &[40, 25], dtype, &Device::Cpu)];
+    let parameters = [
+        random(1, &[3], dtype, &Device::Cpu),
+        random(2, &[40, 25], dtype, &Device::Cpu),
+    ];
     let gradients = grads(parameters.iter().map(|x| Some(x.clone())));
     let refused = |engine| {
         let model = model(&parameters);
         let mut state = setup(optimiser.clone(), &model).expect("a state");
         let before = snapshot(&model, &state);
-        let error = Update::new(&mut state).engine(engine).apply(&model, &gradients).expect_err("a refusal");
+        let error = Update::new(&mut state)
+            .engine(engine)
+            .apply(&model, &gradients)
+            .expect_err("a refusal");
         assert_same(&[snapshot(&model, &state)], &[before], format!("{engine:?}"));
         error
     };
@@ -84,9 +101,15 @@ fn is_contract(error: &Error, path: &str, words: &str) {
 fn assert_misfit(optimiser: impl IntoOptimiser + Clone, dtype: candle_core::DType, slot: &str) {
     let name = optimiser.name();
     for error in refusals(optimiser, dtype) {
-        is_contract(&error, "1", &format!("{name} works element by element on its state tensor {slot:?}"));
+        is_contract(
+            &error,
+            "1",
+            &format!("{name} works element by element on its state tensor {slot:?}"),
+        );
         assert!(
-            error.expected().is_some_and(|expected| expected.contains(" with the shape [40, 25] on ")),
+            error
+                .expected()
+                .is_some_and(|expected| expected.contains(" with the shape [40, 25] on ")),
             "{error}"
         );
     }
@@ -94,28 +117,112 @@ fn assert_misfit(optimiser: impl IntoOptimiser + Clone, dtype: candle_core::DTyp
 
 #[test]
 fn state_of_another_shape_is_refused() {
-    assert_misfit(Forged { inner: Adam::new(0.1), init: shorter }, F32, "m");
-    assert_misfit(Forged { inner: Adam::new(0.1), init: flat }, F32, "m");
-    assert_misfit(Forged { inner: Adam::new(0.1), init: shorter }, F64, "m");
-    assert_misfit(Forged { inner: Adam::new(0.1), init: of_integers }, F32, "m");
-    assert_misfit(MixedPrecision::new(F32, Forged { inner: Adam::new(0.1), init: shorter }), BF16, "m");
-    assert_misfit(SplitMaster::new(Forged { inner: Adam::new(0.1), init: shorter }), BF16, "m");
-    assert_misfit(Kahan::new(Forged { inner: Momentum::new(0.1), init: shorter }), BF16, "velocity");
+    assert_misfit(
+        Forged {
+            inner: Adam::new(0.1),
+            init: shorter,
+        },
+        F32,
+        "m",
+    );
+    assert_misfit(
+        Forged {
+            inner: Adam::new(0.1),
+            init: flat,
+        },
+        F32,
+        "m",
+    );
+    assert_misfit(
+        Forged {
+            inner: Adam::new(0.1),
+            init: shorter,
+        },
+        F64,
+        "m",
+    );
+    assert_misfit(
+        Forged {
+            inner: Adam::new(0.1),
+            init: of_integers,
+        },
+        F32,
+        "m",
+    );
+    assert_misfit(
+        MixedPrecision::new(
+            F32,
+            Forged {
+                inner: Adam::new(0.1),
+                init: shorter,
+            },
+        ),
+        BF16,
+        "m",
+    );
+    assert_misfit(
+        SplitMaster::new(Forged {
+            inner: Adam::new(0.1),
+            init: shorter,
+        }),
+        BF16,
+        "m",
+    );
+    assert_misfit(
+        Kahan::new(Forged {
+            inner: Momentum::new(0.1),
+            init: shorter,
+        }),
+        BF16,
+        "velocity",
+    );
     // In front of a norm, of a function and of sums, and where a norm is of what follows.
     assert_misfit(
-        OptimiserChain::new((Forged { inner: Momentum::new(0.1), init: shorter }, ClipNorm::new(1.0))),
+        OptimiserChain::new((
+            Forged {
+                inner: Momentum::new(0.1),
+                init: shorter,
+            },
+            ClipNorm::new(1.0),
+        )),
         F32,
         "velocity",
     );
     assert_misfit(
-        OptimiserChain::new((Forged { inner: Momentum::new(0.1), init: shorter }, Adafactor::new(1.0))),
+        OptimiserChain::new((
+            Forged {
+                inner: Momentum::new(0.1),
+                init: shorter,
+            },
+            Adafactor::new(1.0),
+        )),
         F32,
         "velocity",
     );
-    assert_misfit(Forged { inner: LAMB::new(0.1), init: shorter }, F32, "m");
-    assert_misfit(Forged { inner: Prodigy::default(), init: shorter }, F32, "start");
     assert_misfit(
-        OptimiserChain::new((Descent::new(0.1), Forged { inner: Ema::default(), init: shorter })),
+        Forged {
+            inner: LAMB::new(0.1),
+            init: shorter,
+        },
+        F32,
+        "m",
+    );
+    assert_misfit(
+        Forged {
+            inner: Prodigy::default(),
+            init: shorter,
+        },
+        F32,
+        "start",
+    );
+    assert_misfit(
+        OptimiserChain::new((
+            Descent::new(0.1),
+            Forged {
+                inner: Ema::default(),
+                init: shorter,
+            },
+        )),
         F32,
         "average",
     );
@@ -123,11 +230,22 @@ fn state_of_another_shape_is_refused() {
 
 #[test]
 fn another_number_of_state_tensors_is_refused() {
-    for (init, got) in
-        [(without_tensors as fn(&Adam, Parameter<'_>) -> Result<State>, "0"), (of_too_many, "3 (m, v, more)")]
-    {
-        for error in refusals(Forged { inner: Adam::new(0.1), init }, F32) {
-            is_contract(&error, "1", "the number of state tensors that Adam gives its arithmetic is");
+    for (init, got) in [
+        (without_tensors as fn(&Adam, Parameter<'_>) -> Result<State>, "0"),
+        (of_too_many, "3 (m, v, more)"),
+    ] {
+        for error in refusals(
+            Forged {
+                inner: Adam::new(0.1),
+                init,
+            },
+            F32,
+        ) {
+            is_contract(
+                &error,
+                "1",
+                "the number of state tensors that Adam gives its arithmetic is",
+            );
             assert_eq!((error.got(), error.expected()), (Some(got), Some("2")), "{error}");
         }
     }
@@ -138,7 +256,11 @@ fn empty<R: Rule>(_: &R, _: Parameter<'_>) -> Result<State> {
 }
 
 fn assert_foreign(error: &Error, path: Option<&str>, name: &str) {
-    is_kind(error, ErrorKind::Contract, &[&format!("the state was not made by {name};")]);
+    is_kind(
+        error,
+        ErrorKind::Contract,
+        &[&format!("the state was not made by {name};")],
+    );
     assert_eq!(error.path(), path, "{error}");
 }
 
@@ -177,7 +299,10 @@ fn a_state_without_a_counter_of_steps_is_refused() {
 fn assert_held(rule: impl Rule + Clone, states: usize) {
     let (name, mut held) = (rule.name(), 0);
     rule.visit_held(&mut |_, _| held += 1);
-    let model = model(&[random(1, &[3], F32, &Device::Cpu), random(2, &[40, 25], F32, &Device::Cpu)]);
+    let model = model(&[
+        random(1, &[3], F32, &Device::Cpu),
+        random(2, &[40, 25], F32, &Device::Cpu),
+    ]);
     let error = setup(rule, &model).expect_err("another number of states");
     is_contract(
         &error,
@@ -193,7 +318,13 @@ fn assert_held(rule: impl Rule + Clone, states: usize) {
 
 #[test]
 fn a_wrapper_without_the_state_of_its_rule_is_refused() {
-    assert_held(Forged { inner: Cautious::new(Momentum::new(0.1)), init: empty }, 0);
+    assert_held(
+        Forged {
+            inner: Cautious::new(Momentum::new(0.1)),
+            init: empty,
+        },
+        0,
+    );
 }
 
 #[test]
@@ -205,10 +336,19 @@ fn a_chain_refuses_the_state_of_another_number_of_members() {
         OptimiserChain::new((Adam::new(0.1), Descent::new(1.0), Descent::new(1.0))).init(x)
     }
     type Chain = OptimiserChain<(Adam, Descent)>;
-    for (init, got) in [(empty as fn(&Chain, Parameter<'_>) -> Result<State>, 0), (of_adam, 1), (of_three, 3)]
-    {
+    for (init, got) in [
+        (empty as fn(&Chain, Parameter<'_>) -> Result<State>, 0),
+        (of_adam, 1),
+        (of_three, 3),
+    ] {
         let chain = OptimiserChain::new((Adam::new(0.1), Descent::new(1.0)));
-        assert_held(Forged { inner: chain.clone(), init }, got);
+        assert_held(
+            Forged {
+                inner: chain.clone(),
+                init,
+            },
+            got,
+        );
         let x = random(1, &[3], F32, &Device::Cpu);
         let error =
             Rule::evaluation(&chain, &init(&chain, (&x).into()).expect("a state")).expect_err("a refusal");
@@ -283,12 +423,22 @@ impl<R: Rule> InitFor for R {
 fn states_that_move_between_leaves() {
     for engine in engines() {
         *HELD.lock().expect("a lock") = None;
-        let parameters = [random(1, &[50], F32, &Device::Cpu), random(2, &[20], F32, &Device::Cpu)];
+        let parameters = [
+            random(1, &[50], F32, &Device::Cpu),
+            random(2, &[20], F32, &Device::Cpu),
+        ];
         let model = model(&parameters);
         let mut state = setup(Restless::default(), &model).expect("a state");
         let gradients = grads(parameters.iter().map(|x| Some(x.clone())));
-        let error = Update::new(&mut state).engine(engine).apply(&model, &gradients).expect_err("a refusal");
-        is_contract(&error, "1", "works element by element on its state tensor \"velocity\"");
+        let error = Update::new(&mut state)
+            .engine(engine)
+            .apply(&model, &gradients)
+            .expect_err("a refusal");
+        is_contract(
+            &error,
+            "1",
+            "works element by element on its state tensor \"velocity\"",
+        );
     }
 }
 
@@ -308,8 +458,16 @@ impl Elementwise for Fickle {
 
     fn slots(&self) -> [Slot; 1] {
         let asked = ASKED.fetch_add(1, Ordering::Relaxed);
-        let slot = if asked.is_multiple_of(2) { Slot::zeros("sum") } else { Slot::full("total", 1.0) };
-        [if asked.is_multiple_of(3) { slot.stored_as(BF16) } else { slot }]
+        let slot = if asked.is_multiple_of(2) {
+            Slot::zeros("sum")
+        } else {
+            Slot::full("total", 1.0)
+        };
+        [if asked.is_multiple_of(3) {
+            slot.stored_as(BF16)
+        } else {
+            slot
+        }]
     }
 
     fn scalars(&self, _t: u64) -> f64 {
@@ -325,17 +483,26 @@ impl Elementwise for Fickle {
 #[test]
 fn slots_that_change_their_mind_do_no_harm() {
     for engine in engines() {
-        let parameters = [random(1, &[50], F32, &Device::Cpu), random(2, &[20], F32, &Device::Cpu)];
+        let parameters = [
+            random(1, &[50], F32, &Device::Cpu),
+            random(2, &[20], F32, &Device::Cpu),
+        ];
         let model = model(&parameters);
-        let mut state =
-            setup(OptimiserChain::new((Fickle::default(), Fickle::default())), &model).expect("a state");
+        let mut state = setup(
+            OptimiserChain::new((Fickle::default(), Fickle::default())),
+            &model,
+        )
+        .expect("a state");
         for _ in 0..3 {
             Update::new(&mut state)
                 .engine(engine)
                 .apply(&model, &grads(parameters.iter().map(|x| Some(x.clone()))))
                 .expect("an update");
         }
-        assert_eq!(state.leaves().map(|leaf| leaf.steps()).collect::<Vec<_>>(), [3, 3]);
+        assert_eq!(
+            state.leaves().map(|leaf| leaf.steps()).collect::<Vec<_>>(),
+            [3, 3]
+        );
     }
 }
 
@@ -352,8 +519,14 @@ struct Shifting {
 
 impl Model for Shifting {
     fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
-        let shown = if self.visits.fetch_add(1, Ordering::Relaxed) == 0 { self.first } else { self.later };
-        shown.iter().for_each(|(name, index)| visitor.child(name, &self.variables[*index]));
+        let shown = if self.visits.fetch_add(1, Ordering::Relaxed) == 0 {
+            self.first
+        } else {
+            self.later
+        };
+        shown
+            .iter()
+            .for_each(|(name, index)| visitor.child(name, &self.variables[*index]));
     }
 }
 
@@ -370,7 +543,12 @@ fn models_that_change_between_visits() {
             later,
         };
         let mut state = setup(Adam::new(0.1), &model).expect("a state");
-        let gradient = |index: usize| model.variables[index].as_detached_tensor().copy().expect("a copy");
+        let gradient = |index: usize| {
+            model.variables[index]
+                .as_detached_tensor()
+                .copy()
+                .expect("a copy")
+        };
         let gradients: Grads = [("a".to_string(), gradient(0)), ("b".to_string(), gradient(1))].into();
         (0..3)
             .map(|_| {
@@ -390,7 +568,12 @@ fn models_that_change_between_visits() {
         &[("a", 1), ("b", 0)],
     ];
     /// Another variable under a known name, one too many, one too few, and none.
-    const OTHER: [Shown; 4] = [&[("a", 2), ("b", 1)], &[("a", 0), ("b", 1), ("c", 2)], &[("a", 0)], &[]];
+    const OTHER: [Shown; 4] = [
+        &[("a", 2), ("b", 1)],
+        &[("a", 0), ("b", 1), ("c", 2)],
+        &[("a", 0)],
+        &[],
+    ];
     for engine in engines() {
         for later in SAME {
             assert_eq!(steps(engine, FIRST, later).expect("updates"), [2, 2, 2]);
@@ -411,7 +594,9 @@ struct Growing(AtomicUsize, Vec<Tensor>);
 impl Gradients for Growing {
     fn gradient(&self, _path: &str, _x: &dyn Lend) -> Option<&dyn Lend> {
         let asked = self.0.fetch_add(1, Ordering::Relaxed);
-        self.1.get(asked.min(self.1.len() - 1)).map(|gradient| gradient as &dyn Lend)
+        self.1
+            .get(asked.min(self.1.len() - 1))
+            .map(|gradient| gradient as &dyn Lend)
     }
 
     fn paths(&self) -> impl Iterator<Item = &str> {
@@ -425,8 +610,11 @@ impl Gradients for Growing {
 
 #[test]
 fn gradients_that_answer_differently_each_time() {
-    let tensors =
-        || (0..4).map(|i| random(i, &[10 + 40 * i as usize], F32, &Device::Cpu)).collect::<Vec<_>>();
+    let tensors = || {
+        (0..4)
+            .map(|i| random(i, &[10 + 40 * i as usize], F32, &Device::Cpu))
+            .collect::<Vec<_>>()
+    };
     for engine in engines() {
         let model = model(&[random(1, &[10], F32, &Device::Cpu)]);
         let mut state =

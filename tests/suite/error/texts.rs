@@ -37,25 +37,45 @@ fn literals(code: &str) -> Vec<String> {
 
 /// Where an error is made, and its texts.
 fn texts() -> Vec<(String, Vec<String>)> {
-    const MAKERS: [&str; 8] =
-        ["new(", "shape(", "dtype(", "device(", "not_finite(", "too_large(", "missing(", "unknown("];
+    const MAKERS: [&str; 8] = [
+        "new(",
+        "shape(",
+        "dtype(",
+        "device(",
+        "not_finite(",
+        "too_large(",
+        "missing(",
+        "unknown(",
+    ];
     let mut all = Vec::new();
-    for file in
-        files(&root()).into_iter().filter(|file| file.extension().is_some_and(|extension| extension == "rs"))
+    for file in files(&root())
+        .into_iter()
+        .filter(|file| file.extension().is_some_and(|extension| extension == "rs"))
     {
         let source = std::fs::read_to_string(&file).expect("a source file");
-        let file = file.strip_prefix(root()).expect("a file below src").display().to_string();
+        let file = file
+            .strip_prefix(root())
+            .expect("a file below src")
+            .display()
+            .to_string();
         let source = source.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
         for (at, _) in source.match_indices("Error::") {
             let rest = &source[at + "Error::".len()..];
-            let is_code =
-                !source[..at].rsplit('\n').next().unwrap_or_default().trim_start().starts_with("//");
+            let is_code = !source[..at]
+                .rsplit('\n')
+                .next()
+                .unwrap_or_default()
+                .trim_start()
+                .starts_with("//");
             if is_code && MAKERS.iter().any(|maker| rest.starts_with(maker)) {
                 let kind = rest
                     .split_once("ErrorKind::")
                     .filter(|(before, _)| *before == "new(")
                     .map_or("", |(_, kind)| kind);
-                let kind: String = kind.chars().take_while(|letter| letter.is_alphanumeric()).collect();
+                let kind: String = kind
+                    .chars()
+                    .take_while(|letter| letter.is_alphanumeric())
+                    .collect();
                 let maker = rest.split('(').next().unwrap_or_default();
                 all.push((format!("{file}: {maker} {kind}"), literals(rest)));
             }

@@ -23,7 +23,11 @@ fn ones(model: &Vars) -> support::common::Grads {
 }
 
 fn low(bf16: usize, f16: usize, paths: &[&str]) -> Warning {
-    Warning::LowPrecision { bf16, f16, paths: paths.iter().map(|path| path.to_string()).collect() }
+    Warning::LowPrecision {
+        bf16,
+        f16,
+        paths: paths.iter().map(|path| path.to_string()).collect(),
+    }
 }
 
 const MIXED: [DType; 4] = [DType::BF16, DType::F32, DType::F16, DType::BF16];
@@ -58,12 +62,18 @@ fn parameters_of_16_bits_under_a_bare_rule_are_warned_of_from_setup_on_and_said_
     let (outcomes, lines) =
         logged(|| [(); 3].map(|()| update(&mut state, &model, &ones(&model)).expect("an update")));
     assert_eq!(lines, [text]);
-    assert_eq!(outcomes.map(|outcome| outcome.warnings), [vec![expected.clone()], vec![], vec![]]);
+    assert_eq!(
+        outcomes.map(|outcome| outcome.warnings),
+        [vec![expected.clone()], vec![], vec![]]
+    );
     assert_eq!(state.warnings(), std::slice::from_ref(&expected));
 
     let mut copy = state.try_clone().expect("a copy");
     let (outcome, lines) = logged(|| update(&mut copy, &model, &ones(&model)).expect("an update"));
-    assert_eq!((outcome.warnings, lines, copy.warnings()), (vec![], vec![], &[expected][..]));
+    assert_eq!(
+        (outcome.warnings, lines, copy.warnings()),
+        (vec![], vec![], &[expected][..])
+    );
 }
 
 /// The bound: what is below it moves no element, for all significands.
@@ -71,13 +81,19 @@ fn parameters_of_16_bits_under_a_bare_rule_are_warned_of_from_setup_on_and_said_
 fn a_step_below_the_bound_moves_nothing() {
     for (dtype, bound) in [(DType::BF16, 2f64.powi(-9)), (DType::F16, 2f64.powi(-12))] {
         let sizes: Vec<f32> = (0..4096).map(|i| 1.0 + i as f32 / 4096.0).collect();
-        let x = Tensor::new(&sizes[..], &Device::Cpu).and_then(|x| x.to_dtype(dtype)).expect("a tensor");
+        let x = Tensor::new(&sizes[..], &Device::Cpu)
+            .and_then(|x| x.to_dtype(dtype))
+            .expect("a tensor");
         let model = model(std::slice::from_ref(&x));
         let mut state = setup(Descent::new(0.99 * bound), &model).expect("a state");
         for sign in [1.0, -1.0] {
             let gradient = x.to_dtype(DType::F32).and_then(|x| x.affine(sign, 0.0)).ok();
             update(&mut state, &model, &grads([gradient])).expect("an update");
-            assert_eq!(support::common::bits(&model["0"]), support::common::bits(&x), "{dtype:?}");
+            assert_eq!(
+                support::common::bits(&model["0"]),
+                support::common::bits(&x),
+                "{dtype:?}"
+            );
         }
     }
 }
@@ -89,15 +105,28 @@ fn what_keeps_small_steps_is_not_warned_of() {
         Optimiser::new(MixedPrecision::new(DType::F32, adam())),
         Optimiser::new(Kahan::new(adam())),
         Optimiser::new(StochasticRounding::new(0, adam())),
-        Optimiser::new(MixedPrecision::new(DType::F32, StoreAs::new([("m", DType::BF16)], adam()))),
+        Optimiser::new(MixedPrecision::new(
+            DType::F32,
+            StoreAs::new([("m", DType::BF16)], adam()),
+        )),
     ];
     for optimiser in kept {
         let name = optimiser.name();
         let state = setup(optimiser, &of_dtypes(&MIXED)).expect("a state");
         assert_eq!(state.warnings(), [], "{name}");
     }
-    assert_eq!(setup(SplitMaster::new(adam()), &of_dtypes(&[DType::BF16])).expect("a state").warnings(), []);
-    assert_eq!(setup(adam(), &of_dtypes(&[DType::F32, DType::F64])).expect("a state").warnings(), []);
+    assert_eq!(
+        setup(SplitMaster::new(adam()), &of_dtypes(&[DType::BF16]))
+            .expect("a state")
+            .warnings(),
+        []
+    );
+    assert_eq!(
+        setup(adam(), &of_dtypes(&[DType::F32, DType::F64]))
+            .expect("a state")
+            .warnings(),
+        []
+    );
 
     // Sums in 16 bits were asked for, and an ascent is no training.
     let model = of_dtypes(&[DType::BF16]);
@@ -118,26 +147,41 @@ fn every_way_to_give_a_leaf_an_optimiser_is_looked_at() {
     let model = of_dtypes(&[DType::BF16, DType::F32]);
     let mut state = setup_with(&model, |path, _| (path == "1").then(|| Adam::new(0.1))).expect("a state");
     assert_eq!(state.warnings(), []);
-    state.add_with(&model, |_, _| Some(Adam::new(0.1))).expect("another leaf");
+    state
+        .add_with(&model, |_, _| Some(Adam::new(0.1)))
+        .expect("another leaf");
     assert_eq!(state.warnings(), [low(1, 0, &["0"])]);
-    state.all().replace(MixedPrecision::new(DType::F32, Adam::new(0.1)), &model).expect("another optimiser");
+    state
+        .all()
+        .replace(MixedPrecision::new(DType::F32, Adam::new(0.1)), &model)
+        .expect("another optimiser");
     assert_eq!(state.warnings(), []);
-    state.all().replace(Adam::new(0.2), &model).expect("another optimiser");
+    state
+        .all()
+        .replace(Adam::new(0.2), &model)
+        .expect("another optimiser");
     assert_eq!(state.warnings(), [low(1, 0, &["0"])]);
 
     let more = of_dtypes(&[DType::BF16, DType::F32, DType::F16]);
     let mut state = setup(Adam::new(0.1), &of_dtypes(&[DType::F32])).expect("a state");
     state.rebind(&model_with("0", &more["1"])).expect("the same");
     state.rename("", "a").expect("a name");
-    state.add(Adam::new(0.1), &model_with("f16", &more["2"])).expect("a leaf");
+    state
+        .add(Adam::new(0.1), &model_with("f16", &more["2"]))
+        .expect("a leaf");
     assert_eq!(state.warnings(), [low(0, 1, &["f16"])]);
 
     let mut weights = [half::bf16::ONE; 4];
-    let slices = ParameterSlices::new().with("w", 4, &mut weights[..]).expect("slices");
+    let slices = ParameterSlices::new()
+        .with("w", 4, &mut weights[..])
+        .expect("slices");
     let mut state = setup(Adam::new(0.1), &slices).expect("a state");
-    let outcome =
-        update(&mut state, &slices, &GradientSlices::new().with("w", &[1f32; 4][..]).expect("slices"))
-            .expect("an update");
+    let outcome = update(
+        &mut state,
+        &slices,
+        &GradientSlices::new().with("w", &[1f32; 4][..]).expect("slices"),
+    )
+    .expect("an update");
     assert_eq!(outcome.warnings, [low(1, 0, &["w"])]);
 }
 
@@ -159,18 +203,31 @@ fn what_is_meant_is_not_said() {
     assert_eq!(frozen.warnings().len(), 1);
     let mut saved = frozen.try_clone().expect("a copy");
     saved.all().freeze();
-    open(&file_of(Checkpoint::new(&saved))).and_then(|file| file.restore(&mut frozen)).expect("the state");
-    assert!(!frozen.warnings().iter().any(|warning| matches!(warning, Warning::LowPrecision { .. })));
+    open(&file_of(Checkpoint::new(&saved)))
+        .and_then(|file| file.restore(&mut frozen))
+        .expect("the state");
+    assert!(
+        !frozen
+            .warnings()
+            .iter()
+            .any(|warning| matches!(warning, Warning::LowPrecision { .. }))
+    );
     let mut all = state.try_clone().expect("a copy");
     all.all().allow_low_precision();
     let (outcome, lines) = logged(|| update(&mut all, &model, &ones(&model)).expect("an update"));
-    assert_eq!((all.warnings(), outcome.warnings, lines), (&[][..], vec![], vec![]));
+    assert_eq!(
+        (all.warnings(), outcome.warnings, lines),
+        (&[][..], vec![], vec![])
+    );
     let outcome = update(&mut state, &model, &ones(&model)).expect("an update");
     assert_eq!(outcome.warnings, [low(1, 0, &["3"])]);
 }
 
 fn not_finite(path: &str, index: usize) -> Warning {
-    Warning::ParameterNotFinite { path: path.to_string(), index }
+    Warning::ParameterNotFinite {
+        path: path.to_string(),
+        index,
+    }
 }
 
 #[test]
@@ -191,7 +248,10 @@ fn a_number_that_is_not_finite_is_named_by_the_update_that_has_written_it() {
             .finite_only()
             .apply(&model, &grads([zeros(), bad.clone()]))
             .expect("an outcome");
-        assert_eq!((skipped.status, skipped.warnings), (support::common::not_finite("1"), vec![]));
+        assert_eq!(
+            (skipped.status, skipped.warnings),
+            (support::common::not_finite("1"), vec![])
+        );
         let (outcome, lines) =
             logged(|| update(&mut state, &model, &grads([zeros(), bad])).expect("an update"));
         assert_eq!(outcome.warnings, [not_finite("1", 37)], "{number} in {dtype:?}");
@@ -201,7 +261,11 @@ fn a_number_that_is_not_finite_is_named_by_the_update_that_has_written_it() {
                 && lines.len() == 1,
             "{lines:?}"
         );
-        assert_eq!(update(&mut state, &model, &calm).expect("an update").warnings, [], "once");
+        assert_eq!(
+            update(&mut state, &model, &calm).expect("an update").warnings,
+            [],
+            "once"
+        );
     }
 }
 
@@ -211,7 +275,10 @@ fn a_number_that_is_not_finite_is_named_by_the_update_that_has_written_it() {
 fn a_loss_that_is_not_a_number_is_seen_at_once_and_one_bad_parameter_in_turn() {
     const LEAVES: usize = 40;
     let large = || model(&vec![tensor(1000, DType::F32); LEAVES]);
-    let (nan, zero) = (constant(f64::NAN, 1000, DType::F32), constant(0.0, 1000, DType::F32));
+    let (nan, zero) = (
+        constant(f64::NAN, 1000, DType::F32),
+        constant(0.0, 1000, DType::F32),
+    );
     let model = large();
     let mut state = setup(Adam::new(0.1), &model).expect("a state");
     let outcome = update(&mut state, &model, &grads(vec![Some(nan.clone()); LEAVES])).expect("an update");
@@ -221,18 +288,32 @@ fn a_loss_that_is_not_a_number_is_seen_at_once_and_one_bad_parameter_in_turn() {
     let mut state = setup(Adam::new(0.1), &model).expect("a state");
     let calls: Vec<usize> = (0..4)
         .map(|_| {
-            let one =
-                (0..LEAVES).map(|leaf| Some(if leaf == LEAVES - 1 { nan.clone() } else { zero.clone() }));
-            update(&mut state, &model, &grads(one)).expect("an update").warnings.len()
+            let one = (0..LEAVES).map(|leaf| {
+                Some(if leaf == LEAVES - 1 {
+                    nan.clone()
+                } else {
+                    zero.clone()
+                })
+            });
+            update(&mut state, &model, &grads(one))
+                .expect("an update")
+                .warnings
+                .len()
         })
         .collect();
     assert_eq!(calls.iter().sum::<usize>(), 1, "{calls:?}");
-    assert!(calls[3] == 0, "of 40 parameters all have been looked at in three calls: {calls:?}");
+    assert!(
+        calls[3] == 0,
+        "of 40 parameters all have been looked at in three calls: {calls:?}"
+    );
 
     // A clipping rule refuses it before anything is written.
     let model = large();
-    let mut state =
-        setup(OptimiserChain::new((ClipGlobalNorm::new(1.0), Adam::new(0.1))), &model).expect("a state");
+    let mut state = setup(
+        OptimiserChain::new((ClipGlobalNorm::new(1.0), Adam::new(0.1))),
+        &model,
+    )
+    .expect("a state");
     let refused =
         update(&mut state, &model, &grads(vec![Some(nan); LEAVES])).expect_err("a norm that is not finite");
     is_kind(&refused, ErrorKind::NotFinite, &["norm of its gradient is NaN"]);
@@ -245,11 +326,22 @@ fn each_kind_is_met_by_itself() {
     let mut state = setup(Adam::new(0.1), &model).expect("a state");
     let bad = grads([Some(constant(f64::NAN, 3, DType::F32)), None]);
     let (outcome, lines) = logged(|| update(&mut state, &model, &bad).expect("an update"));
-    let [without, others @ ..] = &outcome.warnings[..] else { panic!("warnings") };
-    assert!(matches!(without, Warning::WithoutGradient { missing: 1, parameters: 2, paths, remedy }
-            if *paths == ["1"] && remedy.contains("`audit(&model, &loss)` shows")));
+    let [without, others @ ..] = &outcome.warnings[..] else {
+        panic!("warnings")
+    };
+    assert!(
+        matches!(without, Warning::WithoutGradient { missing: 1, parameters: 2, paths, remedy }
+            if *paths == ["1"] && remedy.contains("`audit(&model, &loss)` shows"))
+    );
     assert_eq!(others, [low(2, 0, &["0", "1"]), not_finite("0", 0)]);
-    assert_eq!(lines, outcome.warnings.iter().map(Warning::to_string).collect::<Vec<_>>());
+    assert_eq!(
+        lines,
+        outcome
+            .warnings
+            .iter()
+            .map(Warning::to_string)
+            .collect::<Vec<_>>()
+    );
     assert_eq!(state.warnings(), outcome.warnings);
     let (again, lines) = logged(|| update(&mut state, &model, &bad).expect("an update"));
     assert_eq!((again.warnings, lines), (vec![], vec![]));
@@ -258,16 +350,32 @@ fn each_kind_is_met_by_itself() {
 #[test]
 fn windows_that_are_given_up_are_named_once() {
     let model = of_dtypes(&[DType::F32]);
-    let mut state =
-        setup(OptimiserChain::new((AccumGrad::new(2), Descent::new(0.1))), &model).expect("a state");
+    let mut state = setup(
+        OptimiserChain::new((AccumGrad::new(2), Descent::new(0.1))),
+        &model,
+    )
+    .expect("a state");
     let large = grads([Some(constant(3e38, 3, DType::F32))]);
-    let mut calls = || Update::new(&mut state).finite_only().apply(&model, &large).expect("an outcome");
+    let mut calls = || {
+        Update::new(&mut state)
+            .finite_only()
+            .apply(&model, &large)
+            .expect("an outcome")
+    };
     let (outcomes, lines) = logged(|| [(); 4].map(|()| calls()));
     let accumulated = || Status::Accumulated;
     let statuses = [accumulated(), given_up("0"), accumulated(), given_up("0")];
-    assert_eq!(outcomes.each_ref().map(|outcome| outcome.status.clone()), statuses);
-    let expected = Warning::WindowsGivenUp { path: "0".to_string() };
-    assert_eq!(outcomes.map(|outcome| outcome.warnings), [vec![], vec![expected.clone()], vec![], vec![]]);
+    assert_eq!(
+        outcomes.each_ref().map(|outcome| outcome.status.clone()),
+        statuses
+    );
+    let expected = Warning::WindowsGivenUp {
+        path: "0".to_string(),
+    };
+    assert_eq!(
+        outcomes.map(|outcome| outcome.warnings),
+        [vec![], vec![expected.clone()], vec![], vec![]]
+    );
     assert_eq!(lines, [expected.to_string()]);
 }
 
@@ -280,15 +388,30 @@ fn debug_of_an_error_is_its_text_and_the_alternate_form_its_facts() {
     assert_eq!(format!("{wrong:?}"), wrong.to_string());
     let facts = |error: &Error, known: &[&str]| {
         let listed = format!("{error:#?}").split_whitespace().collect::<String>();
-        known.iter().for_each(|fact| assert!(listed.contains(fact), "no {fact} in {listed}"));
+        known
+            .iter()
+            .for_each(|fact| assert!(listed.contains(fact), "no {fact} in {listed}"));
     };
-    facts(&wrong, &["kind:Tensor,", "got:Some(\"[2]\",),", "expected:Some(\"[3]\",),", "path:Some(\"0\",),"]);
+    facts(
+        &wrong,
+        &[
+            "kind:Tensor,",
+            "got:Some(\"[2]\",),",
+            "expected:Some(\"[3]\",),",
+            "path:Some(\"0\",),",
+        ],
+    );
     let inner =
         setup(MixedPrecision::new(DType::BF16, Adam::new(0.1)), &model).expect_err("a master in BF16");
     assert_eq!(format!("{inner:?}"), inner.to_string());
     facts(
         &inner,
-        &["kind:Argument,", "got:Some(\"BF16\",),", "expected:Some(\"F32orF64\",),", "element:None,"],
+        &[
+            "kind:Argument,",
+            "got:Some(\"BF16\",),",
+            "expected:Some(\"F32orF64\",),",
+            "element:None,",
+        ],
     );
     let gradients = grads([Some(tensor(3, DType::F32))]);
     let unscaled = Update::new(&mut state)

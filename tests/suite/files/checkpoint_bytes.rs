@@ -26,8 +26,12 @@ const LONG: usize = 300_001;
 
 /// Numbers that every platform computes alike.
 fn numbers(seed: usize, length: usize, dtype: DType) -> Tensor {
-    let numbers: Vec<f64> = (0..length).map(|i| ((i * 37 + seed * 11) % 101) as f64 / 64.0 + 0.25).collect();
-    Tensor::from_vec(numbers, length, CPU).and_then(|x| x.to_dtype(dtype)).expect("a tensor")
+    let numbers: Vec<f64> = (0..length)
+        .map(|i| ((i * 37 + seed * 11) % 101) as f64 / 64.0 + 0.25)
+        .collect();
+    Tensor::from_vec(numbers, length, CPU)
+        .and_then(|x| x.to_dtype(dtype))
+        .expect("a tensor")
 }
 
 /// A model with a variable that is no parameter, and its state after a step.
@@ -44,12 +48,15 @@ fn started(seed: usize) -> (Vars, StateTree) {
     };
     let model: Vars = parameters.into_iter().enumerate().map(variable).collect();
     let optimiser = |_: &str, x: Parameter<'_>| {
-        x.dtype().is_float().then(|| MixedPrecision::new(DType::F32, Adam::new(0.125)))
+        x.dtype()
+            .is_float()
+            .then(|| MixedPrecision::new(DType::F32, Adam::new(0.125)))
     };
     let mut state = setup_with(&model, optimiser).expect("a state");
     let floats = model.iter().filter(|(_, x)| x.dtype().is_float());
-    let gradients: Grads =
-        floats.map(|(name, x)| (name.clone(), x.affine(2.0, 0.5).expect("a gradient").detach())).collect();
+    let gradients: Grads = floats
+        .map(|(name, x)| (name.clone(), x.affine(2.0, 0.5).expect("a gradient").detach()))
+        .collect();
     update(&mut state, &model, &gradients).expect("an update");
     (model, state)
 }
@@ -66,7 +73,10 @@ fn the_bytes_of_a_file_are_what_they_were() {
     let (path, started) = (folder.path().join("masters"), started(0));
     started.1.save_masters(&started.0, &path).unwrap();
     let (file, masters) = (file_of(full(&started)), fs::read(path).unwrap());
-    for (bytes, data, sum) in [(&file, 4_200_183, 0x7a17_9c37), (&masters, 1_200_056, 0xec6e_059b_u32)] {
+    for (bytes, data, sum) in [
+        (&file, 4_200_183, 0x7a17_9c37),
+        (&masters, 1_200_056, 0xec6e_059b_u32),
+    ] {
         let tensors = &bytes[bytes.len() - data..];
         assert_eq!(crc32fast::hash(tensors), sum);
         let read = SafeTensors::deserialize(bytes).unwrap();
@@ -76,7 +86,10 @@ fn the_bytes_of_a_file_are_what_they_were() {
             "not as the library writes it"
         );
     }
-    assert!(with_checksum(file.clone()) == file, "the checksum of the pieces is not that of the file");
+    assert!(
+        with_checksum(file.clone()) == file,
+        "the checksum of the pieces is not that of the file"
+    );
 }
 
 /// What takes several windows is taken over whole, also in another precision.
@@ -87,8 +100,11 @@ fn long_tensors_are_taken_over_whole() {
     file.restore_with_model(&mut restored.1, &restored.0).unwrap();
     assert!(snapshot(&restored.0, &restored.1) == snapshot(&saved.0, &saved.1));
 
-    let wide: Vars =
-        saved.0.iter().map(|(name, x)| (name.clone(), var(&x.to_dtype(DType::F32).unwrap()))).collect();
+    let wide: Vars = saved
+        .0
+        .iter()
+        .map(|(name, x)| (name.clone(), var(&x.to_dtype(DType::F32).unwrap())))
+        .collect();
     let wide: Vars = wide.into_iter().filter(|(name, _)| name == "large").collect();
     let narrow: Vars = saved
         .0
@@ -97,21 +113,35 @@ fn long_tensors_are_taken_over_whole() {
         .map(|(name, x)| (name.clone(), x.clone()))
         .collect();
     let mut narrow_state = setup(MixedPrecision::new(DType::F32, Adam::new(0.125)), &narrow).unwrap();
-    update(&mut narrow_state, &narrow, &Grads::from([("large".to_string(), numbers(3, LONG, DType::F16))]))
-        .unwrap();
+    update(
+        &mut narrow_state,
+        &narrow,
+        &Grads::from([("large".to_string(), numbers(3, LONG, DType::F16))]),
+    )
+    .unwrap();
     let file = file_of(Checkpoint::new(&narrow_state).model(&narrow));
     let mut wide_state = setup(Adam::new(0.125), &wide).unwrap();
-    open(&file).unwrap().converting().restore_with_model(&mut wide_state, &wide).unwrap();
+    open(&file)
+        .unwrap()
+        .converting()
+        .restore_with_model(&mut wide_state, &wide)
+        .unwrap();
     let tensor = |state: &StateTree, name: &str| state.leaf("large").unwrap().tensor(name).unwrap();
     assert!(bits(&wide["large"]) == bits(&tensor(&narrow_state, "master")));
     assert!(
-        ["m", "v"].iter().all(|name| bits(&tensor(&wide_state, name)) == bits(&tensor(&narrow_state, name)))
+        ["m", "v"]
+            .iter()
+            .all(|name| bits(&tensor(&wide_state, name)) == bits(&tensor(&narrow_state, name)))
     );
 
     let back = Vars::from([("large".to_string(), var(&numbers(9, LONG, DType::BF16)))]);
     let mut back_state = setup(MixedPrecision::new(DType::F32, Adam::new(0.125)), &back).unwrap();
     let wide_file = file_of(Checkpoint::new(&wide_state).model(&wide));
-    open(&wide_file).unwrap().converting().restore_with_model(&mut back_state, &back).unwrap();
+    open(&wide_file)
+        .unwrap()
+        .converting()
+        .restore_with_model(&mut back_state, &back)
+        .unwrap();
     assert!(bits(&tensor(&back_state, "master")) == bits(&wide["large"]));
     assert!(values(&back["large"]) == values(&wide["large"].to_dtype(DType::BF16).unwrap()));
 }
@@ -131,7 +161,12 @@ fn what_is_wrong_in_a_later_window() {
         assert_eq!((error.path(), error.element()), (Some("large"), Some(200_003)));
         assert!(snapshot(&restored.0, &restored.1) == before);
     };
-    refused("large/m", &f32::NAN.to_le_bytes(), ErrorKind::NotFinite, &["\"large/m\"", "200003"]);
+    refused(
+        "large/m",
+        &f32::NAN.to_le_bytes(),
+        ErrorKind::NotFinite,
+        &["\"large/m\"", "200003"],
+    );
     refused(
         "large/master",
         &1e30f32.to_le_bytes(),
@@ -155,7 +190,12 @@ impl Opened {
         let file = CheckpointFile::open(folder.path().join("run")).expect("a checkpoint");
         let target = started(5);
         let before = snapshot(&target.0, &target.1);
-        Opened { folder, file, target, before }
+        Opened {
+            folder,
+            file,
+            target,
+            before,
+        }
     }
 
     fn path(&self) -> std::path::PathBuf {
@@ -164,9 +204,22 @@ impl Opened {
 
     fn refused(&mut self) {
         let path = self.path().display().to_string();
-        let words = ["cannot read the file", "changed after it had been opened", "open it again", &path];
-        let Opened { file, target: (model, state), .. } = self;
-        is_kind(&file.restore_with_model(state, &*model).expect_err("an error"), ErrorKind::Io, &words);
+        let words = [
+            "cannot read the file",
+            "changed after it had been opened",
+            "open it again",
+            &path,
+        ];
+        let Opened {
+            file,
+            target: (model, state),
+            ..
+        } = self;
+        is_kind(
+            &file.restore_with_model(state, &*model).expect_err("an error"),
+            ErrorKind::Io,
+            &words,
+        );
         is_kind(&file.restore(state).expect_err("an error"), ErrorKind::Io, &words);
         assert!(snapshot(model, state) == self.before, "something has changed");
     }
@@ -177,7 +230,9 @@ fn change(path: &Path) {
     std::thread::sleep(Duration::from_millis(100));
     let mut file = File::options().write(true).open(path).expect("the file");
     let middle = file.metadata().expect("its length").len() / 2;
-    file.seek(SeekFrom::Start(middle)).and_then(|_| file.write_all(&[0x55])).expect("a byte");
+    file.seek(SeekFrom::Start(middle))
+        .and_then(|_| file.write_all(&[0x55]))
+        .expect("a byte");
 }
 
 /// A job that writes checkpoints does not disturb one that reads.
@@ -186,7 +241,10 @@ fn change(path: &Path) {
 fn a_file_that_is_replaced_while_it_is_open() {
     let mut opened = Opened::new();
     full(&started(7)).save(opened.path()).unwrap();
-    opened.file.restore_with_model(&mut opened.target.1, &opened.target.0).unwrap();
+    opened
+        .file
+        .restore_with_model(&mut opened.target.1, &opened.target.0)
+        .unwrap();
     let expected = started(0);
     assert!(snapshot(&opened.target.0, &opened.target.1) == snapshot(&expected.0, &expected.1));
     fs::remove_file(opened.path()).unwrap();
@@ -197,7 +255,12 @@ fn a_file_that_is_replaced_while_it_is_open() {
 fn a_file_that_is_cut_while_it_is_open() {
     let mut opened = Opened::new();
     for length in [4_000_000, 10, 0, 5_000_000] {
-        File::options().write(true).open(opened.path()).unwrap().set_len(length).unwrap();
+        File::options()
+            .write(true)
+            .open(opened.path())
+            .unwrap()
+            .set_len(length)
+            .unwrap();
         opened.refused();
     }
 }
@@ -210,7 +273,11 @@ fn a_file_that_is_changed_while_it_is_open() {
     let words = ["changed after it had been opened", "open it again"];
     is_kind(&opened.file.tensor("large/m").unwrap_err(), ErrorKind::Io, &words);
     assert!(opened.file.scaler().unwrap().is_some());
-    is_kind(&CheckpointFile::open(opened.path()).unwrap_err(), ErrorKind::File, &["checksum"]);
+    is_kind(
+        &CheckpointFile::open(opened.path()).unwrap_err(),
+        ErrorKind::File,
+        &["checksum"],
+    );
 }
 
 /// Also if a restore reads no tensor, because the rule has no state.
@@ -230,8 +297,16 @@ fn a_file_without_tensors_that_is_changed_while_it_is_open() -> Tested {
         File::options().write(true).open(path)?.set_len(length + 8)?;
     }
     let words = ["changed after it had been opened", "open it again"];
-    is_kind(&of_saved.restore(&mut state).expect_err("another file"), ErrorKind::Io, &words);
-    is_kind(&of_torch.restore(&mut state).expect_err("another file"), ErrorKind::Io, &words);
+    is_kind(
+        &of_saved.restore(&mut state).expect_err("another file"),
+        ErrorKind::Io,
+        &words,
+    );
+    is_kind(
+        &of_torch.restore(&mut state).expect_err("another file"),
+        ErrorKind::Io,
+        &words,
+    );
     Ok(())
 }
 
@@ -240,9 +315,14 @@ fn weights_that_are_changed_while_they_are_open() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model");
     let (saved, mut target) = (started(0), started(5));
-    for damage in
-        [change, |path: &Path| File::options().write(true).open(path).unwrap().set_len(1000).unwrap()]
-    {
+    for damage in [change, |path: &Path| {
+        File::options()
+            .write(true)
+            .open(path)
+            .unwrap()
+            .set_len(1000)
+            .unwrap()
+    }] {
         full(&saved).save(&path).unwrap();
         let weights = Weights::open([&path]).unwrap();
         let before = snapshot(&target.0, &target.1);
@@ -264,7 +344,13 @@ fn weights_that_are_changed_while_they_are_open() {
 fn a_pipe_is_read() {
     let folder = tempfile::tempdir().unwrap();
     let pipe = folder.path().join("pipe");
-    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    assert!(
+        std::process::Command::new("mkfifo")
+            .arg(&pipe)
+            .status()
+            .unwrap()
+            .success()
+    );
     let (saved, mut restored) = (started(0), started(5));
     let bytes = file_of(full(&saved));
     let file = std::thread::scope(|scope| {
@@ -280,15 +366,22 @@ fn a_pipe_is_read() {
 fn one_file_for_many_states() {
     let opened = Opened::new();
     let expected = started(0);
-    let expected: BTreeMap<&str, Vec<u64>> =
-        expected.0.iter().map(|(name, x)| (name.as_str(), bits(x))).collect();
+    let expected: BTreeMap<&str, Vec<u64>> = expected
+        .0
+        .iter()
+        .map(|(name, x)| (name.as_str(), bits(x)))
+        .collect();
     std::thread::scope(|scope| {
         for seed in [1, 2, 3, 4] {
             let (file, expected) = (&opened.file, &expected);
             scope.spawn(move || {
                 let (model, mut state): (Vars, StateTree) = started(seed);
                 file.restore_with_model(&mut state, &model).unwrap();
-                assert!(model.iter().all(|(name, x): (&String, &Var)| bits(x) == expected[name.as_str()]));
+                assert!(
+                    model
+                        .iter()
+                        .all(|(name, x): (&String, &Var)| bits(x) == expected[name.as_str()])
+                );
             });
         }
     });

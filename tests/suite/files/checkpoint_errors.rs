@@ -21,7 +21,10 @@ const TENSOR: ErrorKind = ErrorKind::Tensor;
 
 fn model(seed: u64, dtype: DType) -> Vars {
     let leaf = |(path, shape): (&str, &[usize])| (path.to_string(), var(&random(seed, shape, dtype, CPU)));
-    [("body.bias", &[2][..]), ("body.weight", &[2, 3]), ("head", &[])].into_iter().map(leaf).collect()
+    [("body.bias", &[2][..]), ("body.weight", &[2, 3]), ("head", &[])]
+        .into_iter()
+        .map(leaf)
+        .collect()
 }
 
 fn rule() -> impl Rule + Clone {
@@ -51,7 +54,11 @@ fn file() -> Vec<u8> {
 /// The file fails to restore, alone and with the model, and leaves everything as it was.
 fn refused_by(file: &CheckpointFile, model: &Vars, state: &mut StateTree, kind: ErrorKind, words: &[&str]) {
     let before = snapshot(model, state);
-    is_kind(&file.restore_with_model(state, model).expect_err("an error"), kind, words);
+    is_kind(
+        &file.restore_with_model(state, model).expect_err("an error"),
+        kind,
+        words,
+    );
     assert!(snapshot(model, state) == before, "{words:?}: something changed");
     if let Err(error) = file.restore(state) {
         assert_eq!(error.file(), Some(Path::new("crafted")), "{error}");
@@ -85,20 +92,60 @@ const DAMAGED: &str = "the description of the state is damaged: ";
 type Edit = (&'static str, &'static str, ErrorKind, &'static str);
 
 const EDITS: [Edit; 38] = [
-    ("leaves head tensors", r#"["0.acc", "2.m"]"#, OtherRule, "\"head\" | tensors | 2.v | another version"),
-    ("tensors body.weight/2.m shape", "[3, 2]", TENSOR, "\"body.weight/2.m\" has shape | , expected"),
-    ("tensors body.weight shape", "[6]", TENSOR, "\"body.weight\" has shape | pass the model that was saved"),
-    ("tensors head/0.acc shape", "[1]", TENSOR, "parameter \"head\": the file's \"head/0.acc\" has shape"),
-    ("leaves body.weight shape", "[3, 2]", TENSOR, "\"body.weight\" | [3, 2] | [2, 3]"),
+    (
+        "leaves head tensors",
+        r#"["0.acc", "2.m"]"#,
+        OtherRule,
+        "\"head\" | tensors | 2.v | another version",
+    ),
+    (
+        "tensors body.weight/2.m shape",
+        "[3, 2]",
+        TENSOR,
+        "\"body.weight/2.m\" has shape | , expected",
+    ),
+    (
+        "tensors body.weight shape",
+        "[6]",
+        TENSOR,
+        "\"body.weight\" has shape | pass the model that was saved",
+    ),
+    (
+        "tensors head/0.acc shape",
+        "[1]",
+        TENSOR,
+        "parameter \"head\": the file's \"head/0.acc\" has shape",
+    ),
+    (
+        "leaves body.weight shape",
+        "[3, 2]",
+        TENSOR,
+        "\"body.weight\" | [3, 2] | [2, 3]",
+    ),
     (
         "leaves head dtype",
         "\"bf16\"",
         TENSOR,
         "\"head\" | is BF16, expected F32 | CheckpointFile::converting",
     ),
-    ("leaves head dtype", "\"f31\"", TENSOR, "\"head\" | is F31, expected F32"),
-    ("tensors body.weight/2.m dtype", "\"I32\"", TENSOR, "\"body.weight/2.m\" is I32, expected F32"),
-    ("tensors body.weight dtype", "\"U32\"", TENSOR, "the file's \"body.weight\" is U32, expected F32"),
+    (
+        "leaves head dtype",
+        "\"f31\"",
+        TENSOR,
+        "\"head\" | is F31, expected F32",
+    ),
+    (
+        "tensors body.weight/2.m dtype",
+        "\"I32\"",
+        TENSOR,
+        "\"body.weight/2.m\" is I32, expected F32",
+    ),
+    (
+        "tensors body.weight dtype",
+        "\"U32\"",
+        TENSOR,
+        "the file's \"body.weight\" is U32, expected F32",
+    ),
     (
         "model",
         r#"["body.bias","body.weight"]"#,
@@ -111,35 +158,115 @@ const EDITS: [Edit; 38] = [
         Model,
         "\"tail\": the file has this parameter, but the model does not",
     ),
-    ("eta", "-0.5", Argument, "AdamW: eta is -0.5, expected a finite number of 0 or more"),
-    ("eta", "\"nan\"", Argument, "parameter \"body.bias\": | AdamW: eta is NaN"),
+    (
+        "eta",
+        "-0.5",
+        Argument,
+        "AdamW: eta is -0.5, expected a finite number of 0 or more",
+    ),
+    (
+        "eta",
+        "\"nan\"",
+        Argument,
+        "parameter \"body.bias\": | AdamW: eta is NaN",
+    ),
     ("eta", "\"inf\"", Argument, "AdamW: eta is inf"),
-    ("beta", "[0.9, 1]", Argument, "AdamW: beta is (0.9, 1), expected two numbers in [0, 1)"),
+    (
+        "beta",
+        "[0.9, 1]",
+        Argument,
+        "AdamW: beta is (0.9, 1), expected two numbers in [0, 1)",
+    ),
     ("n", "0", Argument, "AccumGrad: n is 0, expected 1 or more"),
-    ("omega", "0", Argument, "ClipNorm: omega is 0, expected a number above 0"),
-    ("eta", "\"0.1\"", File, "parameter \"body.bias\": | eta is \"0.1\", expected a real number"),
+    (
+        "omega",
+        "0",
+        Argument,
+        "ClipNorm: omega is 0, expected a number above 0",
+    ),
+    (
+        "eta",
+        "\"0.1\"",
+        File,
+        "parameter \"body.bias\": | eta is \"0.1\", expected a real number",
+    ),
     ("eta", "true", File, "eta is true, expected a real number"),
     ("eta", "null", File, "eta is null, expected a real number"),
     ("beta", "0.9", File, "beta is 0.9, expected a pair of reals"),
     ("n", "2.5", File, "n is 2.5, expected a count"),
     ("n", "-1", File, "n is -1.0, expected a count"),
-    ("non_finite", "\"Ignore\"", File, "non_finite is \"Ignore\", expected one of Error, Pass, Skip"),
-    ("leaves head optimiser", "7", File, "parameter \"head\" | refers to an optimiser that is not there"),
-    ("leaves head counters 0 0", "\"ticks\"", OtherRule, "\"head\" | counters | ticks"),
+    (
+        "non_finite",
+        "\"Ignore\"",
+        File,
+        "non_finite is \"Ignore\", expected one of Error, Pass, Skip",
+    ),
+    (
+        "leaves head optimiser",
+        "7",
+        File,
+        "parameter \"head\" | refers to an optimiser that is not there",
+    ),
+    (
+        "leaves head counters 0 0",
+        "\"ticks\"",
+        OtherRule,
+        "\"head\" | counters | ticks",
+    ),
     // A count that the next call would overflow.
-    ("leaves head counters 0 1", MOST, File, "damaged: the count \"0.calls\" is 18446744073709551615"),
-    ("leaves head steps", MOST, File, "\"head\" | damaged: the count \"steps\" is 18446744073709551615"),
+    (
+        "leaves head counters 0 1",
+        MOST,
+        File,
+        "damaged: the count \"0.calls\" is 18446744073709551615",
+    ),
+    (
+        "leaves head steps",
+        MOST,
+        File,
+        "\"head\" | damaged: the count \"steps\" is 18446744073709551615",
+    ),
     ("leaves head steps", "-1", File, DAMAGED),
     ("format", "\"1\"", File, DAMAGED),
-    ("checksum", "", File, "the description of the state is damaged: missing field `checksum`"),
+    (
+        "checksum",
+        "",
+        File,
+        "the description of the state is damaged: missing field `checksum`",
+    ),
     ("leaves", "", File, "missing field `leaves`"),
     ("optimisers", "", File, "missing field `optimisers`"),
     // Dtypes that candle does not have, or that take less than a byte.
-    ("tensors body.bias", r#"{"dtype": "BOOL", "shape": [8], "data_offsets": [0, 8]}"#, TENSOR, BIAS),
-    ("tensors body.bias", r#"{"dtype": "F4", "shape": [16], "data_offsets": [0, 8]}"#, TENSOR, BIAS),
-    ("tensors body.bias", r#"{"dtype": "F8_E5M2", "shape": [8], "data_offsets": [0, 8]}"#, TENSOR, BIAS),
-    ("tensors body.bias", r#"{"dtype": "C64", "shape": [], "data_offsets": [0, 8]}"#, TENSOR, BIAS),
-    ("tensors body.bias", r#"{"dtype": "U16", "shape": [2, 2], "data_offsets": [0, 8]}"#, TENSOR, BIAS),
+    (
+        "tensors body.bias",
+        r#"{"dtype": "BOOL", "shape": [8], "data_offsets": [0, 8]}"#,
+        TENSOR,
+        BIAS,
+    ),
+    (
+        "tensors body.bias",
+        r#"{"dtype": "F4", "shape": [16], "data_offsets": [0, 8]}"#,
+        TENSOR,
+        BIAS,
+    ),
+    (
+        "tensors body.bias",
+        r#"{"dtype": "F8_E5M2", "shape": [8], "data_offsets": [0, 8]}"#,
+        TENSOR,
+        BIAS,
+    ),
+    (
+        "tensors body.bias",
+        r#"{"dtype": "C64", "shape": [], "data_offsets": [0, 8]}"#,
+        TENSOR,
+        BIAS,
+    ),
+    (
+        "tensors body.bias",
+        r#"{"dtype": "U16", "shape": [2, 2], "data_offsets": [0, 8]}"#,
+        TENSOR,
+        BIAS,
+    ),
 ];
 
 const MOST: &str = "18446744073709551615";
@@ -151,7 +278,12 @@ fn edit(pieces: &mut Pieces, place: &str, value: &str) {
         return;
     }
     let value: Value = serde_json::from_str(value).unwrap();
-    if let Some(field) = pieces.fields().into_iter().flatten().find(|field| field[0] == place) {
+    if let Some(field) = pieces
+        .fields()
+        .into_iter()
+        .flatten()
+        .find(|field| field[0] == place)
+    {
         field[1] = value;
         return;
     }
@@ -167,7 +299,10 @@ fn edit(pieces: &mut Pieces, place: &str, value: &str) {
 fn each_edit_is_refused_with_what_it_edited() {
     // What they start from is not refused.
     let (model, mut state) = started(rule(), 20, DType::F32);
-    edited(|_| {}).unwrap().restore_with_model(&mut state, &model).unwrap();
+    edited(|_| {})
+        .unwrap()
+        .restore_with_model(&mut state, &model)
+        .unwrap();
     for (place, value, kind, words) in EDITS {
         let with = || edited(|pieces| edit(pieces, place, value));
         refused(with(), kind, &words.split(" | ").collect::<Vec<_>>());
@@ -193,7 +328,11 @@ fn tensors_that_are_missing_or_too_many() {
     let renamed = |pieces: &mut Pieces| pieces.tensors["heads"] = moved(pieces, "head");
     refused(edited(renamed), File, &["the file lacks the tensor \"head\""]);
     let more = |pieces: &mut Pieces| pieces.push("head/2.w", "F32", &[], &[0; 4]);
-    refused(edited(more), File, &["\"head/2.w\"", "its description does not name"]);
+    refused(
+        edited(more),
+        File,
+        &["\"head/2.w\"", "its description does not name"],
+    );
     let renamed = |pieces: &mut Pieces| pieces.fields()[0][0][0] = json!("m");
     refused(
         edited(renamed),
@@ -211,12 +350,25 @@ fn a_master_that_the_file_lacks() {
         let settings = json!([["dtype", {"text": "F32"}]]);
         pieces.description["optimisers"][0] =
             json!({"kind": "MixedPrecision", "storage": storage, "settings": settings, "inner": inner});
-        pieces.description["leaves"]["head"]["tensors"].as_array_mut().unwrap().insert(0, json!("master"));
+        pieces.description["leaves"]["head"]["tensors"]
+            .as_array_mut()
+            .unwrap()
+            .insert(0, json!("master"));
         pieces.push("head/master", "F32", &[], &[0; 4]);
     };
     let (model, mut state) = started(MixedPrecision::new(DType::F32, rule()), 20, DType::F32);
-    refused_by(&edited(master).unwrap(), &model, &mut state, OtherRule, &["\"head\"", "master"]);
-    edited(master).unwrap().converting().restore_with_model(&mut state, &model).unwrap();
+    refused_by(
+        &edited(master).unwrap(),
+        &model,
+        &mut state,
+        OtherRule,
+        &["\"head\"", "master"],
+    );
+    edited(master)
+        .unwrap()
+        .converting()
+        .restore_with_model(&mut state, &model)
+        .unwrap();
     assert_eq!(values(&model["head"]), [0.0]);
 }
 
@@ -237,9 +389,20 @@ fn numbers_that_are_not_finite() {
         refused(edited(with), NotFinite, &words);
 
         let (model, mut state) = started(rule(), 20, DType::F32);
-        edited(with).unwrap().accepting_non_finite().restore_with_model(&mut state, &model).unwrap();
-        let got = snapshot(&model, &state).into_iter().find(|(name, _)| name == entry).unwrap().1;
-        let finite = got.iter().filter(|bits| f64::from_bits(**bits).is_finite()).count();
+        edited(with)
+            .unwrap()
+            .accepting_non_finite()
+            .restore_with_model(&mut state, &model)
+            .unwrap();
+        let got = snapshot(&model, &state)
+            .into_iter()
+            .find(|(name, _)| name == entry)
+            .unwrap()
+            .1;
+        let finite = got
+            .iter()
+            .filter(|bits| f64::from_bits(**bits).is_finite())
+            .count();
         assert_eq!((got[index], finite), (number_bits(number.into()), got.len() - 1));
     }
 }
@@ -256,8 +419,18 @@ fn masters_that_are_not_finite() {
         update(&mut state, &model, &gradients(1.0)).unwrap();
         let file = file_of(Checkpoint::new(&state).model(&model));
         let (other, mut resumed) = started(rule(), 20, DType::BF16);
-        refused_by(&open(&file).unwrap(), &other, &mut resumed, NotFinite, &["crafted", "\"body.bias/"]);
-        open(&file).unwrap().accepting_non_finite().restore_with_model(&mut resumed, &other).unwrap();
+        refused_by(
+            &open(&file).unwrap(),
+            &other,
+            &mut resumed,
+            NotFinite,
+            &["crafted", "\"body.bias/"],
+        );
+        open(&file)
+            .unwrap()
+            .accepting_non_finite()
+            .restore_with_model(&mut resumed, &other)
+            .unwrap();
         assert!(snapshot(&other, &resumed) == snapshot(&model, &state));
         assert!(values(&other["body.bias"])[0].is_nan());
     }
@@ -270,19 +443,29 @@ fn a_loss_scaler_out_of_range() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run");
     for scale in [f64::NAN, f64::INFINITY, 0.0, -1.0] {
-        let error = Checkpoint::new(&state).scaler(&LossScaler::fixed(scale)).save(&path).unwrap_err();
+        let error = Checkpoint::new(&state)
+            .scaler(&LossScaler::fixed(scale))
+            .save(&path)
+            .unwrap_err();
         is_kind(&error, Argument, &["LossScaler", "scale is", "expected"]);
         assert!(!path.exists());
     }
     let saved = file_of(Checkpoint::new(&state).scaler(&LossScaler::dynamic()));
-    assert_eq!(open(&saved).unwrap().scaler().unwrap(), Some(LossScaler::dynamic()));
+    assert_eq!(
+        open(&saved).unwrap().scaler().unwrap(),
+        Some(LossScaler::dynamic())
+    );
     assert_eq!(open(&file()).unwrap().scaler().unwrap(), None);
     let scaler = |scale: Value| {
         let mut pieces = Pieces::of(&saved);
         pieces.description["scaler"]["scale"] = scale;
         open(&pieces.bytes()).and_then(|file| file.scaler()).unwrap_err()
     };
-    is_kind(&scaler(json!(-2.0)), Argument, &["crafted", "LossScaler", "scale is -2"]);
+    is_kind(
+        &scaler(json!(-2.0)),
+        Argument,
+        &["crafted", "LossScaler", "scale is -2"],
+    );
     is_kind(&scaler(json!(null)), File, &["crafted", DAMAGED]);
 }
 
@@ -298,10 +481,22 @@ fn another_model() {
                          body.weight, head";
     const HAS: &str = "parameter \"head\": the file has this parameter, but the state does not";
     let cases: [Case; 4] = [
-        (|x| _ = x.remove("head"), Model, &[HAS, "pass the model that was saved"]),
+        (
+            |x| _ = x.remove("head"),
+            Model,
+            &[HAS, "pass the model that was saved"],
+        ),
         (|vars| _ = vars.insert("tail".into(), x()), Model, &[LACKS]),
-        (|vars| _ = vars.insert("tail".into(), Var::zeros(2, DType::U32, CPU).unwrap()), Model, &[LACKS]),
-        (|vars| _ = vars.insert("head".into(), x()), TENSOR, &["\"head\" has shape [], expected [2]"]),
+        (
+            |vars| _ = vars.insert("tail".into(), Var::zeros(2, DType::U32, CPU).unwrap()),
+            Model,
+            &[LACKS],
+        ),
+        (
+            |vars| _ = vars.insert("head".into(), x()),
+            TENSOR,
+            &["\"head\" has shape [], expected [2]"],
+        ),
     ];
     for (change, kind, words) in cases {
         let mut model = model(20, DType::F32);
@@ -314,7 +509,14 @@ fn another_model() {
     let (theirs, _) = started(rule(), 30, DType::F32);
     let before = (snapshot(&mine, &state), snapshot(&theirs, &state));
     let error = file.restore_with_model(&mut state, &theirs).unwrap_err();
-    is_kind(&error, Model, &["parameter \"body.bias\": it is not in this state", "another model"]);
+    is_kind(
+        &error,
+        Model,
+        &[
+            "parameter \"body.bias\": it is not in this state",
+            "another model",
+        ],
+    );
     assert!((snapshot(&mine, &state), snapshot(&theirs, &state)) == before);
 }
 
@@ -323,7 +525,11 @@ fn a_file_without_the_model() {
     let (model, state) = started(rule(), 1, DType::F32);
     let file = open(&file_of(Checkpoint::new(&state))).unwrap();
     let (other, mut resumed) = started(rule(), 20, DType::F32);
-    let words = ["crafted", "the file has no model", "save the checkpoint with `Checkpoint::model`"];
+    let words = [
+        "crafted",
+        "the file has no model",
+        "save the checkpoint with `Checkpoint::model`",
+    ];
     refused_by(&file, &other, &mut resumed, File, &words);
     file.restore(&mut resumed).unwrap();
     // The state alone.
@@ -348,23 +554,48 @@ fn another_rule() {
     let one = OptimiserChain::new((None::<Descent>, Descent::new(0.1)));
     let (order, converting) = ("(here: Momentum, file: ClipGrad, at member 0)", "converting");
     let rows = [
-        (Optimiser::new(Adam::new(0.1)), Optimiser::new(AdamW::new(0.1)), ["Adam", "AdamW"], replace),
-        (momentum(), Optimiser::new(Nesterov::new(0.1)), ["Momentum", "Nesterov"], replace),
+        (
+            Optimiser::new(Adam::new(0.1)),
+            Optimiser::new(AdamW::new(0.1)),
+            ["Adam", "AdamW"],
+            replace,
+        ),
+        (
+            momentum(),
+            Optimiser::new(Nesterov::new(0.1)),
+            ["Momentum", "Nesterov"],
+            replace,
+        ),
         (
             Optimiser::new(with_clip.clone()),
             Optimiser::new(turned),
             [CLIPPED, "OptimiserChain(Momentum, ClipGrad)"],
             order,
         ),
-        (momentum(), Optimiser::new(with_clip), ["Momentum", CLIPPED], replace),
-        (Optimiser::new(single.clone()), momentum(), [SINGLE, "Momentum"], converting),
+        (
+            momentum(),
+            Optimiser::new(with_clip),
+            ["Momentum", CLIPPED],
+            replace,
+        ),
+        (
+            Optimiser::new(single.clone()),
+            momentum(),
+            [SINGLE, "Momentum"],
+            converting,
+        ),
         (
             Optimiser::new(single.clone()),
             Optimiser::new(double),
             [SINGLE, "MixedPrecision(F64, Momentum)"],
             converting,
         ),
-        (momentum(), Optimiser::new(single), ["Momentum", SINGLE], converting),
+        (
+            momentum(),
+            Optimiser::new(single),
+            ["Momentum", SINGLE],
+            converting,
+        ),
         (
             Optimiser::new(two),
             Optimiser::new(one),
@@ -401,10 +632,22 @@ fn files_of_another_kind() {
         (vec![0xff; 4096], whole),
         (plain(""), without),
         (plain(r#""__metadata__":{},"#), without),
-        (plain(r#""__metadata__":{"format":"pt"},"#), "for plain weights use `Weights`"),
-        (plain(r#""w":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"#), "entries with the name \"w\""),
-        (plain(r#""__metadata__":{"optimisers":"yes"},"#), "the description of the state is damaged"),
-        (plain(r#""__metadata__":{"optimisers":"{}"},"#), "is damaged: missing field"),
+        (
+            plain(r#""__metadata__":{"format":"pt"},"#),
+            "for plain weights use `Weights`",
+        ),
+        (
+            plain(r#""w":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"#),
+            "entries with the name \"w\"",
+        ),
+        (
+            plain(r#""__metadata__":{"optimisers":"yes"},"#),
+            "the description of the state is damaged",
+        ),
+        (
+            plain(r#""__metadata__":{"optimisers":"{}"},"#),
+            "is damaged: missing field",
+        ),
     ];
     for (bytes, words) in cases {
         refused(open(&bytes), File, &[words]);
@@ -418,14 +661,28 @@ fn other_weights_in_the_model() {
     let (model, mut state) = started(rule(), 1, DType::F32);
     let saved = file_of(Checkpoint::new(&state).model(&model));
     let file = open(&saved).unwrap();
-    update(&mut state, &model, &BTreeMap::from([("head", Tensor::new(1f32, CPU).unwrap())])).unwrap();
-    forget_ascent(&mut state, &model, &BTreeMap::from([("head", Tensor::new(1f32, CPU).unwrap())]));
+    update(
+        &mut state,
+        &model,
+        &BTreeMap::from([("head", Tensor::new(1f32, CPU).unwrap())]),
+    )
+    .unwrap();
+    forget_ascent(
+        &mut state,
+        &model,
+        &BTreeMap::from([("head", Tensor::new(1f32, CPU).unwrap())]),
+    );
     let before = snapshot(&model, &state);
-    for result in [file.restore(&mut state), file.restore_with_model(&mut state, &model)] {
+    for result in [
+        file.restore(&mut state),
+        file.restore_with_model(&mut state, &model),
+    ] {
         is_kind(&result.unwrap_err(), Changed, &["other weights", "with_averages"]);
     }
     assert!(snapshot(&model, &state) == before);
-    state.with_averages(&model, || Ok::<_, optimisers::Error>(())).unwrap();
+    state
+        .with_averages(&model, || Ok::<_, optimisers::Error>(()))
+        .unwrap();
     file.restore_with_model(&mut state, &model).unwrap();
     assert_eq!(file_of(Checkpoint::new(&state).model(&model)), saved);
 }
@@ -436,7 +693,10 @@ fn another_version_of_the_format() {
         let other = |pieces: &mut Pieces| {
             pieces.description = json!({ "format": version, "crate": "9.9.9", "anything": { "else": [] } })
         };
-        let words = [&format!("format version {version}, expected 1"), "read the file with optimisers 9.9.9"];
+        let words = [
+            &format!("format version {version}, expected 1"),
+            "read the file with optimisers 9.9.9",
+        ];
         refused(edited(other), File, &words);
     }
 }
@@ -447,7 +707,11 @@ fn a_damaged_or_edited_file() {
     let path = folder.path().join("crafted");
     let original = file();
     let length = original.len();
-    let words = ["checksum", "the file was damaged or edited", "`CheckpointFile::open_edited`"];
+    let words = [
+        "checksum",
+        "the file was damaged or edited",
+        "`CheckpointFile::open_edited`",
+    ];
     for place in [length - 1, length - 50] {
         let mut bytes = original.clone();
         bytes[place] ^= 1;
@@ -455,18 +719,27 @@ fn a_damaged_or_edited_file() {
         std::fs::write(&path, &bytes).unwrap();
         refused(CheckpointFile::open(&path), File, &words);
         let (model, mut state) = started(rule(), 20, DType::F32);
-        CheckpointFile::open_edited(&path).unwrap().restore_with_model(&mut state, &model).unwrap();
+        CheckpointFile::open_edited(&path)
+            .unwrap()
+            .restore_with_model(&mut state, &model)
+            .unwrap();
     }
     // Written anew by a program that leaves spaces in the description, so that the checksum is not found.
     let text = String::from_utf8_lossy(&original).replace(r#"\"checksum\":\""#, r#"\"checksum\": \""#);
     let mut bytes = original.clone();
     let header = 8 + u64::from_le_bytes(original[..8].try_into().unwrap()) as usize;
-    let spaced = text[text.find('{').unwrap()..=text.rfind('}').unwrap()].trim_end().to_string();
+    let spaced = text[text.find('{').unwrap()..=text.rfind('}').unwrap()]
+        .trim_end()
+        .to_string();
     bytes.splice(..header, assembled(&spaced, &[]));
     refused(open(&bytes), File, &words);
     std::fs::write(&path, &bytes).unwrap();
     assert!(CheckpointFile::open_edited(&path).is_ok());
     // An edit does not pass the other checks.
     std::fs::write(&path, &original[..length - 1]).unwrap();
-    refused(CheckpointFile::open_edited(&path), File, &["not a whole safetensors file"]);
+    refused(
+        CheckpointFile::open_edited(&path),
+        File,
+        &["not a whole safetensors file"],
+    );
 }

@@ -35,7 +35,9 @@ fn folder() -> TempDir {
 
 /// The names in a folder, sorted.
 pub fn names(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").file_name());
+    let entries = fs::read_dir(folder)
+        .expect("a folder")
+        .map(|entry| entry.expect("an entry").file_name());
     let mut names: Vec<String> = entries.map(|name| name.to_string_lossy().into_owned()).collect();
     names.sort();
     names
@@ -64,7 +66,10 @@ fn a_save_replaces_what_was_there() {
     fs::write(&path, "something else, and longer than a checkpoint".repeat(1000)).unwrap();
     for length_now in [1000, 3, 2000] {
         save(length_now, &path).unwrap();
-        assert_eq!((length(&path), names(folder.path())), (length_now, vec!["run".to_string()]));
+        assert_eq!(
+            (length(&path), names(folder.path())),
+            (length_now, vec!["run".to_string()])
+        );
     }
     // The bytes are those that any save of this state makes, wherever it goes.
     assert_eq!(fs::read(&path).unwrap(), file_of(Checkpoint::new(&state(2000))));
@@ -94,13 +99,24 @@ fn a_failed_save_leaves_everything_as_it_was() {
     ] {
         refused(save(3, &path), &path, ErrorKind::Io, &[words]);
     }
-    assert_eq!([folder.path(), &occupied].map(names).concat(), ["folder", "pipe", "run"]);
     assert_eq!(
-        (fs::read(occupied.join("run")).unwrap(), fs::metadata(&pipe).unwrap().is_file()),
+        [folder.path(), &occupied].map(names).concat(),
+        ["folder", "pipe", "run"]
+    );
+    assert_eq!(
+        (
+            fs::read(occupied.join("run")).unwrap(),
+            fs::metadata(&pipe).unwrap().is_file()
+        ),
         (b"old".to_vec(), false)
     );
     for path in [folder.path().join("none"), occupied] {
-        refused(CheckpointFile::open(&path), &path, ErrorKind::Io, &["cannot read the file"]);
+        refused(
+            CheckpointFile::open(&path),
+            &path,
+            ErrorKind::Io,
+            &["cannot read the file"],
+        );
     }
 }
 
@@ -114,21 +130,42 @@ fn a_refused_checkpoint_leaves_no_file() {
         let model = Vars::from([name, other].map(|name| (name.to_string(), variable(2))));
         let state = setup(Momentum::new(0.1), &model).unwrap();
         let words = [&*format!("the name {name:?} in the file"), "rename a parameter"];
-        refused(Checkpoint::new(&state).model(&model).save(&path), &path, ErrorKind::Model, &words);
+        refused(
+            Checkpoint::new(&state).model(&model).save(&path),
+            &path,
+            ErrorKind::Model,
+            &words,
+        );
     }
     let eight = Var::from_tensor(&random(1, &[2], DType::F32, CPU).to_dtype(DType::F8E4M3).unwrap()).unwrap();
     let model = Vars::from([("a".to_string(), variable(2)), ("b".to_string(), eight)]);
     let state = optimisers::setup_with(&model, |path, _| (path == "a").then(|| Descent::new(0.1))).unwrap();
     let dtype = ErrorKind::Tensor;
-    refused(Checkpoint::new(&state).model(&model).save(&path), &path, dtype, &["\"b\" is F8E4M3"]);
+    refused(
+        Checkpoint::new(&state).model(&model).save(&path),
+        &path,
+        dtype,
+        &["\"b\" is F8E4M3"],
+    );
     Checkpoint::new(&state).save(&path).unwrap();
     fs::remove_file(&path).unwrap();
 
-    let error = Checkpoint::new(&state).model(&variable(2)).save(&path).unwrap_err();
-    is_kind(&error, ErrorKind::Model, &["it is not in this state", "set up a state for this model"]);
+    let error = Checkpoint::new(&state)
+        .model(&variable(2))
+        .save(&path)
+        .unwrap_err();
+    is_kind(
+        &error,
+        ErrorKind::Model,
+        &["it is not in this state", "set up a state for this model"],
+    );
     let fewer = Vars::from([("b".to_string(), model["b"].clone())]);
     let error = Checkpoint::new(&state).model(&fewer).save(&path).unwrap_err();
-    is_kind(&error, ErrorKind::Model, &["parameter \"a\"", "but the model does not"]);
+    is_kind(
+        &error,
+        ErrorKind::Model,
+        &["parameter \"a\"", "but the model does not"],
+    );
     assert!(names(folder.path()).is_empty());
 }
 
@@ -139,9 +176,19 @@ fn a_header_that_no_reader_accepts() {
     let path = folder.path().join("run");
     save(3, &path).unwrap();
     // Each takes seven bytes in the file.
-    let big = Checkpoint::new(&state(4)).bytes("\u{1}".repeat(14_300_000), []).save(&path);
-    refused(big, &path, ErrorKind::Unsupported, &["100000000", "shorter names"]);
-    assert_eq!((length(&path), names(folder.path())), (3, vec!["run".to_string()]));
+    let big = Checkpoint::new(&state(4))
+        .bytes("\u{1}".repeat(14_300_000), [])
+        .save(&path);
+    refused(
+        big,
+        &path,
+        ErrorKind::Unsupported,
+        &["100000000", "shorter names"],
+    );
+    assert_eq!(
+        (length(&path), names(folder.path())),
+        (3, vec!["run".to_string()])
+    );
 }
 
 #[cfg(unix)]
@@ -157,7 +204,10 @@ fn a_link_stays_a_link() {
     // Before there is a file, and after.
     for size in [3, 4] {
         save(size, at("first")).unwrap();
-        assert_eq!([at("first"), at("links/second"), at("runs/run")].map(|path| length(&path)), [size; 3]);
+        assert_eq!(
+            [at("first"), at("links/second"), at("runs/run")].map(|path| length(&path)),
+            [size; 3]
+        );
         assert_eq!(
             [at("first"), at("links/second")].map(|path| fs::read_link(path).unwrap()),
             ["links/second", "../runs/run"].map(PathBuf::from)
@@ -168,7 +218,12 @@ fn a_link_stays_a_link() {
         );
     }
     symlink("circle", at("circle")).unwrap();
-    refused(save(3, at("circle")), &at("circle"), ErrorKind::Io, &["FilesystemLoop"]);
+    refused(
+        save(3, at("circle")),
+        &at("circle"),
+        ErrorKind::Io,
+        &["FilesystemLoop"],
+    );
     assert_eq!(names(folder.path()), ["circle", "first", "links", "runs"]);
 }
 
@@ -196,7 +251,8 @@ fn abandoned_temporary_files() {
     let at = |name: &str| folder.path().join(name);
     let make = |name: &str, age: u64| {
         let file = File::create(at(name)).unwrap();
-        file.set_modified(SystemTime::now() - Duration::from_secs(age)).unwrap();
+        file.set_modified(SystemTime::now() - Duration::from_secs(age))
+            .unwrap();
         file
     };
     let abandoned = [".run.aB3xYz.partial", ".run.000000.partial"];
@@ -212,7 +268,10 @@ fn abandoned_temporary_files() {
     ];
     abandoned.iter().for_each(|name| _ = make(name, 600));
     let files = kept.map(|(name, age)| (name, make(name, age)));
-    files.iter().filter(|(name, _)| name.contains("Locked")).for_each(|(_, file)| file.try_lock().unwrap());
+    files
+        .iter()
+        .filter(|(name, _)| name.contains("Locked"))
+        .for_each(|(_, file)| file.try_lock().unwrap());
     fs::create_dir(at(".run.folder.partial")).unwrap();
 
     save(3, at("run")).unwrap();
@@ -244,7 +303,11 @@ impl InplaceOp1 for Hold {
 
     fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout) -> candle_core::Result<()> {
         let _ = self.begun.send(());
-        let _ = self.go_on.lock().expect("the only user").recv_timeout(Duration::from_secs(20));
+        let _ = self
+            .go_on
+            .lock()
+            .expect("the only user")
+            .recv_timeout(Duration::from_secs(20));
         Ok(())
     }
 }
@@ -258,15 +321,26 @@ fn a_save_that_takes_long() {
     let slow = setup(Momentum::new(0.1), &x).unwrap();
     let ((begun, has_begun), (go_on, told)) = (channel(), channel());
     std::thread::scope(|scope| {
-        scope.spawn(|| x.as_detached_tensor().inplace_op1(&Hold { begun, go_on: Mutex::new(told) }).unwrap());
+        scope.spawn(|| {
+            x.as_detached_tensor()
+                .inplace_op1(&Hold {
+                    begun,
+                    go_on: Mutex::new(told),
+                })
+                .unwrap()
+        });
         has_begun.recv_timeout(Duration::from_secs(20)).unwrap();
         // So long that the header is in the file before the parameters are waited for.
         let checkpoint = Checkpoint::new(&slow).model(&x).bytes("x".repeat(100_000), []);
         let saving = scope.spawn(|| checkpoint.save(&path).unwrap());
         let begun = || {
-            let name = names(folder.path()).into_iter().find(|name| name.ends_with(".partial"))?;
+            let name = names(folder.path())
+                .into_iter()
+                .find(|name| name.ends_with(".partial"))?;
             let file = File::open(folder.path().join(name)).ok()?;
-            file.metadata().is_ok_and(|metadata| metadata.len() > 0).then_some(file)
+            file.metadata()
+                .is_ok_and(|metadata| metadata.len() > 0)
+                .then_some(file)
         };
         let wait = || {
             (0..2000).find_map(|_| {
@@ -279,13 +353,17 @@ fn a_save_that_takes_long() {
         };
         let file = wait().expect("a temporary file");
         assert!(file.try_lock().is_err());
-        file.set_modified(SystemTime::now() - Duration::from_secs(600)).unwrap();
+        file.set_modified(SystemTime::now() - Duration::from_secs(600))
+            .unwrap();
         save(5, &path).unwrap();
         assert_eq!((length(&path), names(folder.path()).len()), (5, 2));
         go_on.send(()).unwrap();
         saving.join().unwrap();
     });
-    assert_eq!((length(&path), names(folder.path())), (3, vec!["run".to_string()]));
+    assert_eq!(
+        (length(&path), names(folder.path())),
+        (3, vec!["run".to_string()])
+    );
 }
 
 #[test]
@@ -316,21 +394,40 @@ fn a_disk_that_fills_up() {
         save(4, "./run2").unwrap();
         let old = fs::read(path).unwrap();
         for size in [10_000, 100_000, 1_000_000] {
-            refused(save(size, path), path, ErrorKind::Io, &["cannot write the tensors"]);
+            refused(
+                save(size, path),
+                path,
+                ErrorKind::Io,
+                &["cannot write the tensors"],
+            );
         }
-        let long = Checkpoint::new(&state(3)).bytes("long", "x".repeat(100_000)).save(path);
+        let long = Checkpoint::new(&state(3))
+            .bytes("long", "x".repeat(100_000))
+            .save(path);
         refused(long, path, ErrorKind::Io, &["cannot write"]);
         // What any rank of a divided state cannot write, none has written.
         let errors = on(5, move |world| {
-            let model: Vec<Var> = (0..5).map(|_| Var::zeros(1200, DType::F32, CPU).unwrap()).collect();
-            let state =
-                Setup::over(&world).build(StochasticRounding::new(1, Momentum::new(0.1)), &model).unwrap();
-            assert_eq!(state.leaves().map(|leaf| leaf.part().len()).collect::<Vec<_>>()[world.rank()], 1200);
+            let model: Vec<Var> = (0..5)
+                .map(|_| Var::zeros(1200, DType::F32, CPU).unwrap())
+                .collect();
+            let state = Setup::over(&world)
+                .build(StochasticRounding::new(1, Momentum::new(0.1)), &model)
+                .unwrap();
+            assert_eq!(
+                state.leaves().map(|leaf| leaf.part().len()).collect::<Vec<_>>()[world.rank()],
+                1200
+            );
             Checkpoint::new(&state).save(path).unwrap_err()
         });
-        errors.iter().for_each(|error| says(error, &["cannot write the tensors"]));
+        errors
+            .iter()
+            .for_each(|error| says(error, &["cannot write the tensors"]));
         let kinds = [&errors[0], &errors[4]].map(|error| (error.kind(), error.file()));
-        assert_eq!(kinds, [(ErrorKind::Ranks, None), (ErrorKind::Io, Some(path))], "{errors:?}");
+        assert_eq!(
+            kinds,
+            [(ErrorKind::Ranks, None), (ErrorKind::Io, Some(path))],
+            "{errors:?}"
+        );
         assert_eq!(
             (fs::read(path).unwrap(), names(Path::new("."))),
             (old, vec!["run".into(), "run2".into()])
@@ -342,13 +439,23 @@ fn a_disk_that_fills_up() {
     let output = Command::new("sh")
         .args(["-c", "trap '' XFSZ; ulimit -f 16; exec \"$@\"", "sh"])
         .arg(std::env::current_exe().unwrap())
-        .args(["--exact", &format!("{module}::a_disk_that_fills_up"), "--nocapture"])
+        .args([
+            "--exact",
+            &format!("{module}::a_disk_that_fills_up"),
+            "--nocapture",
+        ])
         .env("ALONE", "1")
         .current_dir(folder.path())
         .output()
         .unwrap();
     let [text, errors] =
         [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
-    assert!(output.status.success() && text.contains("1 passed"), "{text}{errors}");
-    assert_eq!(["run", "run2"].map(|name| length(&folder.path().join(name))), [3, 4]);
+    assert!(
+        output.status.success() && text.contains("1 passed"),
+        "{text}{errors}"
+    );
+    assert_eq!(
+        ["run", "run2"].map(|name| length(&folder.path().join(name))),
+        [3, 4]
+    );
 }

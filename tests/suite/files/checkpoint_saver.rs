@@ -31,9 +31,14 @@ fn started(value: f32) -> (Vec<Var>, StateTree) {
 }
 
 fn step(model: &Vec<Var>, state: &mut StateTree) {
-    let losses: Vec<Tensor> =
-        model.iter().map(|x| x.sqr()?.sum_all()).collect::<candle_core::Result<_>>().expect("losses");
-    let loss = Tensor::stack(&losses, 0).and_then(|losses| losses.sum_all()).expect("a loss");
+    let losses: Vec<Tensor> = model
+        .iter()
+        .map(|x| x.sqr()?.sum_all())
+        .collect::<candle_core::Result<_>>()
+        .expect("losses");
+    let loss = Tensor::stack(&losses, 0)
+        .and_then(|losses| losses.sum_all())
+        .expect("a loss");
     update(state, model, &loss.backward().expect("gradients")).expect("an update");
 }
 
@@ -43,13 +48,23 @@ fn checkpoint<'s>((model, state): &'s (Vec<Var>, StateTree)) -> Checkpoint<'s> {
 
 /// The steps in the names of a saver's files.
 fn steps(saver: &CheckpointSaver) -> Vec<u64> {
-    saver.files().expect("a folder").into_iter().map(|(step, _)| step).collect()
+    saver
+        .files()
+        .expect("a folder")
+        .into_iter()
+        .map(|(step, _)| step)
+        .collect()
 }
 
 /// The step of the newest file, and the sentences about those that were passed over.
 fn newest(saver: &mut CheckpointSaver) -> (Option<u64>, Vec<String>) {
-    let NewestCheckpoint { found, passed_over, .. } = saver.newest().expect("a folder");
-    (found.map(|(step, _)| step), passed_over.iter().map(Warning::to_string).collect())
+    let NewestCheckpoint {
+        found, passed_over, ..
+    } = saver.newest().expect("a folder");
+    (
+        found.map(|(step, _)| step),
+        passed_over.iter().map(Warning::to_string).collect(),
+    )
 }
 
 fn at(folder: &TempDir, step: u64) -> PathBuf {
@@ -78,9 +93,16 @@ fn the_file_has_the_bytes_of_a_save_at_that_step() {
     assert!(!saver.is_saving());
     assert_eq!(steps(&saver), [1, 2, 3, 4, 5]);
     for (number, expected) in (1..).zip(expected) {
-        assert!(fs::read(at(&folder, number)).expect("a file") == expected, "step {number}");
+        assert!(
+            fs::read(at(&folder, number)).expect("a file") == expected,
+            "step {number}"
+        );
     }
-    assert_eq!(fs::read_dir(folder.path()).expect("the folder").count(), 5, "no other file");
+    assert_eq!(
+        fs::read_dir(folder.path()).expect("the folder").count(),
+        5,
+        "no other file"
+    );
 }
 
 /// The memory of a copy is used again by states of other sizes.
@@ -91,7 +113,9 @@ fn a_saver_of_several_states() {
     for (number, length) in (1..).zip([1000, 3, 100_000, 0, 2000]) {
         let x = Var::ones(length, DType::F32, &Device::Cpu).expect("a variable");
         let state = setup(Momentum::new(0.1), &x).expect("a state");
-        saver.save(number, Checkpoint::new(&state).model(&x)).expect("a save");
+        saver
+            .save(number, Checkpoint::new(&state).model(&x))
+            .expect("a save");
         saver.wait().expect("a file");
         assert!(
             fs::read(at(&folder, number)).expect("a file") == file_of(Checkpoint::new(&state).model(&x)),
@@ -109,8 +133,11 @@ fn a_copy_beside_a_forward_and_backward_pass() {
     let (model, state) = &mut run;
     let gradients = std::thread::scope(|threads| {
         let copied = threads.spawn(|| saver.save(1, Checkpoint::new(state).model(model).bytes("place", "7")));
-        let gradients =
-            model[2].sqr().and_then(|x| x.sum_all()).and_then(|loss| loss.backward()).expect("gradients");
+        let gradients = model[2]
+            .sqr()
+            .and_then(|x| x.sum_all())
+            .and_then(|loss| loss.backward())
+            .expect("gradients");
         copied.join().expect("no panic").expect("a copy");
         gradients
     });
@@ -137,7 +164,11 @@ fn a_failed_save_is_an_error_of_the_next_call() {
     let failing =
         |saver: &mut CheckpointSaver| assert_eq!(saver.save(5, checkpoint(&run)).expect("a copy"), []);
     let told = |error: optimisers::Error| {
-        is_kind(&error, ErrorKind::Io, &["cannot replace what is there", "no regular file"]);
+        is_kind(
+            &error,
+            ErrorKind::Io,
+            &["cannot replace what is there", "no regular file"],
+        );
         assert_eq!(error.file(), Some(&*at(&folder, 5)));
     };
 
@@ -151,8 +182,16 @@ fn a_failed_save_is_an_error_of_the_next_call() {
     told(saver.newest().expect_err("an error"));
     failing(&mut saver);
     let ((), lines) = logged(|| drop(saver));
-    let words = ["not saved", "run-000000005", "no regular file", "`CheckpointSaver::wait`"];
-    assert!(lines.len() == 1 && words.iter().all(|word| lines[0].contains(word)), "{lines:?}");
+    let words = [
+        "not saved",
+        "run-000000005",
+        "no regular file",
+        "`CheckpointSaver::wait`",
+    ];
+    assert!(
+        lines.len() == 1 && words.iter().all(|word| lines[0].contains(word)),
+        "{lines:?}"
+    );
 }
 
 #[test]
@@ -166,7 +205,10 @@ fn numbers_that_are_not_finite_are_warned_of() {
         other => panic!("{other:?}"),
     };
     saver.save(1, Checkpoint::new(&state).model(&x)).expect("a save");
-    warns(saver.save(2, Checkpoint::new(&state).model(&x)).expect("a save"), 1);
+    warns(
+        saver.save(2, Checkpoint::new(&state).model(&x)).expect("a save"),
+        1,
+    );
     warns(saver.wait().expect("a file"), 2);
 }
 
@@ -176,7 +218,9 @@ fn a_refused_save_leaves_no_file() {
     let folder = folder();
     let (run, other) = (started(0.5), started(0.25));
     let mut saver = saver(&folder);
-    let error = saver.save(1, Checkpoint::new(&run.1).model(&other.0)).expect_err("another model");
+    let error = saver
+        .save(1, Checkpoint::new(&run.1).model(&other.0))
+        .expect_err("another model");
     assert_eq!(error.kind(), ErrorKind::Model);
     let long = Checkpoint::new(&run.1).bytes("\u{1}".repeat(14_300_000), []);
     says(
@@ -185,12 +229,18 @@ fn a_refused_save_leaves_no_file() {
     );
     let mut none = CheckpointSaver::new(folder.path().join("run.safetensors")).keep_last(0);
     let error = none.save(1, checkpoint(&run)).expect_err("no file to keep");
-    is_kind(&error, ErrorKind::Argument, &["`keep_last` was called with 0", "at least 1"]);
+    is_kind(
+        &error,
+        ErrorKind::Argument,
+        &["`keep_last` was called with 0", "at least 1"],
+    );
     assert_eq!(fs::read_dir(folder.path()).expect("the folder").count(), 0);
 
     let missing = folder.path().join("none/run.safetensors");
     for error in [
-        CheckpointSaver::new(&missing).save(1, checkpoint(&run)).expect_err("no folder"),
+        CheckpointSaver::new(&missing)
+            .save(1, checkpoint(&run))
+            .expect_err("no folder"),
         CheckpointSaver::new(&missing).newest().expect_err("no folder"),
         CheckpointSaver::new(&missing).files().expect_err("no folder"),
     ] {
@@ -198,8 +248,14 @@ fn a_refused_save_leaves_no_file() {
         assert_eq!(error.file(), Some(&*missing));
     }
     for path in ["", "/", ".."] {
-        let error = CheckpointSaver::new(path).save(1, checkpoint(&run)).expect_err("no name");
-        is_kind(&error, ErrorKind::Argument, &["names no file", "folder/run.safetensors"]);
+        let error = CheckpointSaver::new(path)
+            .save(1, checkpoint(&run))
+            .expect_err("no name");
+        is_kind(
+            &error,
+            ErrorKind::Argument,
+            &["names no file", "folder/run.safetensors"],
+        );
     }
 }
 
@@ -217,13 +273,17 @@ fn the_last_files_are_kept() {
             "run2-000000001.safetensors",
             "run-00000000x.safetensors",
         ];
-        others.iter().for_each(|name| drop(File::create(folder.path().join(name)).expect("a file")));
+        others
+            .iter()
+            .for_each(|name| drop(File::create(folder.path().join(name)).expect("a file")));
         for number in [10, 20, 30, 30, 40, 4_000_000_000] {
             saver.save(number, checkpoint(&run)).expect("a save");
             saver.wait().expect("a file");
         }
         assert_eq!(steps(&saver), [20, 30, 40, 4_000_000_000][4 - kept..]);
-        others.iter().for_each(|name| assert!(folder.path().join(name).is_file(), "{name}"));
+        others
+            .iter()
+            .for_each(|name| assert!(folder.path().join(name).is_file(), "{name}"));
     }
 }
 
@@ -238,13 +298,18 @@ fn a_step_before_the_last_is_refused() {
     is_kind(
         &error,
         ErrorKind::Argument,
-        &["the step to save is 29, expected at least 30", "under another path"],
+        &[
+            "the step to save is 29, expected at least 30",
+            "under another path",
+        ],
     );
     assert_eq!((error.file(), steps(&saver)), (Some(&*at(&folder, 30)), vec![30]));
     saver.save(30, checkpoint(&run)).expect("the same step");
     saver.wait().expect("a file");
     fs::write(at(&folder, 30), "nothing").expect("a file");
-    saver.save(29, checkpoint(&run)).expect("the later one is not whole");
+    saver
+        .save(29, checkpoint(&run))
+        .expect("the later one is not whole");
 }
 
 #[test]
@@ -264,7 +329,10 @@ fn the_newest_file_that_is_whole() {
     fs::write(at(&folder, 30), &bytes).expect("a file");
     fs::write(at(&folder, 40), &bytes[..100]).expect("a file");
     let (mut other, format) = (file_of(checkpoint(&run)), br#"\"format\":1"#);
-    let place = other.windows(format.len()).position(|window| window == format).expect("a format");
+    let place = other
+        .windows(format.len())
+        .position(|window| window == format)
+        .expect("a format");
     other[place + format.len() - 1] = b'9';
     fs::write(at(&folder, 50), other).expect("a file");
     let unfinished = folder.path().join(".run-000000060.safetensors.aB3xYz.partial");
@@ -346,26 +414,46 @@ fn ranks_write_together() {
             let path = path.clone();
             move |world| {
                 let model = vec![Var::ones(1200, DType::F32, &Device::Cpu).expect("a variable")];
-                let state = Setup::over(&world).build(Momentum::new(0.1), &model).expect("a state");
+                let state = Setup::over(&world)
+                    .build(Momentum::new(0.1), &model)
+                    .expect("a state");
                 let mut saver = CheckpointSaver::new(&path).keep_last(2);
                 for number in [1, 2, 3] {
-                    saver.save(number, Checkpoint::new(&state).model(&model)).expect("a save");
+                    saver
+                        .save(number, Checkpoint::new(&state).model(&model))
+                        .expect("a save");
                 }
                 saver.wait().expect("a file");
-                let refused = saver.save(2, Checkpoint::new(&state)).expect_err("an earlier step");
-                let differs =
-                    saver.save(4 + world.rank() as u64, Checkpoint::new(&state)).and_then(|_| saver.wait());
+                let refused = saver
+                    .save(2, Checkpoint::new(&state))
+                    .expect_err("an earlier step");
+                let differs = saver
+                    .save(4 + world.rank() as u64, Checkpoint::new(&state))
+                    .and_then(|_| saver.wait());
                 (refused.kind(), differs.map_err(|error| error.kind()))
             }
         });
-        let refused = |rank| if rank == 0 { ErrorKind::Argument } else { ErrorKind::Ranks };
-        let differs = if size > 1 { Err(ErrorKind::Ranks) } else { Ok(vec![]) };
+        let refused = |rank| {
+            if rank == 0 {
+                ErrorKind::Argument
+            } else {
+                ErrorKind::Ranks
+            }
+        };
+        let differs = if size > 1 {
+            Err(ErrorKind::Ranks)
+        } else {
+            Ok(vec![])
+        };
         for (rank, told) in told.into_iter().enumerate() {
             assert_eq!(told, (refused(rank), differs.clone()), "rank {rank} of {size}");
         }
         let model = vec![Var::ones(1200, DType::F32, &Device::Cpu).expect("a variable")];
         let state = setup(Momentum::new(0.1), &model).expect("a state");
         assert!(fs::read(at(&folder, 3)).expect("a file") == file_of(Checkpoint::new(&state).model(&model)));
-        assert_eq!(steps(&CheckpointSaver::new(&path)), if size > 1 { [2, 3] } else { [3, 4] });
+        assert_eq!(
+            steps(&CheckpointSaver::new(&path)),
+            if size > 1 { [2, 3] } else { [3, 4] }
+        );
     }
 }

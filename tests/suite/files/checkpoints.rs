@@ -62,7 +62,10 @@ fn adjusted(optimiser: &Optimiser) -> Optimiser {
         let state = setup(optimiser, &shapes(1, DType::BF16, CPU)).ok()?;
         let shape = |leaf: &Leaf, name: &str| leaf.tensor(name).ok().map(|tensor| tensor.dims().to_vec());
         let tensors = |leaf: &Leaf| {
-            leaf.tensor_names().iter().map(|name| (name.clone(), shape(leaf, name))).collect::<Vec<_>>()
+            leaf.tensor_names()
+                .iter()
+                .map(|name| (name.clone(), shape(leaf, name)))
+                .collect::<Vec<_>>()
         };
         Some(state.leaves().map(tensors).collect::<Vec<_>>())
     };
@@ -92,13 +95,23 @@ pub fn assert_resumes(optimiser: &Optimiser, dtype: DType, device: &Device) -> S
     let saved = state.try_clone().unwrap();
     let checkpoint = || Checkpoint::new(&state).model(&model).bytes("calls", "7");
     checkpoint().save(&path).unwrap();
-    assert!(checkpoint().to_bytes().unwrap().0 == std::fs::read(&path).unwrap(), "{}", optimiser.name());
+    assert!(
+        checkpoint().to_bytes().unwrap().0 == std::fs::read(&path).unwrap(),
+        "{}",
+        optimiser.name()
+    );
     let handed_model = shapes(70, dtype, device);
     let mut handed = setup(optimiser.clone(), &handed_model).unwrap();
     run(&mut handed, &handed_model, 1000..1002);
-    handed_model.iter().for_each(|(path, x)| x.set(&model[path]).unwrap());
+    handed_model
+        .iter()
+        .for_each(|(path, x)| x.set(&model[path]).unwrap());
     handed.set_entries(state.entries().unwrap()).unwrap();
-    assert_same(&[snapshot(&handed_model, &handed)], &[snapshot(&model, &state)], optimiser.name());
+    assert_same(
+        &[snapshot(&handed_model, &handed)],
+        &[snapshot(&model, &state)],
+        optimiser.name(),
+    );
     let mut saver = CheckpointSaver::new(&path);
     saver.save(7, checkpoint()).unwrap();
 
@@ -107,8 +120,15 @@ pub fn assert_resumes(optimiser: &Optimiser, dtype: DType, device: &Device) -> S
     run(&mut resumed, &resumed_model, 1000..1002);
     let file = CheckpointFile::open(&path).unwrap();
     file.restore_with_model(&mut resumed, &resumed_model).unwrap();
-    assert_same(&[snapshot(&resumed_model, &resumed)], &[snapshot(&model, &state)], optimiser.name());
-    let next = String::from_utf8(file.bytes("calls").unwrap().unwrap()).unwrap().parse().unwrap();
+    assert_same(
+        &[snapshot(&resumed_model, &resumed)],
+        &[snapshot(&model, &state)],
+        optimiser.name(),
+    );
+    let next = String::from_utf8(file.bytes("calls").unwrap().unwrap())
+        .unwrap()
+        .parse()
+        .unwrap();
     let expected = run(&mut state, &model, 7..17);
     saver.wait().unwrap();
     assert!(
@@ -116,8 +136,16 @@ pub fn assert_resumes(optimiser: &Optimiser, dtype: DType, device: &Device) -> S
         "{}",
         optimiser.name()
     );
-    assert_same(&run(&mut resumed, &resumed_model, next..17), &expected, optimiser.name());
-    assert_same(&run(&mut handed, &handed_model, 7..17), &expected, optimiser.name());
+    assert_same(
+        &run(&mut resumed, &resumed_model, next..17),
+        &expected,
+        optimiser.name(),
+    );
+    assert_same(
+        &run(&mut handed, &handed_model, 7..17),
+        &expected,
+        optimiser.name(),
+    );
     saved
 }
 
@@ -125,10 +153,16 @@ pub fn assert_resumes(optimiser: &Optimiser, dtype: DType, device: &Device) -> S
 fn a_resumed_run_is_the_uninterrupted_one() {
     let mut half_way = 0;
     for device in devices() {
-        for (place, dtype) in [DType::F16, DType::BF16, DType::F32, DType::F64].into_iter().enumerate() {
+        for (place, dtype) in [DType::F16, DType::BF16, DType::F32, DType::F64]
+            .into_iter()
+            .enumerate()
+        {
             // The compiler takes a tenth of a second for a kernel.
             let is_wanted = |index: usize| device.is_cpu() || index % 4 == place;
-            for (_, optimiser) in optimisers_for(dtype).into_iter().enumerate().filter(|(i, _)| is_wanted(*i))
+            for (_, optimiser) in optimisers_for(dtype)
+                .into_iter()
+                .enumerate()
+                .filter(|(i, _)| is_wanted(*i))
             {
                 let saved = assert_resumes(&optimiser, dtype, &device);
                 half_way += usize::from(
@@ -152,12 +186,20 @@ fn a_state_alone() {
     let mut state = setup(MixedPrecision::new(DType::F32, Adam::new(0.1)), &model).unwrap();
     run(&mut state, &model, 0..3);
     Checkpoint::new(&state).save(&path).unwrap();
-    assert!(!CheckpointFile::open(&path).unwrap().tensor_names().contains(&"0".to_string()), "no model");
+    assert!(
+        !CheckpointFile::open(&path)
+            .unwrap()
+            .tensor_names()
+            .contains(&"0".to_string()),
+        "no model"
+    );
 
     let at_save = snapshot(&model, &state);
     run(&mut state, &model, 3..5);
     let moved: Vec<_> = model.values().map(|x| bits(x)).collect();
-    CheckpointFile::open(&path).and_then(|file| file.restore(&mut state)).unwrap();
+    CheckpointFile::open(&path)
+        .and_then(|file| file.restore(&mut state))
+        .unwrap();
     let parameters: Vec<_> = model.values().map(|x| bits(x)).collect();
     assert_eq!(parameters, moved);
     assert_same(
@@ -181,23 +223,41 @@ fn frozen_leaves_and_shared_optimisers() {
         let leaves: Vec<_> = state.leaves().collect();
         [(0, 1), (0, 2), (0, 3)].map(|(a, b)| std::ptr::addr_eq(leaves[a].optimiser(), leaves[b].optimiser()))
     };
-    let steps =
-        |state: &StateTree| state.leaves().map(|leaf| (leaf.steps(), leaf.is_frozen())).collect::<Vec<_>>();
+    let steps = |state: &StateTree| {
+        state
+            .leaves()
+            .map(|leaf| (leaf.steps(), leaf.is_frozen()))
+            .collect::<Vec<_>>()
+    };
     assert_eq!(
         (shares(&state), steps(&state)),
-        ([true, false, true], vec![(2, true), (3, false), (3, false), (3, false)])
+        (
+            [true, false, true],
+            vec![(2, true), (3, false), (3, false), (3, false)]
+        )
     );
     let mut together = setup(Adam::default(), &model).unwrap();
     together.at("1").unwrap().freeze();
     open(&file).unwrap().restore(&mut together).unwrap();
-    assert_eq!((shares(&together), steps(&together)), (shares(&state), steps(&state)));
-    assert_same(&[snapshot(&model, &together)], &[snapshot(&model, &state)], "restored");
+    assert_eq!(
+        (shares(&together), steps(&together)),
+        (shares(&state), steps(&state))
+    );
+    assert_same(
+        &[snapshot(&model, &together)],
+        &[snapshot(&model, &state)],
+        "restored",
+    );
 
     // Leaves that never shared need not start to.
     let mut apart = setup_with(&model, |_, _| Some(Adam::default())).unwrap();
     open(&file).unwrap().restore(&mut apart).unwrap();
     assert_eq!(shares(&apart), [false; 3]);
-    assert_same(&[snapshot(&model, &apart)], &[snapshot(&model, &state)], "restored");
+    assert_same(
+        &[snapshot(&model, &apart)],
+        &[snapshot(&model, &state)],
+        "restored",
+    );
 }
 
 /// The entries of a file that other programs see: name, dtype, shape, and the values' bits.
@@ -214,7 +274,11 @@ fn entries(file: &[u8]) -> BTreeMap<String, (String, Vec<usize>, Vec<u64>)> {
             (
                 view.dtype().to_string(),
                 view.shape().to_vec(),
-                if tensor.dtype().is_float() { bits(&tensor) } else { Vec::new() },
+                if tensor.dtype().is_float() {
+                    bits(&tensor)
+                } else {
+                    Vec::new()
+                },
             ),
         )
     };
@@ -224,7 +288,10 @@ fn entries(file: &[u8]) -> BTreeMap<String, (String, Vec<usize>, Vec<u64>)> {
 #[test]
 fn every_entry_has_its_documented_name() {
     let model = Vars::from([
-        ("encoder.0.weight".to_string(), var(&random(1, &[2, 3], DType::BF16, CPU))),
+        (
+            "encoder.0.weight".to_string(),
+            var(&random(1, &[2, 3], DType::BF16, CPU)),
+        ),
         ("norm".to_string(), var(&random(2, &[3], DType::F64, CPU))),
     ]);
     let chain = OptimiserChain::new((
@@ -241,17 +308,28 @@ fn every_entry_has_its_documented_name() {
 
     let mut expected = BTreeMap::new();
     for (path, slots, dtype) in [
-        ("encoder.0.weight", &["master", "0.acc", "1.1.m", "1.1.v", "2.velocity"][..], "F32"),
+        (
+            "encoder.0.weight",
+            &["master", "0.acc", "1.1.m", "1.1.v", "2.velocity"][..],
+            "F32",
+        ),
         ("norm", &["0.acc", "1.1.m", "1.1.v", "2.velocity"], "F64"),
     ] {
         let shape = model[path].dims().to_vec();
         expected.insert(
             path.to_string(),
-            (format!("{:?}", model[path].dtype()), shape.clone(), bits(&model[path])),
+            (
+                format!("{:?}", model[path].dtype()),
+                shape.clone(),
+                bits(&model[path]),
+            ),
         );
         for slot in slots {
             let tensor = state.leaf(path).unwrap().tensor(slot).unwrap();
-            expected.insert(format!("{path}/{slot}"), (dtype.to_string(), shape.clone(), bits(&tensor)));
+            expected.insert(
+                format!("{path}/{slot}"),
+                (dtype.to_string(), shape.clone(), bits(&tensor)),
+            );
         }
     }
     assert_eq!(entries(&file_of(Checkpoint::new(&state).model(&model))), expected);
@@ -264,14 +342,28 @@ fn every_entry_has_its_documented_name() {
 fn a_var_map_loads_its_variables_from_the_same_file() {
     let weights = |seed| {
         var_map([
-            ("fc.weight".to_string(), var(&random(seed, &[3, 2], DType::F32, CPU))),
-            ("bn.running_mean".to_string(), var(&random(seed + 1, &[3], DType::F64, CPU))),
-            ("tokens".to_string(), Var::from_tensor(&Tensor::new(&[seed as u32, 7], CPU).unwrap()).unwrap()),
+            (
+                "fc.weight".to_string(),
+                var(&random(seed, &[3, 2], DType::F32, CPU)),
+            ),
+            (
+                "bn.running_mean".to_string(),
+                var(&random(seed + 1, &[3], DType::F64, CPU)),
+            ),
+            (
+                "tokens".to_string(),
+                Var::from_tensor(&Tensor::new(&[seed as u32, 7], CPU).unwrap()).unwrap(),
+            ),
             ("empty".to_string(), var(&random(seed, &[0, 2], DType::F16, CPU))),
         ])
     };
     let contents = |map: &VarMap| -> BTreeMap<String, Vec<f64>> {
-        map.data().lock().unwrap().iter().map(|(name, x)| (name.clone(), values(x))).collect()
+        map.data()
+            .lock()
+            .unwrap()
+            .iter()
+            .map(|(name, x)| (name.clone(), values(x)))
+            .collect()
     };
     let trains = |path: &str, _: Parameter<'_>| (!path.contains("running")).then(|| Momentum::new(0.1));
     let folder = tempfile::tempdir().unwrap();
@@ -289,7 +381,10 @@ fn a_var_map_loads_its_variables_from_the_same_file() {
 
     let restored = weights(30);
     let mut resumed = setup_with(&restored, trains).unwrap();
-    CheckpointFile::open(&path).unwrap().restore_with_model(&mut resumed, &restored).unwrap();
+    CheckpointFile::open(&path)
+        .unwrap()
+        .restore_with_model(&mut resumed, &restored)
+        .unwrap();
     assert_eq!(contents(&restored), contents(&map));
     assert_eq!(resumed.leaf("fc.weight").unwrap().steps(), 1);
 }
@@ -304,7 +399,10 @@ model!(Tied { head, embedding });
 fn a_tied_variable_is_saved_once() {
     let tied = || {
         let weight = trained(&[5, 3]);
-        Tied { head: Linear::new(weight.clone(), None), embedding: Embedding::new(weight, 3) }
+        Tied {
+            head: Linear::new(weight.clone(), None),
+            embedding: Embedding::new(weight, 3),
+        }
     };
     let model = tied();
     let mut state = setup(Momentum::new(0.1), &model).unwrap();
@@ -318,7 +416,10 @@ fn a_tied_variable_is_saved_once() {
 
     let restored = tied();
     let mut resumed = setup(Momentum::new(0.1), &restored).unwrap();
-    open(&file).unwrap().restore_with_model(&mut resumed, &restored).unwrap();
+    open(&file)
+        .unwrap()
+        .restore_with_model(&mut resumed, &restored)
+        .unwrap();
     assert_eq!(bits(restored.head.weight()), bits(model.embedding.embeddings()));
     assert_eq!(resumed.leaf("head.weight").unwrap().steps(), 1);
 }
@@ -326,12 +427,23 @@ fn a_tied_variable_is_saved_once() {
 /// A lone variable has the empty path.
 #[test]
 fn a_lone_variable() {
-    let (x, y) = (var(&random(1, &[3], DType::BF16, CPU)), var(&random(2, &[3], DType::BF16, CPU)));
+    let (x, y) = (
+        var(&random(1, &[3], DType::BF16, CPU)),
+        var(&random(2, &[3], DType::BF16, CPU)),
+    );
     let rule = || MixedPrecision::new(DType::F32, Momentum::new(0.1));
     let mut state = setup(rule(), &x).unwrap();
-    update(&mut state, &x, &BTreeMap::from([("", random(4, &[3], DType::BF16, CPU))])).unwrap();
+    update(
+        &mut state,
+        &x,
+        &BTreeMap::from([("", random(4, &[3], DType::BF16, CPU))]),
+    )
+    .unwrap();
     let file = file_of(Checkpoint::new(&state).model(&x));
-    assert_eq!(entries(&file).into_keys().collect::<Vec<_>>(), ["", "/master", "/velocity"]);
+    assert_eq!(
+        entries(&file).into_keys().collect::<Vec<_>>(),
+        ["", "/master", "/velocity"]
+    );
     let mut resumed = setup(rule(), &y).unwrap();
     open(&file).unwrap().restore_with_model(&mut resumed, &y).unwrap();
     assert_eq!(bits(&y), bits(&x));
@@ -346,14 +458,22 @@ fn a_renamed_leaf() {
     let started = |path: &str, seed| {
         let model = vars(path, seed);
         let mut state = setup(MixedPrecision::new(DType::F32, Momentum::new(0.1)), &model).unwrap();
-        update(&mut state, &model, &BTreeMap::from([(path, random(seed, &[3], DType::F32, CPU))])).unwrap();
+        update(
+            &mut state,
+            &model,
+            &BTreeMap::from([(path, random(seed, &[3], DType::F32, CPU))]),
+        )
+        .unwrap();
         (model, state)
     };
     let (model, state) = started("old.weight", 1);
     let file = file_of(Checkpoint::new(&state).model(&model));
     let (new_model, mut new) = started("new.weight", 20);
     new.rename("new", "old").unwrap();
-    open(&file).unwrap().restore_with_model(&mut new, &new_model).unwrap();
+    open(&file)
+        .unwrap()
+        .restore_with_model(&mut new, &new_model)
+        .unwrap();
     assert_eq!(file_of(Checkpoint::new(&new).model(&new_model)), file);
     assert_eq!(bits(&new_model["new.weight"]), bits(&model["old.weight"]));
 
@@ -361,19 +481,35 @@ fn a_renamed_leaf() {
     let wide = Vars::from([("new.weight".to_string(), var(&random(30, &[3], DType::F32, CPU)))]);
     let mut wide_state = setup(Momentum::new(0.1), &wide).unwrap();
     wide_state.rename("new", "old").unwrap();
-    open(&file).unwrap().converting().restore_with_model(&mut wide_state, &wide).unwrap();
-    assert_eq!(bits(&wide["new.weight"]), bits(&state.leaf("old.weight").unwrap().tensor("master").unwrap()));
+    open(&file)
+        .unwrap()
+        .converting()
+        .restore_with_model(&mut wide_state, &wide)
+        .unwrap();
+    assert_eq!(
+        bits(&wide["new.weight"]),
+        bits(&state.leaf("old.weight").unwrap().tensor("master").unwrap())
+    );
 
     let both = Vars::from([
         ("new.weight".to_string(), wide["new.weight"].clone()),
         ("old.weight".to_string(), var(&random(3, &[2], DType::F32, CPU))),
     ]);
-    let mut mixed_up =
-        setup_with(&both, |path, _| (path == "new.weight").then(|| Momentum::new(0.1))).unwrap();
+    let mut mixed_up = setup_with(&both, |path, _| {
+        (path == "new.weight").then(|| Momentum::new(0.1))
+    })
+    .unwrap();
     mixed_up.rename("old", "other").unwrap();
     mixed_up.rename("new", "old").unwrap();
-    let error = Checkpoint::new(&mixed_up).model(&both).save("nowhere").unwrap_err();
-    is_kind(&error, ErrorKind::Model, &["two variables of the model have this path"]);
+    let error = Checkpoint::new(&mixed_up)
+        .model(&both)
+        .save("nowhere")
+        .unwrap_err();
+    is_kind(
+        &error,
+        ErrorKind::Model,
+        &["two variables of the model have this path"],
+    );
     assert_eq!(error.path(), Some("old.weight"));
 }
 
@@ -381,22 +517,51 @@ fn a_renamed_leaf() {
 /// part of the state.
 #[test]
 fn a_file_is_a_function_of_the_state() {
-    let named =
-        |i: usize| (format!("layer.{}", i * 77 % 100), var(&random(i as u64, &[1 + i % 5], DType::F32, CPU)));
+    let named = |i: usize| {
+        (
+            format!("layer.{}", i * 77 % 100),
+            var(&random(i as u64, &[1 + i % 5], DType::F32, CPU)),
+        )
+    };
     let build = |order: &mut dyn Iterator<Item = usize>| {
         let map = var_map(order.map(named));
         let state = setup(Adam::new(0.1), &map).unwrap();
-        file_of(Checkpoint::new(&state).model(&map).bytes("b", "1").bytes("a", "2"))
+        file_of(
+            Checkpoint::new(&state)
+                .model(&map)
+                .bytes("b", "1")
+                .bytes("a", "2"),
+        )
     };
     let file = build(&mut (0..100));
     assert_eq!(build(&mut (0..100).rev()), file);
 
-    let map = var_map((0..100).map(named).map(|(path, x)| (path, var(&x.zeros_like().unwrap()))));
+    let map = var_map(
+        (0..100)
+            .map(named)
+            .map(|(path, x)| (path, var(&x.zeros_like().unwrap()))),
+    );
     let mut state = setup(Adam::new(0.1), &map).unwrap();
     open(&file).unwrap().restore_with_model(&mut state, &map).unwrap();
-    assert_eq!(file_of(Checkpoint::new(&state).model(&map).bytes("a", "2").bytes("b", "1")), file);
+    assert_eq!(
+        file_of(
+            Checkpoint::new(&state)
+                .model(&map)
+                .bytes("a", "2")
+                .bytes("b", "1")
+        ),
+        file
+    );
     state.adjust(0.2).unwrap();
-    assert_ne!(file_of(Checkpoint::new(&state).model(&map).bytes("a", "2").bytes("b", "1")), file);
+    assert_ne!(
+        file_of(
+            Checkpoint::new(&state)
+                .model(&map)
+                .bytes("a", "2")
+                .bytes("b", "1")
+        ),
+        file
+    );
 }
 
 /// Texts that could be taken for a part of the format.
@@ -415,21 +580,39 @@ fn any_name_and_any_text() {
         "master",
     ];
     let build = |seed| -> Vars {
-        texts.iter().map(|text| (format!("x{text}"), var(&random(seed, &[2], DType::F32, CPU)))).collect()
+        texts
+            .iter()
+            .map(|text| (format!("x{text}"), var(&random(seed, &[2], DType::F32, CPU))))
+            .collect()
     };
     let (model, restored) = (build(1), build(2));
     let state = setup(Momentum::new(0.1), &model).unwrap();
     let checkpoint = texts
         .iter()
-        .fold(Checkpoint::new(&state).model(&model), |checkpoint, text| checkpoint.bytes(*text, *text));
+        .fold(Checkpoint::new(&state).model(&model), |checkpoint, text| {
+            checkpoint.bytes(*text, *text)
+        });
     let file = open(&file_of(checkpoint)).unwrap();
     let mut resumed = setup(Momentum::new(0.5), &restored).unwrap();
     file.restore_with_model(&mut resumed, &restored).unwrap();
-    assert_same(&[snapshot(&restored, &resumed)], &[snapshot(&model, &state)], "restored");
-    assert!(texts.iter().all(|text| file.bytes(text).unwrap().unwrap() == text.as_bytes()));
+    assert_same(
+        &[snapshot(&restored, &resumed)],
+        &[snapshot(&model, &state)],
+        "restored",
+    );
+    assert!(
+        texts
+            .iter()
+            .all(|text| file.bytes(text).unwrap().unwrap() == text.as_bytes())
+    );
     assert_eq!(file.bytes("none").unwrap(), None);
-    let of_text =
-        |text: &&str| [format!("x{text}"), format!("x{text}/velocity"), format!("optimisers.bytes/{text}")];
+    let of_text = |text: &&str| {
+        [
+            format!("x{text}"),
+            format!("x{text}/velocity"),
+            format!("optimisers.bytes/{text}"),
+        ]
+    };
     let names: BTreeSet<String> = texts.iter().flat_map(of_text).collect();
     assert_eq!(file.tensor_names().into_iter().collect::<BTreeSet<_>>(), names);
     assert!(file.tensor("x").unwrap().is_some() && file.tensor("y").unwrap().is_none());
@@ -459,8 +642,10 @@ fn variables_of_every_dtype() {
         dtypes.into_iter().map(variable).collect()
     };
     let (model, restored) = (build(1.0), build(2.0));
-    let (state, mut resumed) =
-        (setup(Adam::new(0.1), &model).unwrap(), setup(Adam::new(0.1), &restored).unwrap());
+    let (state, mut resumed) = (
+        setup(Adam::new(0.1), &model).unwrap(),
+        setup(Adam::new(0.1), &restored).unwrap(),
+    );
     open(&file_of(Checkpoint::new(&state).model(&model)))
         .unwrap()
         .restore_with_model(&mut resumed, &restored)

@@ -17,7 +17,9 @@ pub(crate) fn read(value: Value) -> OptimiserConfig {
 }
 
 fn built(value: Value) -> Optimiser {
-    read(value.clone()).optimiser().unwrap_or_else(|error| panic!("{value}: {error}"))
+    read(value.clone())
+        .optimiser()
+        .unwrap_or_else(|error| panic!("{value}: {error}"))
 }
 
 /// The configuration after a way through JSON, and one through TOML.
@@ -27,9 +29,15 @@ pub(crate) fn copies(config: &OptimiserConfig) -> [OptimiserConfig; 2] {
         optimiser: OptimiserConfig,
     }
     let json = serde_json::to_string(config).expect("JSON");
-    let toml = toml::to_string(&File { optimiser: config.clone() }).expect("TOML");
+    let toml = toml::to_string(&File {
+        optimiser: config.clone(),
+    })
+    .expect("TOML");
     let file: File = toml::from_str(&toml).unwrap_or_else(|error| panic!("{toml}: {error}"));
-    [serde_json::from_str(&json).unwrap_or_else(|error| panic!("{json}: {error}")), file.optimiser]
+    [
+        serde_json::from_str(&json).unwrap_or_else(|error| panic!("{json}: {error}")),
+        file.optimiser,
+    ]
 }
 
 /// Another value of the same type that the rule with this default allows, and how JSON writes it.
@@ -44,14 +52,18 @@ fn other(value: FieldValue) -> (FieldValue, Value) {
     match value {
         FieldValue::Real(a) => (near(a).into(), json!(near(a))),
         FieldValue::Pair(a, b) => ((near(a), near(b)).into(), json!([near(a), near(b)])),
-        FieldValue::Triple(a, b, c) => {
-            ((near(a), near(b), near(c)).into(), json!([near(a), near(b), near(c)]))
-        }
+        FieldValue::Triple(a, b, c) => (
+            (near(a), near(b), near(c)).into(),
+            json!([near(a), near(b), near(c)]),
+        ),
         FieldValue::Count(_) => (7u64.into(), json!(7)),
         FieldValue::Flag(value) => ((!value).into(), json!(!value)),
         FieldValue::Choice(choice) => {
             let other = choice.names().last().expect("a name");
-            (FieldValue::Choice(choice.named(other).expect("a choice")), json!(other))
+            (
+                FieldValue::Choice(choice.named(other).expect("a choice")),
+                json!(other),
+            )
         }
         FieldValue::Sizes(_) => (Sizes::from([2, 3]).into(), json!([2, 3])),
         _ => panic!("{value:?} is a type that this test does not know"),
@@ -79,10 +91,18 @@ fn every_rule_with_each_field() {
         cases.push((json!({&name: all}), adjusted));
         for (text, expected) in cases {
             let config = read(text.clone());
-            assert_eq!(format!("{:?}", config.optimiser().unwrap()), format!("{expected:?}"), "{text}");
+            assert_eq!(
+                format!("{:?}", config.optimiser().unwrap()),
+                format!("{expected:?}"),
+                "{text}"
+            );
             for copy in copies(&config) {
                 assert_eq!(copy, config);
-                assert_eq!(format!("{:?}", copy.optimiser().unwrap()), format!("{expected:?}"), "{text}");
+                assert_eq!(
+                    format!("{:?}", copy.optimiser().unwrap()),
+                    format!("{expected:?}"),
+                    "{text}"
+                );
             }
         }
     }
@@ -93,13 +113,22 @@ fn chains() -> Vec<(Value, Optimiser)> {
     vec![
         (
             json!([{"ClipGrad": {"delta": 0.5}}, {"WeightDecay": {"lambda": 0.1}}, {"Adam": {"eta": 0.01}}]),
-            Optimiser::new(OptimiserChain::new((ClipGrad::new(0.5), WeightDecay::new(0.1), Adam::new(0.01)))),
+            Optimiser::new(OptimiserChain::new((
+                ClipGrad::new(0.5),
+                WeightDecay::new(0.1),
+                Adam::new(0.01),
+            ))),
         ),
         (
             json!([{"ClipGlobalNorm": {"omega": 0.3}}, {"AdamW": {"eta": 0.01, "lambda": 0.1, "couple": false, "beta": [0, 0.99]}}]),
             Optimiser::new(OptimiserChain::new((
                 ClipGlobalNorm::new(0.3),
-                AdamW { lambda: 0.1, couple: false, beta: (0.0, 0.99), ..AdamW::new(0.01) },
+                AdamW {
+                    lambda: 0.1,
+                    couple: false,
+                    beta: (0.0, 0.99),
+                    ..AdamW::new(0.01)
+                },
             ))),
         ),
         (
@@ -108,7 +137,10 @@ fn chains() -> Vec<(Value, Optimiser)> {
                 ClipGrad::default(),
                 OptimiserChain::new((
                     OptimiserChain::new((SignDecay::default(),)),
-                    ClipNorm { p: f64::INFINITY, ..ClipNorm::new(1.0) },
+                    ClipNorm {
+                        p: f64::INFINITY,
+                        ..ClipNorm::new(1.0)
+                    },
                 )),
                 Momentum::default(),
                 OptimiserChain::new(()),
@@ -138,7 +170,10 @@ fn chains() -> Vec<(Value, Optimiser)> {
         ),
         (
             json!({"StoreAs": {"slots": {"m": "BF16", "v": "Q8"}, "inner": {"Adam": {"eta": 1}}}}),
-            Optimiser::new(StoreAs::new([("m", DType::BF16.into()), ("v", Q8)], Adam::new(1.0))),
+            Optimiser::new(StoreAs::new(
+                [("m", DType::BF16.into()), ("v", Q8)],
+                Adam::new(1.0),
+            )),
         ),
         (
             json!({"Offload": {"MixedPrecision": {"inner": {"Adam": {"eta": 1}}, "dtype": "F32"}}}),
@@ -146,7 +181,10 @@ fn chains() -> Vec<(Value, Optimiser)> {
         ),
         (
             json!({"Offload": ["ClipGrad", "Adam"]}),
-            Optimiser::new(Offload::new(OptimiserChain::new((ClipGrad::default(), Adam::default())))),
+            Optimiser::new(Offload::new(OptimiserChain::new((
+                ClipGrad::default(),
+                Adam::default(),
+            )))),
         ),
     ]
 }
@@ -154,8 +192,12 @@ fn chains() -> Vec<(Value, Optimiser)> {
 #[test]
 fn a_chain_moves_as_the_tuple_in_code() {
     for dtype in [DType::F32, DType::BF16] {
-        let tensors =
-            |seed| [random(seed, &[7, 5], dtype, &Device::Cpu), random(seed + 1, &[3], dtype, &Device::Cpu)];
+        let tensors = |seed| {
+            [
+                random(seed, &[7, 5], dtype, &Device::Cpu),
+                random(seed + 1, &[3], dtype, &Device::Cpu),
+            ]
+        };
         let steps: Vec<_> = (10..16).map(|seed| grads(tensors(seed).map(Some))).collect();
         for (text, expected) in chains() {
             let run = |optimiser: Optimiser| -> Vec<_> {
@@ -179,7 +221,10 @@ fn a_chain_moves_as_the_tuple_in_code() {
 fn toml_and_json_mean_the_same() {
     let pairs = [
         ("optimiser = 'AdamW'", json!("AdamW")),
-        ("[optimiser.AdamW]\neta = 1\nbeta = [0.5, 0]", json!({"AdamW": {"eta": 1, "beta": [0.5, 0]}})),
+        (
+            "[optimiser.AdamW]\neta = 1\nbeta = [0.5, 0]",
+            json!({"AdamW": {"eta": 1, "beta": [0.5, 0]}}),
+        ),
         (
             "[[optimiser]]\nClipNorm = { p = inf }\n[[optimiser]]\nAdam = {}",
             json!([{"ClipNorm": {"p": "inf"}}, "Adam"]),
@@ -196,7 +241,11 @@ fn toml_and_json_mean_the_same() {
     for (text, expected) in pairs {
         let table: toml::Table = toml::from_str(text).unwrap();
         let config: OptimiserConfig = table["optimiser"].clone().try_into().unwrap();
-        assert_eq!(format!("{:?}", config.optimiser().unwrap()), format!("{:?}", built(expected)), "{text}");
+        assert_eq!(
+            format!("{:?}", config.optimiser().unwrap()),
+            format!("{:?}", built(expected)),
+            "{text}"
+        );
     }
     // In whatever order.
     let texts = [r#"{"StoreAs": {"slots": {"v": "Q8", "m": "F32"}, "inner": {"AdamW": {"eta": 1, "lambda": 2}}}}"#;
@@ -210,11 +259,19 @@ fn toml_and_json_mean_the_same() {
     assert_eq!(alone, read(json!({"AdamW": {"eta": 0.5}})));
 }
 
-const PATHS: [&str; 5] =
-    ["encoder.0.bias", "encoder.0.weight", "encoder.norm.running_mean", "head.bias", "head.weight"];
+const PATHS: [&str; 5] = [
+    "encoder.0.bias",
+    "encoder.0.weight",
+    "encoder.norm.running_mean",
+    "head.bias",
+    "head.weight",
+];
 
 pub(crate) fn model() -> Vars {
-    PATHS.iter().map(|path| (path.to_string(), var(&random(1, &[3], DType::BF16, &Device::Cpu)))).collect()
+    PATHS
+        .iter()
+        .map(|path| (path.to_string(), var(&random(1, &[3], DType::BF16, &Device::Cpu))))
+        .collect()
 }
 
 /// Patterns with their optimisers.
@@ -238,12 +295,18 @@ fn the_first_pattern_that_matches_decides() {
         ]);
         for config in copies(&config).into_iter().chain([config.clone()]) {
             let state = config.setup(&model()).unwrap();
-            let names: Vec<_> = state.leaves().map(|leaf| (leaf.path(), leaf.optimiser().name())).collect();
+            let names: Vec<_> = state
+                .leaves()
+                .map(|leaf| (leaf.path(), leaf.optimiser().name()))
+                .collect();
             let expected = [
                 ("encoder.0.bias", "Momentum"),
                 ("encoder.0.weight", "OptimiserChain"),
                 ("head.bias", "Descent"),
-                ("head.weight", "Offload(MixedPrecision(F32, OptimiserChain(ClipGrad, Adam)))"),
+                (
+                    "head.weight",
+                    "Offload(MixedPrecision(F32, OptimiserChain(ClipGrad, Adam)))",
+                ),
             ];
             assert_eq!(names, expected.map(|(path, name)| (path, name.to_string())));
         }
@@ -254,17 +317,26 @@ fn the_first_pattern_that_matches_decides() {
 #[test]
 fn every_way_to_store_parameters_can_be_written() {
     let cases = [
-        (json!({"SplitMaster": {"bits": 32, "inner": "AdamW"}}), "SplitMaster(AdamW)"),
+        (
+            json!({"SplitMaster": {"bits": 32, "inner": "AdamW"}}),
+            "SplitMaster(AdamW)",
+        ),
         (
             json!({"SplitMaster": {"bits": 24, "inner": {"StoreAs": {"slots": "Q8", "inner": "AdamW"}}}}),
             "SplitMaster(24 bits, StoreAs(Q8, AdamW))",
         ),
-        (json!({"Kahan": {"inner": ["ClipGrad", "AdamW"]}}), "Kahan(OptimiserChain(ClipGrad, AdamW))"),
+        (
+            json!({"Kahan": {"inner": ["ClipGrad", "AdamW"]}}),
+            "Kahan(OptimiserChain(ClipGrad, AdamW))",
+        ),
         (
             json!({"Offload": {"StochasticRounding": {"seed": 7, "inner": "AdamW"}}}),
             "Offload(StochasticRounding(AdamW))",
         ),
-        (json!({"DecoupledDecay": {"decay_lambda": 0.5, "inner": "Lion"}}), "DecoupledDecay(Lion)"),
+        (
+            json!({"DecoupledDecay": {"decay_lambda": 0.5, "inner": "Lion"}}),
+            "DecoupledDecay(Lion)",
+        ),
         (
             json!({"MixedPrecision": {"dtype": "F32", "inner": ["ClipGrad", {"DecoupledDecay": {"decay_lambda": 0.5, "inner": "Lion", "cautious": true, "decay_eta_max": 0.25}}]}}),
             "MixedPrecision(F32, OptimiserChain(ClipGrad, DecoupledDecay(cautious, Lion)))",
@@ -276,7 +348,10 @@ fn every_way_to_store_parameters_can_be_written() {
         assert_eq!(optimiser.name(), name);
         for copy in copies(&config) {
             let copy = copy.optimiser().expect("an optimiser");
-            assert_eq!((copy.name(), copy.fields()), (optimiser.name(), optimiser.fields()));
+            assert_eq!(
+                (copy.name(), copy.fields()),
+                (optimiser.name(), optimiser.fields())
+            );
         }
     }
     let stochastic = built(json!({"StochasticRounding": {"seed": 7, "inner": "AdamW"}}));
@@ -292,7 +367,10 @@ fn every_way_to_store_parameters_can_be_written() {
 #[test]
 fn a_tied_variable_is_found_under_each_of_its_paths() {
     let tied = var(&random(1, &[3], DType::F32, &Device::Cpu));
-    let model = Vars::from([("embedding".to_string(), tied.clone()), ("head".to_string(), tied)]);
+    let model = Vars::from([
+        ("embedding".to_string(), tied.clone()),
+        ("head".to_string(), tied),
+    ]);
     let state = by_path(&[("head", json!("Momentum"))]).setup(&model).unwrap();
     assert_eq!(state.leaf("embedding").unwrap().optimiser().name(), "Momentum");
     let state = by_path(&[("embedding", json!("Adam"))]).setup(&model).unwrap();
@@ -318,29 +396,51 @@ impl Rule for Stretch {
         _x: Parameter<'a>,
         dx: optimisers::Gradient<'a>,
     ) -> optimisers::Result<optimisers::Flow<'a>> {
-        Ok(optimisers::Flow::Step(dx.with_tensors(state, |_, _, dx, _| Ok((dx * self.factor)?))))
+        Ok(optimisers::Flow::Step(
+            dx.with_tensors(state, |_, _, dx, _| Ok((dx * self.factor)?)),
+        ))
     }
 }
 
 #[test]
 fn rules_of_ones_own() {
-    let registry =
-        Registry::default().with(Stretch::default()).with(AdamW { lambda: 0.5, ..AdamW::default() });
+    let registry = Registry::default().with(Stretch::default()).with(AdamW {
+        lambda: 0.5,
+        ..AdamW::default()
+    });
     assert_eq!(registry.rules().count(), rules::catalogue().len() + 1);
     let cases: [(Value, Optimiser); 3] = [
         (json!("Stretch"), Optimiser::new(Stretch { factor: 2.0 })),
-        (json!({"Stretch": {"factor": -3}}), Optimiser::new(Stretch { factor: -3.0 })),
-        (json!({"AdamW": {"eta": 1}}), Optimiser::new(AdamW { lambda: 0.5, ..AdamW::new(1.0) })),
+        (
+            json!({"Stretch": {"factor": -3}}),
+            Optimiser::new(Stretch { factor: -3.0 }),
+        ),
+        (
+            json!({"AdamW": {"eta": 1}}),
+            Optimiser::new(AdamW {
+                lambda: 0.5,
+                ..AdamW::new(1.0)
+            }),
+        ),
     ];
     for (text, expected) in cases {
-        assert_eq!(format!("{:?}", registry.optimiser(&read(text)).unwrap()), format!("{expected:?}"));
+        assert_eq!(
+            format!("{:?}", registry.optimiser(&read(text)).unwrap()),
+            format!("{expected:?}")
+        );
     }
     let model = model();
-    let config = by_path(&[("head.*", json!(["Stretch", "Descent"])), ("*", json!("LeaveOut"))]);
+    let config = by_path(&[
+        ("head.*", json!(["Stretch", "Descent"])),
+        ("*", json!("LeaveOut")),
+    ]);
     let state: StateTree = registry.setup(&config, &model).unwrap();
     assert_eq!(state.len(), 2);
     let message = config.setup(&model).unwrap_err().to_string();
-    assert!(message.contains("at ByPath[0].optimiser[0]: there is no rule \"Stretch\""), "{message}");
+    assert!(
+        message.contains("at ByPath[0].optimiser[0]: there is no rule \"Stretch\""),
+        "{message}"
+    );
 }
 
 /// A table whose name is a tag, as serde_yaml writes an enum.
@@ -353,8 +453,16 @@ fn a_tag_of_yaml_is_a_table_of_its_name() {
         OptimiserConfig::deserialize(EnumAccessDeserializer::new(MapAccessDeserializer::new(table)))
     };
     let read = |text: &str| serde_json::from_str::<OptimiserConfig>(text).expect("a configuration");
-    assert_eq!(tagged("AdamW", BTreeMap::from([("eta", 0.25)])), Ok(read(r#"{"AdamW": {"eta": 0.25}}"#)));
+    assert_eq!(
+        tagged("AdamW", BTreeMap::from([("eta", 0.25)])),
+        Ok(read(r#"{"AdamW": {"eta": 0.25}}"#))
+    );
     let wrong = tagged("AdamW", BTreeMap::from([("lr", 0.25)]))
         .and_then(|config| config.optimiser().map_err(serde::de::Error::custom));
-    assert!(wrong.expect_err("no such key").to_string().contains("did you mean eta?"));
+    assert!(
+        wrong
+            .expect_err("no such key")
+            .to_string()
+            .contains("did you mean eta?")
+    );
 }

@@ -13,33 +13,60 @@ use support::common::{Grads, Vars, is_kind, needs_matrices, random, var};
 fn what_cannot_be_an_optimiser_is_not_read() {
     let rule = "expected a rule such as";
     let cases: [(Value, &[&str]); 20] = [
-        (json!(42), &["configuration: got 42, ", rule, "or a list of rules"]),
+        (
+            json!(42),
+            &["configuration: got 42, ", rule, "or a list of rules"],
+        ),
         (json!(null), &[rule, "got null"]),
         (json!(true), &[rule, "got true"]),
         (json!({}), &[rule, "got {}"]),
         (json!([0.5, 0.5]), &["at [0]: ", rule, "got 0.5"]),
         (json!({"Adam": {}, "ClipGrad": {}}), &[rule, "\"ClipGrad\":{}"]),
-        (json!(["Adam", ["ClipGrad", null]]), &["at [1][1]: ", rule, "got null"]),
+        (
+            json!(["Adam", ["ClipGrad", null]]),
+            &["at [1][1]: ", rule, "got null"],
+        ),
         (
             json!({"Adam": 0.1}),
             &["at Adam: got 0.1, expected a table such as {\"eta\": 0.001} or {\"inner\": \"Adam\"}"],
         ),
-        (json!([{"Adam": [0.1]}]), &["at [0].Adam: got [0.1], expected a table such as"]),
+        (
+            json!([{"Adam": [0.1]}]),
+            &["at [0].Adam: got [0.1], expected a table such as"],
+        ),
         (
             json!({"MixedPrecision": {"dtype": "F32", "inner": [{"Adam": 1}]}}),
             &["at MixedPrecision.inner[0].Adam: "],
         ),
-        (json!({"Offload": {"Adam": 0.1}}), &["at Offload.Adam: got 0.1, expected a table such as"]),
+        (
+            json!({"Offload": {"Adam": 0.1}}),
+            &["at Offload.Adam: got 0.1, expected a table such as"],
+        ),
         (
             json!({"Kahan": "Adam"}),
             &["at Kahan: got \"Adam\", expected a table such as {\"eta\": 0.001} or {\"inner\": \"Adam\"}"],
         ),
         (json!({"Adam": {"inner": 1}}), &["at Adam.inner: ", rule, "got 1"]),
-        (json!({"Fallback": {"inner": "Muon", "fallback": {}}}), &["at Fallback.fallback: ", rule, "got {}"]),
-        (json!({"Both": {"members": "Adam"}}), &["at Both.members: got \"Adam\", expected a list of rules"]),
-        (json!({"Both": {"members": ["Adam", 1]}}), &["at Both.members[1]: ", rule, "got 1"]),
-        (json!({"Kahan": {"inner": "LeaveOut"}}), &["at Kahan.inner: LeaveOut cannot be here"]),
-        (json!(["LeaveOut"]), &["at [0]: LeaveOut cannot be here: it can only be a whole optimiser"]),
+        (
+            json!({"Fallback": {"inner": "Muon", "fallback": {}}}),
+            &["at Fallback.fallback: ", rule, "got {}"],
+        ),
+        (
+            json!({"Both": {"members": "Adam"}}),
+            &["at Both.members: got \"Adam\", expected a list of rules"],
+        ),
+        (
+            json!({"Both": {"members": ["Adam", 1]}}),
+            &["at Both.members[1]: ", rule, "got 1"],
+        ),
+        (
+            json!({"Kahan": {"inner": "LeaveOut"}}),
+            &["at Kahan.inner: LeaveOut cannot be here"],
+        ),
+        (
+            json!(["LeaveOut"]),
+            &["at [0]: LeaveOut cannot be here: it can only be a whole optimiser"],
+        ),
         (
             json!([{"ByPath": []}]),
             &["at [0]: ByPath cannot be here: it chooses among optimisers and goes around all of them"],
@@ -50,8 +77,14 @@ fn what_cannot_be_an_optimiser_is_not_read() {
         ),
     ];
     let by_path: [(Value, &[&str]); 6] = [
-        (json!("Adam"), &["at ByPath[1]: got \"Adam\", expected a table such as {\"pattern\": \"*.bias\""]),
-        (json!({"pattern": "*"}), &["at ByPath[1]: got {\"pattern\":\"*\"}, expected a table such as"]),
+        (
+            json!("Adam"),
+            &["at ByPath[1]: got \"Adam\", expected a table such as {\"pattern\": \"*.bias\""],
+        ),
+        (
+            json!({"pattern": "*"}),
+            &["at ByPath[1]: got {\"pattern\":\"*\"}, expected a table such as"],
+        ),
         (
             json!({"path": "*", "optimiser": "Adam"}),
             &["at ByPath[1]: there is no key \"path\", expected one of: pattern, optimiser"],
@@ -64,14 +97,25 @@ fn what_cannot_be_an_optimiser_is_not_read() {
             json!({"pattern": "*", "optimiser": {"ByPath": []}}),
             &["at ByPath[1].optimiser: ByPath cannot be here"],
         ),
-        (json!({"pattern": "*", "optimiser": [1]}), &["at ByPath[1].optimiser[0]: got 1, expected a rule"]),
+        (
+            json!({"pattern": "*", "optimiser": [1]}),
+            &["at ByPath[1].optimiser[0]: got 1, expected a rule"],
+        ),
     ];
-    let in_list =
-        |(choice, words)| (json!({"ByPath": [{"pattern": "nan", "optimiser": null}, choice]}), words);
+    let in_list = |(choice, words)| {
+        (
+            json!({"ByPath": [{"pattern": "nan", "optimiser": null}, choice]}),
+            words,
+        )
+    };
     for (text, words) in cases.into_iter().chain(by_path.map(in_list)) {
-        let error =
-            serde_json::from_value::<OptimiserConfig>(text.clone()).expect_err("an error").to_string();
-        assert!(words.iter().all(|word| error.contains(word)), "{words:?} in {error:?} for {text}");
+        let error = serde_json::from_value::<OptimiserConfig>(text.clone())
+            .expect_err("an error")
+            .to_string();
+        assert!(
+            words.iter().all(|word| error.contains(word)),
+            "{words:?} in {error:?} for {text}"
+        );
     }
     let twice = serde_json::from_str::<OptimiserConfig>(r#"[{"Adam": {"eta": 1, "eta": 2}}]"#)
         .unwrap_err()
@@ -80,7 +124,9 @@ fn what_cannot_be_an_optimiser_is_not_read() {
         twice.contains("at [0].Adam.eta: the key is repeated here, with 2, expected the key once"),
         "{twice}"
     );
-    let long = serde_json::from_value::<OptimiserConfig>(json!(vec![1; 1000])).unwrap_err().to_string();
+    let long = serde_json::from_value::<OptimiserConfig>(json!(vec![1; 1000]))
+        .unwrap_err()
+        .to_string();
     assert!(long.len() < 300, "{long}");
 }
 
@@ -90,31 +136,62 @@ fn what_no_rule_takes_is_not_built() {
         (
             json!("AdamX"),
             "",
-            &["there is no rule \"AdamX\" (did you mean Adam?), expected one of: Descent, ", "AdamW"],
+            &[
+                "there is no rule \"AdamX\" (did you mean Adam?), expected one of: Descent, ",
+                "AdamW",
+            ],
         ),
-        (json!(["Adam", {"adamw": {}}]), "[1]", &["there is no rule \"adamw\" (did you mean AdamW?)"]),
+        (
+            json!(["Adam", {"adamw": {}}]),
+            "[1]",
+            &["there is no rule \"adamw\" (did you mean AdamW?)"],
+        ),
         (json!("inf"), "", &["there is no rule \"inf\""]),
         (
             json!({"AdamW": {"rho": 1}}),
             "AdamW",
             &["there is no key \"rho\", expected one of: eta, beta, lambda, epsilon, couple"],
         ),
-        (json!(["Adam", {"AdamW": {"beta": 0.5}}]), "[1].AdamW.beta", &["got 0.5, expected a pair of reals"]),
+        (
+            json!(["Adam", {"AdamW": {"beta": 0.5}}]),
+            "[1].AdamW.beta",
+            &["got 0.5, expected a pair of reals"],
+        ),
         (
             json!({"AdamW": {"beta": [0.5, 0.5, 0.5]}}),
             "AdamW.beta",
             &["got [0.5,0.5,0.5], expected a pair of reals"],
         ),
-        (json!({"AdamW": {"eta": null}}), "AdamW.eta", &["got null, expected a real number"]),
-        (json!({"AdamW": {"eta": "fast"}}), "AdamW.eta", &["got \"fast\", expected a real number"]),
+        (
+            json!({"AdamW": {"eta": null}}),
+            "AdamW.eta",
+            &["got null, expected a real number"],
+        ),
+        (
+            json!({"AdamW": {"eta": "fast"}}),
+            "AdamW.eta",
+            &["got \"fast\", expected a real number"],
+        ),
         (
             json!({"AdamW": {"eta": {"start": 1}}}),
             "AdamW.eta",
             &["got {\"start\":1}, expected a real number"],
         ),
-        (json!({"AdamW": {"couple": 1}}), "AdamW.couple", &["got 1, expected true or false"]),
-        (json!({"AccumGrad": {"n": 2.5}}), "AccumGrad.n", &["got 2.5, expected a count"]),
-        (json!({"AccumGrad": {"n": 0}}), "AccumGrad.n", &["AccumGrad: n is 0, expected 1 or more"]),
+        (
+            json!({"AdamW": {"couple": 1}}),
+            "AdamW.couple",
+            &["got 1, expected true or false"],
+        ),
+        (
+            json!({"AccumGrad": {"n": 2.5}}),
+            "AccumGrad.n",
+            &["got 2.5, expected a count"],
+        ),
+        (
+            json!({"AccumGrad": {"n": 0}}),
+            "AccumGrad.n",
+            &["AccumGrad: n is 0, expected 1 or more"],
+        ),
         (
             json!({"Muon": {"ns_steps": 1u64 << 63}}),
             "Muon.ns_steps",
@@ -188,8 +265,16 @@ fn what_no_wrapper_takes_is_not_built() {
             "MixedPrecision.dtype",
             &["got \"BF16\", expected \"F32\" or \"F64\""],
         ),
-        (json!({"MixedPrecision": {"dtype": 32, "inner": "Adam"}}), "MixedPrecision.dtype", &["got 32"]),
-        (json!(["ClipGrad", {"MixedPrecision": {"dtype": "F32", "inner": "Adam"}}]), "[1]", &[stored]),
+        (
+            json!({"MixedPrecision": {"dtype": 32, "inner": "Adam"}}),
+            "MixedPrecision.dtype",
+            &["got 32"],
+        ),
+        (
+            json!(["ClipGrad", {"MixedPrecision": {"dtype": "F32", "inner": "Adam"}}]),
+            "[1]",
+            &[stored],
+        ),
         (
             json!({"MixedPrecision": {"dtype": "F32", "inner": {"MixedPrecision": {"dtype": "F64", "inner": "Adam"}}}}),
             "MixedPrecision.inner",
@@ -206,7 +291,11 @@ fn what_no_wrapper_takes_is_not_built() {
             "MixedPrecision.inner",
             &[offloaded],
         ),
-        (json!({"Offload": {"Offload": "Adam"}}), "Offload", &["an Offload is inside of another"]),
+        (
+            json!({"Offload": {"Offload": "Adam"}}),
+            "Offload",
+            &["an Offload is inside of another"],
+        ),
         (
             json!({"StoreAs": {"slots": "Q4", "inner": "Adam"}}),
             "StoreAs.slots",
@@ -281,19 +370,28 @@ fn what_no_wrapper_takes_is_not_built() {
         (
             json!({"Fallback": {"inner": "Muon"}}),
             "Fallback",
-            &["got {\"inner\":\"Muon\"}, expected", "\"inner\":\"Adam\",\"fallback\":\"Adam\"}"],
+            &[
+                "got {\"inner\":\"Muon\"}, expected",
+                "\"inner\":\"Adam\",\"fallback\":\"Adam\"}",
+            ],
         ),
         (
             json!({"Adam": {"inner": "Adam"}}),
             "Adam",
             &["there is no key \"inner\", expected one of: eta, beta, epsilon"],
         ),
-        (json!("Cautious"), "Cautious", &["got {}, expected a table such as {\"inner\":\"Adam\"}"]),
+        (
+            json!("Cautious"),
+            "Cautious",
+            &["got {}, expected a table such as {\"inner\":\"Adam\"}"],
+        ),
         (
             json!({"Cautious": {"inner": {"Shampoo": {"eta": 1}}}}),
             "Cautious.inner",
-            &["got {\"Shampoo\":{\"eta\":1}}, expected Adam, AdamW, NAdam, Lion (or a rule that \
-               `Registry::with` was given in Cautious)"],
+            &[
+                "got {\"Shampoo\":{\"eta\":1}}, expected Adam, AdamW, NAdam, Lion (or a rule that \
+               `Registry::with` was given in Cautious)",
+            ],
         ),
         (
             json!({"Cautious": {"inner": ["Adam"], "unscaled": "yes"}}),
@@ -318,7 +416,11 @@ fn assert_not_built(text: Value, expected_place: &str, words: &[&str]) {
     let nested = read(json!({"ByPath": [{"pattern": "*", "optimiser": text}]}));
     let inside = format!(
         "ByPath[0].optimiser{}{expected_place}",
-        if expected_place.starts_with(['[']) { "" } else { "." }
+        if expected_place.starts_with(['[']) {
+            ""
+        } else {
+            "."
+        }
     );
     let errors = [
         (config.optimiser().unwrap_err(), expected_place),
@@ -327,7 +429,10 @@ fn assert_not_built(text: Value, expected_place: &str, words: &[&str]) {
     ];
     for (error, expected_place) in errors {
         let message = error.to_string();
-        assert!(words.iter().all(|word| message.contains(word)), "{words:?} in {message:?} for {text}");
+        assert!(
+            words.iter().all(|word| message.contains(word)),
+            "{words:?} in {message:?} for {text}"
+        );
         assert_eq!(error.place(), Some(expected_place), "{error}");
     }
 }
@@ -335,8 +440,20 @@ fn assert_not_built(text: Value, expected_place: &str, words: &[&str]) {
 #[test]
 fn a_program_can_tell_what_is_wrong() {
     let cases = [
-        (json!("AdamX"), "", ErrorKind::UnknownName, None, "there is no rule \"AdamX\""),
-        (json!({"Adam": {"rho": 1}}), "Adam", ErrorKind::UnknownName, None, "there is no key \"rho\""),
+        (
+            json!("AdamX"),
+            "",
+            ErrorKind::UnknownName,
+            None,
+            "there is no rule \"AdamX\"",
+        ),
+        (
+            json!({"Adam": {"rho": 1}}),
+            "Adam",
+            ErrorKind::UnknownName,
+            None,
+            "there is no key \"rho\"",
+        ),
         (
             json!({"Adam": {"eta": null}}),
             "Adam.eta",
@@ -344,7 +461,13 @@ fn a_program_can_tell_what_is_wrong() {
             Some("null"),
             "expected a real number",
         ),
-        (json!({"Adam": {"eta": -1}}), "Adam.eta", ErrorKind::Argument, Some("-1"), "Adam: eta is -1"),
+        (
+            json!({"Adam": {"eta": -1}}),
+            "Adam.eta",
+            ErrorKind::Argument,
+            Some("-1"),
+            "Adam: eta is -1",
+        ),
         (
             json!({"ByPath": [{"pattern": "x", "optimiser": "Adam"}]}),
             "ByPath[0].pattern",
@@ -363,12 +486,23 @@ fn a_program_can_tell_what_is_wrong() {
 /// The first field out of its range, if it was given; a default belongs to the whole table.
 #[test]
 fn the_place_is_that_of_the_field_at_fault() {
-    let registry = Registry::default().with(AdamW { lambda: -1.0, ..AdamW::default() });
+    let registry = Registry::default().with(AdamW {
+        lambda: -1.0,
+        ..AdamW::default()
+    });
     let cases = [
         (json!("AdamW"), "AdamW", "AdamW: lambda is -1"),
-        (json!({"AdamW": {"eta": 0.5, "couple": false}}), "AdamW", "AdamW: lambda is -1"),
+        (
+            json!({"AdamW": {"eta": 0.5, "couple": false}}),
+            "AdamW",
+            "AdamW: lambda is -1",
+        ),
         (json!({"AdamW": {"eta": -1}}), "AdamW.eta", "AdamW: eta is -1"),
-        (json!({"AdamW": {"lambda": -2, "eta": 0.5}}), "AdamW.lambda", "AdamW: lambda is -2"),
+        (
+            json!({"AdamW": {"lambda": -2, "eta": 0.5}}),
+            "AdamW.lambda",
+            "AdamW: lambda is -2",
+        ),
         (
             json!(["Adam", {"AdamW": {"lambda": -2, "beta": [2, 0]}}]),
             "[1].AdamW.beta",
@@ -419,19 +553,32 @@ fn patterns_that_do_not_fit_the_model() {
         (
             &[("*", adam()), ("*.bias", out())],
             "ByPath[1].pattern",
-            &["\"*.bias\" decides nothing", "\"*\" comes first and matches \"encoder.0.bias\""],
+            &[
+                "\"*.bias\" decides nothing",
+                "\"*\" comes first and matches \"encoder.0.bias\"",
+            ],
         ),
-        (&[("*", adam()), ("", out())], "ByPath[1].pattern", &["\"\" matches no parameter"]),
+        (
+            &[("*", adam()), ("", out())],
+            "ByPath[1].pattern",
+            &["\"\" matches no parameter"],
+        ),
     ];
     for (choices, expected_place, words) in cases {
         let config = by_path(choices);
         let error = config.setup(&model()).unwrap_err();
         let message = error.to_string();
-        assert!(words.iter().all(|word| message.contains(word)), "{words:?} in {message:?}");
+        assert!(
+            words.iter().all(|word| message.contains(word)),
+            "{words:?} in {message:?}"
+        );
         assert_eq!(error.place(), Some(expected_place), "{error}");
 
         let message = config.optimiser().unwrap_err().to_string();
-        assert!(message.contains("ByPath") && message.contains("call `setup` with the model"), "{message}");
+        assert!(
+            message.contains("ByPath") && message.contains("call `setup` with the model"),
+            "{message}"
+        );
     }
     let empty = "no trainable floating-point variable";
     let none_left = by_path(&[("*", out())]).setup(&model()).unwrap_err();
@@ -440,12 +587,19 @@ fn patterns_that_do_not_fit_the_model() {
         ErrorKind::Model,
         &["leaves out all 5 trainable variables of the model: encoder.0.bias"],
     );
-    is_kind(&by_path(&[("*", adam())]).setup(&Vars::new()).unwrap_err(), ErrorKind::Model, &[empty]);
+    is_kind(
+        &by_path(&[("*", adam())]).setup(&Vars::new()).unwrap_err(),
+        ErrorKind::Model,
+        &[empty],
+    );
 }
 
 /// JSON out of the words that configurations are made of, and others.
 fn arbitrary() -> impl Strategy<Value = Value> {
-    let rules: Vec<String> = rules::catalogue().iter().map(|rule| rule.name.to_string()).collect();
+    let rules: Vec<String> = rules::catalogue()
+        .iter()
+        .map(|rule| rule.name.to_string())
+        .collect();
     let fields = rules::catalogue()
         .into_iter()
         .flat_map(|listing| listing.rule.fields())
@@ -476,7 +630,12 @@ fn arbitrary() -> impl Strategy<Value = Value> {
         "inf",
         "Skip",
     ];
-    let keys: Vec<String> = rules.iter().cloned().chain(fields).chain(words.map(str::to_string)).collect();
+    let keys: Vec<String> = rules
+        .iter()
+        .cloned()
+        .chain(fields)
+        .chain(words.map(str::to_string))
+        .collect();
     let word = prop_oneof![8 => prop::sample::select(keys), 1 => any::<String>()].boxed();
     let leaf = prop_oneof![
         1 => Just(Value::Null),
@@ -499,9 +658,15 @@ fn arbitrary() -> impl Strategy<Value = Value> {
             inner.clone().prop_map(|inner| json!({"Offload": inner})),
             (inner.clone(), inner.clone())
                 .prop_map(|(inner, other)| json!({"Fallback": {"inner": inner, "fallback": other}})),
-            inner.clone().prop_map(|inner| json!({"StoreAs": {"slots": "Q8", "inner": inner}})),
-            inner.clone().prop_map(|inner| json!({"Cautious": {"inner": inner}})),
-            inner.clone().prop_map(|inner| json!({"DecoupledDecay": {"decay_lambda": 0.1, "inner": inner}})),
+            inner
+                .clone()
+                .prop_map(|inner| json!({"StoreAs": {"slots": "Q8", "inner": inner}})),
+            inner
+                .clone()
+                .prop_map(|inner| json!({"Cautious": {"inner": inner}})),
+            inner
+                .clone()
+                .prop_map(|inner| json!({"DecoupledDecay": {"decay_lambda": 0.1, "inner": inner}})),
             inner.prop_map(|inner| json!({"MixedPrecision": {"dtype": "F32", "inner": inner}})),
         ]
     })
@@ -542,9 +707,13 @@ proptest! {
 /// limits at the latest.
 #[test]
 fn deep_nesting_is_built_or_refused() {
-    for (depth, json_reads, toml_reads) in
-        [(61, true, true), (64, true, false), (65, false, false), (100, false, false), (10_000, false, false)]
-    {
+    for (depth, json_reads, toml_reads) in [
+        (61, true, true),
+        (64, true, false),
+        (65, false, false),
+        (100, false, false),
+        (10_000, false, false),
+    ] {
         let list = format!("{}\"Adam\"{}", "[".repeat(depth), "]".repeat(depth));
         let json = serde_json::from_str::<OptimiserConfig>(&list).map_err(|error| error.to_string());
         let toml = format!("ByPath = [{{ pattern = \"*\", optimiser = {list} }}]");
@@ -554,7 +723,11 @@ fn deep_nesting_is_built_or_refused() {
                 Ok(config) => {
                     assert!(reads, "{depth} lists");
                     assert!(
-                        config.setup(&model()).unwrap().leaves().all(|leaf| leaf.tensor_names().len() == 2)
+                        config
+                            .setup(&model())
+                            .unwrap()
+                            .leaves()
+                            .all(|leaf| leaf.tensor_names().len() == 2)
                     );
                 }
                 Err(error) => assert!(

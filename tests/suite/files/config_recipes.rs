@@ -34,7 +34,10 @@ fn recipes() -> Vec<(Value, Optimiser)> {
         ),
         (
             json!({"MixedPrecision": {"dtype": "F32", "inner": {"StoreAs": {"slots": "Q8", "inner": "AdamW"}}}}),
-            Optimiser::new(MixedPrecision::new(DType::F32, StoreAs::all(Q8, AdamW::default()))),
+            Optimiser::new(MixedPrecision::new(
+                DType::F32,
+                StoreAs::all(Q8, AdamW::default()),
+            )),
         ),
         (
             json!({"StoreAs": {"slots": "Q8", "inner": "AdamW"}}),
@@ -48,7 +51,10 @@ fn recipes() -> Vec<(Value, Optimiser)> {
             json!({"SplitMaster": {"bits": 24, "inner": {"StoreAs": {"slots": "Q8", "inner": "AdamW"}}}}),
             Optimiser::new(SplitMaster::of_24_bits(StoreAs::all(Q8, AdamW::default()))),
         ),
-        (json!({"Kahan": {"inner": "AdamW"}}), Optimiser::new(Kahan::new(AdamW::default()))),
+        (
+            json!({"Kahan": {"inner": "AdamW"}}),
+            Optimiser::new(Kahan::new(AdamW::default())),
+        ),
         (
             json!({"StochasticRounding": {"seed": 7, "inner": "AdamW"}}),
             Optimiser::new(StochasticRounding::new(7, AdamW::default())),
@@ -65,7 +71,10 @@ fn recipes() -> Vec<(Value, Optimiser)> {
         (
             json!([{"AccumGrad": {"n": 4, "average": "Weighted"}}, "Adam"]),
             Optimiser::new(OptimiserChain::new((
-                AccumGrad { average: Average::Weighted, ..AccumGrad::new(4) },
+                AccumGrad {
+                    average: Average::Weighted,
+                    ..AccumGrad::new(4)
+                },
                 Adam::default(),
             ))),
         ),
@@ -114,7 +123,9 @@ fn description(optimiser: &Optimiser) -> String {
 #[test]
 fn every_recipe_can_be_written() {
     for (text, expected) in recipes() {
-        let built = read(text.clone()).optimiser().unwrap_or_else(|error| panic!("{text}: {error}"));
+        let built = read(text.clone())
+            .optimiser()
+            .unwrap_or_else(|error| panic!("{text}: {error}"));
         assert_eq!(description(&built), description(&expected), "{text}");
         assert_eq!(
             (built.name(), built.fields(), built.places()),
@@ -128,18 +139,23 @@ fn every_recipe_can_be_written() {
 #[test]
 fn rates_by_path_can_be_written() {
     let variable = || var(&random(1, &[2], DType::F32, &Device::Cpu));
-    let model: Vars =
-        ["encoder.weight", "head.bias", "head.weight"].map(|path| (path.to_string(), variable())).into();
-    let state =
-        setup_with(&model, |path, _| Some(AdamW::new(if path.starts_with("head") { 1e-2 } else { 1e-3 })))
-            .expect("a state");
+    let model: Vars = ["encoder.weight", "head.bias", "head.weight"]
+        .map(|path| (path.to_string(), variable()))
+        .into();
+    let state = setup_with(&model, |path, _| {
+        Some(AdamW::new(if path.starts_with("head") { 1e-2 } else { 1e-3 }))
+    })
+    .expect("a state");
     let config = read(json!({"ByPath": [
         {"pattern": "head*", "optimiser": {"AdamW": {"eta": 1e-2}}},
         {"pattern": "*", "optimiser": {"AdamW": {"eta": 1e-3}}},
     ]}));
     let again = config.setup(&model).expect("a state");
     let optimisers = |state: &optimisers::StateTree| {
-        state.leaves().map(|leaf| description(leaf.optimiser())).collect::<Vec<_>>()
+        state
+            .leaves()
+            .map(|leaf| description(leaf.optimiser()))
+            .collect::<Vec<_>>()
     };
     assert_eq!(optimisers(&again), optimisers(&state));
 }
@@ -147,8 +163,14 @@ fn rates_by_path_can_be_written() {
 #[test]
 fn the_schedules_of_recipes_can_be_written() {
     let cases = [
-        (json!({"Cosine": {"start": 1e-3, "end": 0, "steps": 1000}}), Schedule::cosine(1e-3, 0.0, 1000)),
-        (json!({"Cosine": {"start": 0.01, "end": 0, "steps": 100}}), Schedule::cosine(0.01, 0.0, 100)),
+        (
+            json!({"Cosine": {"start": 1e-3, "end": 0, "steps": 1000}}),
+            Schedule::cosine(1e-3, 0.0, 1000),
+        ),
+        (
+            json!({"Cosine": {"start": 0.01, "end": 0, "steps": 100}}),
+            Schedule::cosine(0.01, 0.0, 100),
+        ),
         (
             json!({"Cosine": {"start": 1, "end": 0, "steps": 100, "relative": true}}),
             Schedule::cosine(1.0, 0.0, 100).relative(),

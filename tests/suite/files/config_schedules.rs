@@ -19,12 +19,18 @@ fn copies(schedule: &Schedule) -> [Schedule; 2] {
 fn every_constructor_is_read_and_written() {
     let cases = [
         (json!({"Constant": {"eta": 0.5}}), Schedule::constant(0.5)),
-        (json!({"Linear": {"start": 0.0, "end": 0.5, "steps": 10}}), Schedule::linear(0.0, 0.5, 10)),
+        (
+            json!({"Linear": {"start": 0.0, "end": 0.5, "steps": 10}}),
+            Schedule::linear(0.0, 0.5, 10),
+        ),
         (
             json!({"Polynomial": {"start": 0.0, "end": 0.5, "steps": 10, "power": 2.0}}),
             Schedule::polynomial(0.0, 0.5, 10, 2.0),
         ),
-        (json!({"Cosine": {"start": 0.5, "end": 0.25, "steps": 10}}), Schedule::cosine(0.5, 0.25, 10)),
+        (
+            json!({"Cosine": {"start": 0.5, "end": 0.25, "steps": 10}}),
+            Schedule::cosine(0.5, 0.25, 10),
+        ),
         (
             json!({"OneMinusSquareRoot": {"start": 0.5, "end": 0.25, "steps": 10}}),
             Schedule::one_minus_square_root(0.5, 0.25, 10),
@@ -33,13 +39,22 @@ fn every_constructor_is_read_and_written() {
             json!({"CosineRestarts": {"high": 0.5, "low": 0.25, "steps": 10, "factor": 1.5}}),
             Schedule::cosine_restarts(0.5, 0.25, 10, 1.5),
         ),
-        (json!({"OneCycle": {"peak": 0.5, "steps": 10}}), Schedule::one_cycle(0.5, 10)),
+        (
+            json!({"OneCycle": {"peak": 0.5, "steps": 10}}),
+            Schedule::one_cycle(0.5, 10),
+        ),
         (
             json!({"Exponential": {"start": 0.5, "rate": 0.25, "steps": 10}}),
             Schedule::exponential(0.5, 0.25, 10),
         ),
-        (json!({"Step": {"start": 0.5, "rate": 0.25, "steps": 10}}), Schedule::step(0.5, 0.25, 10)),
-        (json!({"InverseSquareRoot": {"peak": 0.5, "warmup": 10}}), Schedule::inverse_square_root(0.5, 10)),
+        (
+            json!({"Step": {"start": 0.5, "rate": 0.25, "steps": 10}}),
+            Schedule::step(0.5, 0.25, 10),
+        ),
+        (
+            json!({"InverseSquareRoot": {"peak": 0.5, "warmup": 10}}),
+            Schedule::inverse_square_root(0.5, 10),
+        ),
         (
             json!({"WarmupStableThen": {
                 "peak": 0.5, "warmup": 10, "stable": 7, "decay": {"Linear": {"start": 0.5, "end": 0.0, "steps": 3}},
@@ -66,8 +81,14 @@ fn every_constructor_is_read_and_written() {
     let part = json!({"Then": {
         "first": {"Constant": {"eta": 1, "relative": true}}, "steps": 5, "next": {"Constant": {"eta": 2, "field": "lambda", "relative": false}},
     }});
-    let whole = Schedule::constant(1.0).then(5, Schedule::constant(2.0)).field("lambda").relative();
-    assert_eq!(serde_json::from_value::<Schedule>(part).expect("a schedule"), whole);
+    let whole = Schedule::constant(1.0)
+        .then(5, Schedule::constant(2.0))
+        .field("lambda")
+        .relative();
+    assert_eq!(
+        serde_json::from_value::<Schedule>(part).expect("a schedule"),
+        whole
+    );
 }
 
 fn schedule(depth: usize, dice: &mut Dice) -> Schedule {
@@ -88,7 +109,11 @@ fn schedule(depth: usize, dice: &mut Dice) -> Schedule {
         _ => schedule(depth - 1, dice).then(steps, schedule(depth - 1, dice)),
     };
     let plain = if dice.one_in(4) { plain.relative() } else { plain };
-    if dice.one_in(4) { plain.field(dice.of(&["lambda", "1.eta", ""])) } else { plain }
+    if dice.one_in(4) {
+        plain.field(dice.of(&["lambda", "1.eta", ""]))
+    } else {
+        plain
+    }
 }
 
 #[test]
@@ -120,33 +145,71 @@ fn what_is_no_schedule_is_refused() {
         (json!(null), &["configuration: got null, ", such]),
         (json!([]), &["configuration: got [], ", such]),
         (json!({}), &["configuration: got {}, ", such]),
-        (json!({"Linear": {}, "Cosine": {}}), &["configuration: got {\"", such]),
+        (
+            json!({"Linear": {}, "Cosine": {}}),
+            &["configuration: got {\"", such],
+        ),
         (json!("Linear"), &["configuration: got \"Linear\", ", such]),
-        (json!({"Linear": 1}), &["configuration: got {\"Linear\":1}, ", such]),
+        (
+            json!({"Linear": 1}),
+            &["configuration: got {\"Linear\":1}, ", such],
+        ),
         (
             json!({"Linear": {"start": 0, "steps": 1}}),
             &["at Linear: got {\"start\":0,\"steps\":1}, expected a table with \"end\""],
         ),
         (
             json!({"Cosin": {}}),
-            &["configuration: there is no schedule \"Cosin\" (did you mean Cosine?), \
-                 expected one of: Constant, Linear, "],
+            &[
+                "configuration: there is no schedule \"Cosin\" (did you mean Cosine?), \
+                 expected one of: Constant, Linear, ",
+            ],
         ),
-        (json!({"cosine": {}}), &["there is no schedule \"cosine\" (did you mean Cosine?)"]),
+        (
+            json!({"cosine": {}}),
+            &["there is no schedule \"cosine\" (did you mean Cosine?)"],
+        ),
         (
             linear("stesp", json!(1)),
             &["at Linear: there is no key \"stesp\" (did you mean steps?), \
                  expected one of: start, end, steps, relative, field"],
         ),
-        (linear("start", json!("fast")), &["at Linear.start: got \"fast\", expected a real number"]),
-        (linear("start", json!("nan")), &["at Linear.start: got \"nan\", expected a finite number"]),
-        (linear("end", json!("-inf")), &["at Linear.end: got \"-inf\", expected a finite number"]),
-        (linear("end", json!(null)), &["at Linear.end: got null, expected a real number"]),
-        (linear("steps", json!(-1)), &["at Linear.steps: got -1.0, expected a count"]),
-        (linear("steps", json!(1.5)), &["at Linear.steps: got 1.5, expected a count"]),
-        (linear("relative", json!(1)), &["at Linear.relative: got 1, expected true or false"]),
-        (linear("field", json!(1)), &["at Linear.field: got 1, expected the name of a field"]),
-        (linear("field", json!(null)), &["at Linear.field: got null, expected the name of a field"]),
+        (
+            linear("start", json!("fast")),
+            &["at Linear.start: got \"fast\", expected a real number"],
+        ),
+        (
+            linear("start", json!("nan")),
+            &["at Linear.start: got \"nan\", expected a finite number"],
+        ),
+        (
+            linear("end", json!("-inf")),
+            &["at Linear.end: got \"-inf\", expected a finite number"],
+        ),
+        (
+            linear("end", json!(null)),
+            &["at Linear.end: got null, expected a real number"],
+        ),
+        (
+            linear("steps", json!(-1)),
+            &["at Linear.steps: got -1.0, expected a count"],
+        ),
+        (
+            linear("steps", json!(1.5)),
+            &["at Linear.steps: got 1.5, expected a count"],
+        ),
+        (
+            linear("relative", json!(1)),
+            &["at Linear.relative: got 1, expected true or false"],
+        ),
+        (
+            linear("field", json!(1)),
+            &["at Linear.field: got 1, expected the name of a field"],
+        ),
+        (
+            linear("field", json!(null)),
+            &["at Linear.field: got null, expected the name of a field"],
+        ),
         (
             json!({"CosineRestarts": {"high": 1, "low": 0, "steps": 9, "factor": 0.5}}),
             &["at CosineRestarts.factor: got 0.5, expected a number of 1 or more"],
@@ -165,8 +228,13 @@ fn what_is_no_schedule_is_refused() {
         ),
     ];
     for (text, words) in cases {
-        let error = serde_json::from_value::<Schedule>(text.clone()).expect_err("refused").to_string();
-        assert!(words.iter().all(|words| error.contains(words)), "{error} for {text}");
+        let error = serde_json::from_value::<Schedule>(text.clone())
+            .expect_err("refused")
+            .to_string();
+        assert!(
+            words.iter().all(|words| error.contains(words)),
+            "{error} for {text}"
+        );
     }
     for number in ["nan", "inf", "-inf"] {
         let error = toml::from_str::<Schedule>(&format!("[Constant]\neta = {number}")).expect_err("refused");
@@ -197,13 +265,22 @@ fn a_tag_of_yaml_is_a_schedule() {
 fn what_has_no_text_is_not_written() {
     // Two levels for each `then`.
     let nested = |depth: u64| {
-        (1..=depth).fold(Schedule::constant(0.0), |inner, i| inner.then(7 * i, Schedule::constant(i as f64)))
+        (1..=depth).fold(Schedule::constant(0.0), |inner, i| {
+            inner.then(7 * i, Schedule::constant(i as f64))
+        })
     };
     let text = serde_json::to_string(&nested(31)).expect("a text");
-    assert_eq!(serde_json::from_str::<Schedule>(&text).expect("a schedule"), nested(31));
-    let error = serde_json::to_string(&nested(32)).expect_err("refused").to_string();
+    assert_eq!(
+        serde_json::from_str::<Schedule>(&text).expect("a schedule"),
+        nested(31)
+    );
+    let error = serde_json::to_string(&nested(32))
+        .expect_err("refused")
+        .to_string();
     assert!(error.contains("nested more than 64 deep"), "{error}");
     let deeper = format!(r#"{{"Then":{{"first":{text},"steps":1,"next":{{"Constant":{{"eta":1}}}}}}}}"#);
-    let error = serde_json::from_str::<Schedule>(&deeper).expect_err("refused").to_string();
+    let error = serde_json::from_str::<Schedule>(&deeper)
+        .expect_err("refused")
+        .to_string();
     assert!(error.contains("nested more than 64 deep"), "{error}");
 }

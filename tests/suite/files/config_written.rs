@@ -37,9 +37,13 @@ pub fn near(value: FieldValue, dice: &mut Dice) -> FieldValue {
         FieldValue::Choice(choice) => {
             FieldValue::Choice(choice.named(dice.of(choice.names())).expect("a name"))
         }
-        FieldValue::Sizes(_) => {
-            dice.of(&[Sizes::default(), Sizes::from([4, 3]), Sizes::from([1, 2, 3, 4, 5, 6])]).into()
-        }
+        FieldValue::Sizes(_) => dice
+            .of(&[
+                Sizes::default(),
+                Sizes::from([4, 3]),
+                Sizes::from([1, 2, 3, 4, 5, 6]),
+            ])
+            .into(),
         other => panic!("{other:?} is a type that this test does not know"),
     }
 }
@@ -72,7 +76,13 @@ fn rule(depth: usize, dice: &mut Dice) -> Box<dyn Rule> {
         let listed = catalogue[dice.below(catalogue.len())].rule.clone();
         for_any_shape(with_other_fields(listed, dice))
     };
-    let inside = |dice: &mut Dice| if depth == 0 { single(dice) } else { rule(depth - 1, dice) };
+    let inside = |dice: &mut Dice| {
+        if depth == 0 {
+            single(dice)
+        } else {
+            rule(depth - 1, dice)
+        }
+    };
     match dice.below(15) {
         0 => {
             let members = (0..dice.below(4)).map(|_| inside(dice)).collect::<Vec<_>>();
@@ -93,7 +103,11 @@ fn rule(depth: usize, dice: &mut Dice) -> Box<dyn Rule> {
                 .corrected(dice.of(&[0.0, 0.25]));
             let decay = if dice.one_in(2) { decay.cautious() } else { decay };
             // A rule without learning rate has no decay in proportion to it.
-            if decay.check().is_ok() { Box::new(decay) } else { inside(dice) }
+            if decay.check().is_ok() {
+                Box::new(decay)
+            } else {
+                inside(dice)
+            }
         }
         6 => match dice.below(4) {
             0 => cautious::<Adam>(dice),
@@ -105,7 +119,11 @@ fn rule(depth: usize, dice: &mut Dice) -> Box<dyn Rule> {
         8 => {
             let ball = Hyperball::new(inside(dice));
             // A rule without learning rate has no length of a step.
-            if ball.check().is_ok() { Box::new(ball) } else { inside(dice) }
+            if ball.check().is_ok() {
+                Box::new(ball)
+            } else {
+                inside(dice)
+            }
         }
         _ => single(dice),
     }
@@ -121,11 +139,18 @@ pub fn optimiser(dice: &mut Dice) -> Optimiser {
         5 => Optimiser::new(StochasticRounding::new(dice.number(), rule)),
         _ => Optimiser::new(rule),
     };
-    if dice.one_in(5) { Optimiser::new(Offload::new(stored)) } else { stored }
+    if dice.one_in(5) {
+        Optimiser::new(Offload::new(stored))
+    } else {
+        stored
+    }
 }
 
 pub fn seeds(count: u64) -> impl Iterator<Item = u64> {
-    let first: u64 = std::env::var("RANDOM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
+    let first: u64 = std::env::var("RANDOM_SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok())
+        .unwrap_or(1);
     (0..count).map(move |i| first.wrapping_add(i))
 }
 
@@ -152,8 +177,14 @@ fn again(optimiser: &Optimiser, seed: u64) -> Optimiser {
     for copy in copies(&config) {
         assert_eq!(copy, config, "seed {seed}");
     }
-    let built = config.optimiser().unwrap_or_else(|error| panic!("seed {seed}: {error} in {config:?}"));
-    assert_eq!(OptimiserConfig::of(&built).expect("a configuration"), config, "seed {seed}");
+    let built = config
+        .optimiser()
+        .unwrap_or_else(|error| panic!("seed {seed}: {error} in {config:?}"));
+    assert_eq!(
+        OptimiserConfig::of(&built).expect("a configuration"),
+        config,
+        "seed {seed}"
+    );
     built
 }
 
@@ -161,8 +192,14 @@ fn again(optimiser: &Optimiser, seed: u64) -> Optimiser {
 fn a_thousand_random_optimisers_are_built_again() {
     for seed in seeds(1000) {
         let optimiser = optimiser(&mut Dice(seed));
-        optimiser.check().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-        assert_eq!(format!("{:?}", again(&optimiser, seed)), format!("{optimiser:?}"), "seed {seed}");
+        optimiser
+            .check()
+            .unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        assert_eq!(
+            format!("{:?}", again(&optimiser, seed)),
+            format!("{optimiser:?}"),
+            "seed {seed}"
+        );
     }
 }
 
@@ -175,7 +212,9 @@ fn ten_steps(
     let model = model(parameters);
     let mut state = setup(optimiser, &model).map_err(|error| error.to_string())?;
     let mut step = |gradients| {
-        Update::new(&mut state).apply(&model, gradients).map_err(|error| error.to_string())?;
+        Update::new(&mut state)
+            .apply(&model, gradients)
+            .map_err(|error| error.to_string())?;
         Ok(snapshot(&model, &state))
     };
     gradients.iter().map(&mut step).collect()
@@ -184,7 +223,10 @@ fn ten_steps(
 #[test]
 fn what_is_built_again_has_the_same_bits_after_ten_steps() {
     let tensors = |seed| {
-        [random(seed, &[7, 5], DType::BF16, &Device::Cpu), random(seed + 1, &[3], DType::BF16, &Device::Cpu)]
+        [
+            random(seed, &[7, 5], DType::BF16, &Device::Cpu),
+            random(seed + 1, &[3], DType::BF16, &Device::Cpu),
+        ]
     };
     let gradients: Vec<Grads> = (10..20).map(|seed| grads(tensors(seed).map(Some))).collect();
     let mut steps = 0;
@@ -224,7 +266,9 @@ fn assert_same_choices(state: &StateTree, model: &Vars, seed: u64) -> OptimiserC
     for copy in copies(&config) {
         assert_eq!(copy, config, "seed {seed}");
     }
-    let again = config.setup(model).unwrap_or_else(|error| panic!("seed {seed}: {error} in {config:?}"));
+    let again = config
+        .setup(model)
+        .unwrap_or_else(|error| panic!("seed {seed}: {error} in {config:?}"));
     let choices = |state: &StateTree| -> Vec<(String, OptimiserConfig)> {
         let written = |leaf: &Leaf| OptimiserConfig::of(leaf.optimiser()).expect("a configuration");
         state
@@ -244,17 +288,23 @@ fn random_choices_are_made_again() {
     for seed in seeds(300) {
         let dice = &mut Dice(seed);
         let names = if dice.one_in(2) { &names[..] } else { &names[..6] };
-        let tied: Vec<Var> = (0..2).map(|seed| var(&random(seed, &[2], DType::F32, &Device::Cpu))).collect();
+        let tied: Vec<Var> = (0..2)
+            .map(|seed| var(&random(seed, &[2], DType::F32, &Device::Cpu)))
+            .collect();
         let mut vars = Vars::new();
         for _ in 0..1 + dice.below(12) {
             let path: Vec<&str> = (0..1 + dice.below(4)).map(|_| dice.of(names)).collect();
-            let variable =
-                if dice.one_in(6) { dice.of(&tied) } else { var(&random(1, &[2], DType::F32, &Device::Cpu)) };
+            let variable = if dice.one_in(6) {
+                dice.of(&tied)
+            } else {
+                var(&random(1, &[2], DType::F32, &Device::Cpu))
+            };
             vars.insert(path.join("."), variable);
         }
         // One optimiser for all paths of a variable.
-        let choices: Vec<Option<f64>> =
-            (0..3).map(|i| (!dice.one_in(4)).then_some(0.5 + f64::from(i))).collect();
+        let choices: Vec<Option<f64>> = (0..3)
+            .map(|i| (!dice.one_in(4)).then_some(0.5 + f64::from(i)))
+            .collect();
         let by = dice.below(4);
         let mut chosen: HashMap<_, Option<f64>> = HashMap::new();
         for (path, variable) in &vars {
@@ -264,10 +314,14 @@ fn random_choices_are_made_again() {
                 2 => Some(path.matches('.').count()),
                 _ => Some(dice.below(3)),
             };
-            chosen.entry(variable.id()).or_insert(choices[key.unwrap_or_default() % 3]);
+            chosen
+                .entry(variable.id())
+                .or_insert(choices[key.unwrap_or_default() % 3]);
         }
         let eta = |path: &str| chosen[&vars[path].id()];
-        let Ok(state) = setup_with(&vars, |path, _| eta(path).map(Descent::new)) else { continue };
+        let Ok(state) = setup_with(&vars, |path, _| eta(path).map(Descent::new)) else {
+            continue;
+        };
         match OptimiserConfig::of_state(&state) {
             Ok(_) => {
                 assert_same_choices(&state, &vars, seed);
@@ -279,7 +333,10 @@ fn random_choices_are_made_again() {
                     .contains("no pattern separates this parameter from one with another optimiser") =>
             {
                 let [path, other] = [error.path(), error.got()].map(|path| path.expect("a path"));
-                assert!(path.contains(['*', '?']) && vars.contains_key(other), "seed {seed}: {error}");
+                assert!(
+                    path.contains(['*', '?']) && vars.contains_key(other),
+                    "seed {seed}: {error}"
+                );
                 assert_eq!(error.kind(), ErrorKind::Argument);
                 refused += 1;
             }
@@ -294,7 +351,10 @@ fn descents(paths: &[&str], eta: impl Fn(&str) -> Option<f64>) -> (StateTree, Va
         .iter()
         .map(|path| (path.to_string(), var(&random(1, &[2], DType::F32, &Device::Cpu))))
         .collect();
-    (setup_with(&model, |path, _| eta(path).map(Descent::new)).expect("a state"), model)
+    (
+        setup_with(&model, |path, _| eta(path).map(Descent::new)).expect("a state"),
+        model,
+    )
 }
 
 #[test]
@@ -304,23 +364,41 @@ fn each_parameter_has_its_path_and_most_have_one_pattern() {
             panic!("{config:?}")
         };
         let choice = |choice: Value| {
-            (choice["pattern"].as_str().expect("a pattern").to_string(), choice["optimiser"].clone())
+            (
+                choice["pattern"].as_str().expect("a pattern").to_string(),
+                choice["optimiser"].clone(),
+            )
         };
         choices.into_iter().map(choice).collect()
     };
     let rate = |eta: f64| json!({"Descent": {"eta": eta}});
     let case = |paths: &[&str], eta: fn(&str) -> Option<f64>, expected: &[(&str, Value)]| {
         let (state, model) = descents(paths, eta);
-        let expected: Vec<(String, Value)> =
-            expected.iter().map(|(pattern, value)| (pattern.to_string(), value.clone())).collect();
+        let expected: Vec<(String, Value)> = expected
+            .iter()
+            .map(|(pattern, value)| (pattern.to_string(), value.clone()))
+            .collect();
         assert_eq!(choices(&assert_same_choices(&state, &model, 0)), expected);
     };
-    let paths = ["a.0.bias", "a.0.weight", "a.1.bias", "a.1.weight", "b.0.bias", "b.0.weight", "b.weight"];
+    let paths = [
+        "a.0.bias",
+        "a.0.weight",
+        "a.1.bias",
+        "a.1.weight",
+        "b.0.bias",
+        "b.0.weight",
+        "b.weight",
+    ];
     // What most have is for all others.
     case(
         &paths,
         |path| Some(if path.ends_with("bias") { 0.5 } else { 1.0 }),
-        &[("a.0.bias", rate(0.5)), ("a.1.bias", rate(0.5)), ("b.0.bias", rate(0.5)), ("*", rate(1.0))],
+        &[
+            ("a.0.bias", rate(0.5)),
+            ("a.1.bias", rate(0.5)),
+            ("b.0.bias", rate(0.5)),
+            ("*", rate(1.0)),
+        ],
     );
     // What was left out stays so.
     case(
@@ -345,7 +423,12 @@ fn each_parameter_has_its_path_and_most_have_one_pattern() {
                 1.0
             })
         },
-        &[("b.0.bias", rate(2.0)), ("b.0.weight", rate(0.5)), ("b.weight", rate(0.5)), ("*", rate(1.0))],
+        &[
+            ("b.0.bias", rate(2.0)),
+            ("b.0.weight", rate(0.5)),
+            ("b.weight", rate(0.5)),
+            ("*", rate(1.0)),
+        ],
     );
     // No optimiser that most have.
     case(
@@ -371,8 +454,12 @@ fn each_parameter_has_its_path_and_most_have_one_pattern() {
         serde_json::to_value(OptimiserConfig::of_state(&state).expect("one for all")).expect("a value"),
         rate(0.5)
     );
-    let (state, _) = descents(&["a*", "ab", "c", "d"], |path| Some(if path == "a*" { 0.5 } else { 1.0 }));
-    let message = OptimiserConfig::of_state(&state).expect_err("refused").to_string();
+    let (state, _) = descents(&["a*", "ab", "c", "d"], |path| {
+        Some(if path == "a*" { 0.5 } else { 1.0 })
+    });
+    let message = OptimiserConfig::of_state(&state)
+        .expect_err("refused")
+        .to_string();
     let words = "parameter \"a*\": its path contains * or ?, which match any characters in a pattern, so no \
                  pattern separates this parameter from one with another optimiser: ab;";
     assert!(message.contains(words), "{message}");
@@ -385,14 +472,27 @@ fn a_state_is_written_as_it_is() {
         .map(|(path, shape)| (path.to_string(), var(&random(1, shape, DType::F32, &Device::Cpu))))
         .into();
     let rule = Muon::new(0.02).with_fallback(AdamW::new(3e-4)).except(["head"]);
-    let mut state = Setup::default().build(MixedPrecision::new(DType::F64, rule), &model).expect("a state");
+    let mut state = Setup::default()
+        .build(MixedPrecision::new(DType::F64, rule), &model)
+        .expect("a state");
     state.at("norm").expect("a leaf").adjust(0.25).expect("a rate");
     let config = assert_same_choices(&state, &model, 0);
-    let names: Vec<String> =
-        config.setup(&model).expect("a state").leaves().map(|leaf| leaf.optimiser().name()).collect();
-    assert_eq!(names, ["AdamW", "AdamW", "Muon"].map(|rule| format!("MixedPrecision(F64, {rule})")));
+    let names: Vec<String> = config
+        .setup(&model)
+        .expect("a state")
+        .leaves()
+        .map(|leaf| leaf.optimiser().name())
+        .collect();
     assert_eq!(
-        config.setup(&model).expect("a state").leaf("norm").and_then(|leaf| leaf.learning_rate()),
+        names,
+        ["AdamW", "AdamW", "Muon"].map(|rule| format!("MixedPrecision(F64, {rule})"))
+    );
+    assert_eq!(
+        config
+            .setup(&model)
+            .expect("a state")
+            .leaf("norm")
+            .and_then(|leaf| leaf.learning_rate()),
         Some(0.25)
     );
 }
@@ -401,8 +501,14 @@ fn a_state_is_written_as_it_is() {
 #[test]
 fn a_large_state_is_written() {
     let x = random(1, &[2], DType::F32, &Device::Cpu);
-    let model: Vars =
-        (0..2000).map(|i| (format!("layer.{}.{}", i / 4, ["bias", "q", "k", "v"][i % 4]), var(&x))).collect();
+    let model: Vars = (0..2000)
+        .map(|i| {
+            (
+                format!("layer.{}.{}", i / 4, ["bias", "q", "k", "v"][i % 4]),
+                var(&x),
+            )
+        })
+        .collect();
     let rate = |path: &str| {
         if path.ends_with("bias") {
             0.5
@@ -442,7 +548,8 @@ impl Rule for Louder {
         x: Parameter<'a>,
         dx: Gradient<'a>,
     ) -> optimisers::Result<Flow<'a>> {
-        self.inner.apply(state.parts().held.inner()?, x, dx.scale(self.factor))
+        self.inner
+            .apply(state.parts().held.inner()?, x, dx.scale(self.factor))
     }
 }
 
@@ -476,42 +583,78 @@ impl Rule for Second {
 #[test]
 fn wrappers_of_ones_own_are_one_line_each() {
     let registry = Registry::default()
-        .with_wrapper(|inner| Louder { factor: 2.0, is_odd: false, inner })
-        .with_wrapper(|inner| Louder { factor: 3.0, is_odd: true, inner })
-        .with_pair(|first, second| Second { share: 0.5, rules: [first, second] })
+        .with_wrapper(|inner| Louder {
+            factor: 2.0,
+            is_odd: false,
+            inner,
+        })
+        .with_wrapper(|inner| Louder {
+            factor: 3.0,
+            is_odd: true,
+            inner,
+        })
+        .with_pair(|first, second| Second {
+            share: 0.5,
+            rules: [first, second],
+        })
         .with(Cautious::new(Descent::new(0.5)));
     let built = |value: Value| {
-        registry.optimiser(&read(value.clone())).unwrap_or_else(|error| panic!("{value}: {error}"))
+        registry
+            .optimiser(&read(value.clone()))
+            .unwrap_or_else(|error| panic!("{value}: {error}"))
     };
     let (adam, lion) = (|| Box::new(Adam::default()), || Box::new(Lion::new(0.5)));
     let clipped = OptimiserChain::new(vec![Box::new(ClipGrad::default()) as Box<dyn Rule>, lion()]);
     let cases: [(Value, Optimiser); 6] = [
         (
             json!({"Louder": {"inner": "Adam"}}),
-            Optimiser::new(Louder { factor: 2.0, is_odd: false, inner: adam() }),
+            Optimiser::new(Louder {
+                factor: 2.0,
+                is_odd: false,
+                inner: adam(),
+            }),
         ),
         (
             json!({"Louder": {"inner": "Adam", "odd": true}}),
-            Optimiser::new(Louder { factor: 3.0, is_odd: true, inner: adam() }),
+            Optimiser::new(Louder {
+                factor: 3.0,
+                is_odd: true,
+                inner: adam(),
+            }),
         ),
         (
             json!({"Louder": {"factor": 7, "odd": false, "inner": ["ClipGrad", {"Lion": {"eta": 0.5}}]}}),
-            Optimiser::new(Louder { factor: 7.0, is_odd: false, inner: Box::new(clipped) }),
+            Optimiser::new(Louder {
+                factor: 7.0,
+                is_odd: false,
+                inner: Box::new(clipped),
+            }),
         ),
         (
             json!({"Kahan": {"inner": {"Second": {"members": ["Adam", {"Lion": {"eta": 0.5}}]}}}}),
-            Optimiser::new(Kahan::new(
-                Box::new(Second { share: 0.5, rules: [adam(), lion()] }) as Box<dyn Rule>
-            )),
+            Optimiser::new(Kahan::new(Box::new(Second {
+                share: 0.5,
+                rules: [adam(), lion()],
+            }) as Box<dyn Rule>)),
         ),
         (
             json!({"Second": {"share": 0.25, "members": [{"Louder": {"inner": "Adam"}}, "Adam"]}}),
             Optimiser::new(Second {
                 share: 0.25,
-                rules: [Box::new(Louder { factor: 2.0, is_odd: false, inner: adam() }), adam()],
+                rules: [
+                    Box::new(Louder {
+                        factor: 2.0,
+                        is_odd: false,
+                        inner: adam(),
+                    }),
+                    adam(),
+                ],
             }),
         ),
-        (json!({"Cautious": {"inner": "Descent"}}), Optimiser::new(Cautious::new(Descent::new(0.5)))),
+        (
+            json!({"Cautious": {"inner": "Descent"}}),
+            Optimiser::new(Cautious::new(Descent::new(0.5))),
+        ),
     ];
     for (text, expected) in cases {
         let got = built(text.clone());
@@ -528,8 +671,14 @@ fn wrappers_of_ones_own_are_one_line_each() {
             json!({"Louder": {"factor": -1, "inner": "Adam"}}),
             "at Louder.factor: Louder: factor is -1, expected a number above 0",
         ),
-        (json!({"Louder": {"odd": 1, "inner": "Adam"}}), "at Louder.odd: got 1, expected false or true"),
-        (json!({"Louder": "Adam"}), "at Louder: got \"Adam\", expected a table such as"),
+        (
+            json!({"Louder": {"odd": 1, "inner": "Adam"}}),
+            "at Louder.odd: got 1, expected false or true",
+        ),
+        (
+            json!({"Louder": "Adam"}),
+            "at Louder: got \"Adam\", expected a table such as",
+        ),
         (
             json!({"Louder": {}}),
             "at Louder: got {}, expected a table such as {\"factor\":2.0,\"inner\":\"Adam\"}",
@@ -559,24 +708,48 @@ fn wrappers_of_ones_own_are_one_line_each() {
         };
         assert!(error.contains(words), "{error} for {text}");
     }
-    let foreign =
-        OptimiserConfig::of(&Louder { factor: 1.0, is_odd: false, inner: adam() }).expect("a configuration");
+    let foreign = OptimiserConfig::of(&Louder {
+        factor: 1.0,
+        is_odd: false,
+        inner: adam(),
+    })
+    .expect("a configuration");
     let message = foreign.optimiser().expect_err("refused").to_string();
     assert!(message.contains("there is no rule \"Louder\""), "{message}");
     // What a copy holds by number is its own.
     let chain = Registry::default().with(OptimiserChain::new((ClipGrad::new(3.0), Adam::default())));
     assert_eq!(
-        chain.optimiser(&read(json!("OptimiserChain"))).expect("a chain").name(),
+        chain
+            .optimiser(&read(json!("OptimiserChain")))
+            .expect("a chain")
+            .name(),
         "OptimiserChain(ClipGrad, Adam)"
     );
-    let message =
-        chain.optimiser(&read(json!({"OptimiserChain": {"members": []}}))).expect_err("refused").to_string();
+    let message = chain
+        .optimiser(&read(json!({"OptimiserChain": {"members": []}})))
+        .expect_err("refused")
+        .to_string();
     assert!(message.contains("there is no key \"members\""), "{message}");
     // Each takes the place of one like it.
     let names = |registry: &Registry| registry.names().filter(|name| *name == "Louder").count();
     assert_eq!(names(&registry), 1);
-    let registry = registry.with_wrapper(|inner| Louder { factor: 5.0, is_odd: false, inner });
-    let factor = |value: Value| registry.optimiser(&read(value)).expect("an optimiser").field("factor");
-    assert_eq!(factor(json!({"Louder": {"inner": "Adam"}})), Some(FieldValue::Real(5.0)));
-    assert_eq!(factor(json!({"Louder": {"inner": "Adam", "odd": true}})), Some(FieldValue::Real(3.0)));
+    let registry = registry.with_wrapper(|inner| Louder {
+        factor: 5.0,
+        is_odd: false,
+        inner,
+    });
+    let factor = |value: Value| {
+        registry
+            .optimiser(&read(value))
+            .expect("an optimiser")
+            .field("factor")
+    };
+    assert_eq!(
+        factor(json!({"Louder": {"inner": "Adam"}})),
+        Some(FieldValue::Real(5.0))
+    );
+    assert_eq!(
+        factor(json!({"Louder": {"inner": "Adam", "odd": true}})),
+        Some(FieldValue::Real(3.0))
+    );
 }

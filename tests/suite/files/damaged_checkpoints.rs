@@ -20,10 +20,14 @@ fn started(seed: u64) -> (Vars, StateTree) {
     let leaf = |(path, shape, dtype): (&str, &[usize], DType)| {
         (path.to_string(), var(&random(seed, shape, dtype, CPU)))
     };
-    let model: Vars = [("a", &[2][..], DType::BF16), ("b", &[], DType::F32), ("c", &[0, 2], DType::F64)]
-        .into_iter()
-        .map(leaf)
-        .collect();
+    let model: Vars = [
+        ("a", &[2][..], DType::BF16),
+        ("b", &[], DType::F32),
+        ("c", &[0, 2], DType::F64),
+    ]
+    .into_iter()
+    .map(leaf)
+    .collect();
     let choose = |path: &str, _: Parameter<'_>| -> Option<Optimiser> {
         let chain = OptimiserChain::new((AccumGrad::new(2), ClipNorm::new(1.0), Adam::new(0.01)));
         Some(if path == "b" {
@@ -38,14 +42,21 @@ fn started(seed: u64) -> (Vars, StateTree) {
 }
 
 fn step(model: &Vars, state: &mut StateTree, seed: u64) -> Result<Outcome> {
-    let gradients: BTreeMap<_, _> =
-        model.iter().map(|(path, x)| (path.clone(), random(seed, x.dims(), x.dtype(), CPU))).collect();
+    let gradients: BTreeMap<_, _> = model
+        .iter()
+        .map(|(path, x)| (path.clone(), random(seed, x.dims(), x.dtype(), CPU)))
+        .collect();
     update(state, model, &gradients)
 }
 
 fn file() -> Vec<u8> {
     let (model, state) = started(1);
-    file_of(Checkpoint::new(&state).model(&model).bytes("n", "1").scaler(&LossScaler::dynamic()))
+    file_of(
+        Checkpoint::new(&state)
+            .model(&model)
+            .bytes("n", "1")
+            .scaler(&LossScaler::dynamic()),
+    )
 }
 
 /// Tries files out, and counts those that are refused when they are read, when they are restored, and others:
@@ -59,7 +70,11 @@ struct Trial {
 impl Trial {
     fn new() -> Self {
         let (model, state) = started(20);
-        Trial { model, state, counts: [0; 3] }
+        Trial {
+            model,
+            state,
+            counts: [0; 3],
+        }
     }
 
     fn run(&mut self, bytes: &[u8], what: impl std::fmt::Display) {
@@ -77,14 +92,20 @@ impl Trial {
             file = file.converting().accepting_non_finite();
         }
         let before = snapshot(model, state);
-        let result = if with_model { file.restore_with_model(state, model) } else { file.restore(state) };
+        let result = if with_model {
+            file.restore_with_model(state, model)
+        } else {
+            file.restore(state)
+        };
         if result.is_err() {
             assert!(snapshot(model, state) == before, "something changed");
         }
         let is_restored = result.is_ok();
         // What was accepted can be worked with; whether a rule refuses it is another matter.
         let _ = (step(model, state, 5), file.scaler());
-        file.tensor_names().into_iter().for_each(|name| _ = file.tensor(&name));
+        file.tensor_names()
+            .into_iter()
+            .for_each(|name| _ = file.tensor(&name));
         1 + usize::from(is_restored)
     }
 
@@ -117,7 +138,11 @@ fn a_file_cut_off_anywhere() {
     for bytes in cut.chain([[&original[..], &[0]].concat()]) {
         for bytes in [bytes.clone(), with_checksum(bytes)] {
             let error = open(&bytes).expect_err("an error");
-            is_kind(&error, ErrorKind::File, &["crafted", "not a whole safetensors file"]);
+            is_kind(
+                &error,
+                ErrorKind::File,
+                &["crafted", "not a whole safetensors file"],
+            );
         }
     }
     assert!(open(&with_checksum(original)).is_ok());
@@ -139,17 +164,28 @@ fn every_length_of_the_header() {
 /// Every value that differs from this one in one place.
 fn edits(value: &Value) -> Vec<Value> {
     let (largest, huge) = (u64::MAX, 1u64 << 63);
-    let mut all: Vec<Value> =
-        serde_json::from_value(json!([null, true, -1, 0, 1, 1.5, 1e300, largest, huge, "", "a", "F64"]))
-            .expect("values");
-    all.extend([json!("bf16"), json!("nan"), json!("Skip"), json!([]), json!([0, 0]), json!([2]), json!({})]);
+    let mut all: Vec<Value> = serde_json::from_value(json!([
+        null, true, -1, 0, 1, 1.5, 1e300, largest, huge, "", "a", "F64"
+    ]))
+    .expect("values");
+    all.extend([
+        json!("bf16"),
+        json!("nan"),
+        json!("Skip"),
+        json!([]),
+        json!([0, 0]),
+        json!([2]),
+        json!({}),
+    ]);
     match value {
         Value::Object(map) => {
             for (key, inner) in map {
                 let mut without = map.clone();
                 without.remove(key);
-                for (name, inner) in
-                    edits(inner).into_iter().map(|inner| (key.as_str(), inner)).chain([("d", inner.clone())])
+                for (name, inner) in edits(inner)
+                    .into_iter()
+                    .map(|inner| (key.as_str(), inner))
+                    .chain([("d", inner.clone())])
                 {
                     let mut map = without.clone();
                     map.insert(name.to_string(), inner.clone());
@@ -170,7 +206,11 @@ fn edits(value: &Value) -> Vec<Value> {
         }
         Value::Number(number) => {
             all.extend(
-                number.as_u64().into_iter().flat_map(|n| [n.wrapping_sub(1), n + 1, 4 * n]).map(Value::from),
+                number
+                    .as_u64()
+                    .into_iter()
+                    .flat_map(|n| [n.wrapping_sub(1), n + 1, 4 * n])
+                    .map(Value::from),
             );
         }
         _ => {}
@@ -183,10 +223,24 @@ fn edits(value: &Value) -> Vec<Value> {
 fn every_edit_of_a_description_and_of_a_list_of_tensors() {
     let (original, mut trial) = (Pieces::of(&file()), Trial::new());
     for description in edits(&original.description) {
-        trial.run(&Pieces { description, ..original.clone() }.bytes(), "a description");
+        trial.run(
+            &Pieces {
+                description,
+                ..original.clone()
+            }
+            .bytes(),
+            "a description",
+        );
     }
     for tensors in edits(&original.tensors).into_iter().filter(Value::is_object) {
-        trial.run(&Pieces { tensors, ..original.clone() }.bytes(), "a list of tensors");
+        trial.run(
+            &Pieces {
+                tensors,
+                ..original.clone()
+            }
+            .bytes(),
+            "a list of tensors",
+        );
     }
     trial.check();
 }
@@ -194,7 +248,11 @@ fn every_edit_of_a_description_and_of_a_list_of_tensors() {
 /// A shape may claim any lengths beside a zero.
 #[test]
 fn lengths_beside_a_zero() {
-    for shape in [[0, usize::MAX, usize::MAX], [0, 1 << 33, 1 << 33], [usize::MAX, 0, 3]] {
+    for shape in [
+        [0, usize::MAX, usize::MAX],
+        [0, 1 << 33, 1 << 33],
+        [usize::MAX, 0, 3],
+    ] {
         let mut pieces = Pieces::of(&file());
         pieces.push("huge", "F32", &shape, &[]);
         if let Ok(file) = open(&pieces.bytes()) {

@@ -53,15 +53,21 @@ fn started_with(optimiser: Optimiser, dtype: DType, seed: u64) -> (Vars, StateTr
 }
 
 fn step(state: &mut StateTree, model: &Vars, seed: u64) {
-    let gradients: BTreeMap<_, _> =
-        model.iter().map(|(path, x)| (path.clone(), random(seed, x.dims(), x.dtype(), CPU))).collect();
+    let gradients: BTreeMap<_, _> = model
+        .iter()
+        .map(|(path, x)| (path.clone(), random(seed, x.dims(), x.dtype(), CPU)))
+        .collect();
     update(state, model, &gradients).unwrap();
 }
 
 fn rules() -> [Box<dyn Rule>; 3] {
     [
         Box::new(Adam::new(0.01)),
-        Box::new(OptimiserChain::new((AccumGrad::new(2), ClipGlobalNorm::new(0.5), Momentum::new(0.1)))),
+        Box::new(OptimiserChain::new((
+            AccumGrad::new(2),
+            ClipGlobalNorm::new(0.5),
+            Momentum::new(0.1),
+        ))),
         Box::new(optimisers::Descent::new(0.1)),
     ]
 }
@@ -104,7 +110,11 @@ fn every_precision_into_every_other() {
                     assert!(snapshot(&model, &state) == before, "{what}: something changed");
                 }
 
-                open(&file).unwrap().converting().restore_with_model(&mut state, &model).unwrap();
+                open(&file)
+                    .unwrap()
+                    .converting()
+                    .restore_with_model(&mut state, &model)
+                    .unwrap();
                 for (leaf, old) in state.leaves().zip(saved.leaves()) {
                     let exact = precise(&saved_model, old);
                     // From the master, if there is one.
@@ -151,8 +161,16 @@ fn back_again() {
                 .unwrap();
             (0..3).for_each(|seed| step(&mut state, &model, seed));
             let file = file_of(Checkpoint::new(&other).model(&other_model));
-            open(&file).unwrap().converting().restore_with_model(&mut state, &model).unwrap();
-            assert!(snapshot(&model, &state) == before, "{} in {from:?} through {through:?}", rule.name());
+            open(&file)
+                .unwrap()
+                .converting()
+                .restore_with_model(&mut state, &model)
+                .unwrap();
+            assert!(
+                snapshot(&model, &state) == before,
+                "{} in {from:?} through {through:?}",
+                rule.name()
+            );
         }
     }
 }
@@ -172,8 +190,16 @@ fn a_parameter_is_its_new_master_rounded() {
         ] {
             let model = Vars::from([("0".to_string(), var(&of(&[3.0; 2], parameter)))]);
             let mut state = setup(with_masters(master, &Momentum::new(0.1)), &model).unwrap();
-            open(&file).unwrap().converting().restore_with_model(&mut state, &model).unwrap();
-            assert_eq!(values(&model["0"]), [expected; 2], "{parameter:?} with masters in {master:?}");
+            open(&file)
+                .unwrap()
+                .converting()
+                .restore_with_model(&mut state, &model)
+                .unwrap();
+            assert_eq!(
+                values(&model["0"]),
+                [expected; 2],
+                "{parameter:?} with masters in {master:?}"
+            );
             step(&mut state, &model, 1);
         }
     }
@@ -190,10 +216,16 @@ fn the_state_alone() {
     let parameters: Vec<_> = model.values().map(|x| bits(x)).collect();
     file().restore(&mut state).unwrap();
     let masters = |state: &StateTree| {
-        state.leaves().map(|leaf| bits(&tensor(leaf, "master").unwrap())).collect::<Vec<_>>()
+        state
+            .leaves()
+            .map(|leaf| bits(&tensor(leaf, "master").unwrap()))
+            .collect::<Vec<_>>()
     };
     assert_eq!(
-        (masters(&state), model.values().map(|x| bits(x)).collect::<Vec<_>>()),
+        (
+            masters(&state),
+            model.values().map(|x| bits(x)).collect::<Vec<_>>()
+        ),
         (masters(&saved), parameters)
     );
 
@@ -203,11 +235,19 @@ fn the_state_alone() {
         is_kind(&file.restore(&mut state).unwrap_err(), kind, words);
         assert!(snapshot(&model, &state) == before);
     };
-    let words = ["parameter \"0\"", "the file has a master, but the state does not", "`restore_with_model`"];
+    let words = [
+        "parameter \"0\"",
+        "the file has a master, but the state does not",
+        "`restore_with_model`",
+    ];
     refused(file(), (DType::F32, None), ErrorKind::Unsupported, &words);
     let (_, bare) = started((DType::F32, None), &rule, 1);
     let bare = open(&file_of(Checkpoint::new(&bare))).unwrap().converting();
-    let words = ["parameter \"0\"", "neither a master nor the parameter", "`Checkpoint::model`"];
+    let words = [
+        "parameter \"0\"",
+        "neither a master nor the parameter",
+        "`Checkpoint::model`",
+    ];
     refused(bare, (DType::BF16, Some(DType::F32)), ErrorKind::File, &words);
 }
 
@@ -236,9 +276,11 @@ fn numbers_too_large_for_the_new_dtype() {
             for (number, fits) in [(small, true), (large, false)] {
                 let saved = Vars::from([("x".to_string(), var(&of(&[1.0, 2.0, number], from)))]);
                 let file = || {
-                    open(&file_of(Checkpoint::new(&setup(rule.clone(), &saved).unwrap()).model(&saved)))
-                        .unwrap()
-                        .converting()
+                    open(&file_of(
+                        Checkpoint::new(&setup(rule.clone(), &saved).unwrap()).model(&saved),
+                    ))
+                    .unwrap()
+                    .converting()
                 };
                 let model = Vars::from([("x".to_string(), var(&of(&[3.0, 4.0, 5.0], to)))]);
                 let mut state = setup(rule.clone(), &model).unwrap();
@@ -255,7 +297,10 @@ fn numbers_too_large_for_the_new_dtype() {
                 let words = [&*place, "CheckpointFile::accepting_non_finite"];
                 is_kind(&result.unwrap_err(), ErrorKind::Tensor, &words);
                 assert!(snapshot(&model, &state) == before);
-                file().accepting_non_finite().restore_with_model(&mut state, &model).unwrap();
+                file()
+                    .accepting_non_finite()
+                    .restore_with_model(&mut state, &model)
+                    .unwrap();
                 assert_eq!(values(&model["x"]), [1.0, 2.0, sign * f64::INFINITY]);
             }
         }
@@ -278,21 +323,39 @@ fn other_wrappers() {
     };
     for (from, to) in (0..5).flat_map(|from| (0..5).map(move |to| (from, to))) {
         let (saved_model, saved) = started_with(wrapped(from), DType::BF16, 1);
-        let file = || open(&file_of(Checkpoint::new(&saved).model(&saved_model))).unwrap().converting();
+        let file = || {
+            open(&file_of(Checkpoint::new(&saved).model(&saved_model)))
+                .unwrap()
+                .converting()
+        };
         for dtype in [DType::BF16, DType::F32] {
             let (model, mut state) = started_with(wrapped(to), dtype, 40);
             let before = snapshot(&model, &state);
             let result = file().restore_with_model(&mut state, &model);
             if from == to && dtype == DType::BF16 {
                 result.unwrap();
-                assert!(snapshot(&model, &state) == snapshot(&saved_model, &saved), "{from}");
+                assert!(
+                    snapshot(&model, &state) == snapshot(&saved_model, &saved),
+                    "{from}"
+                );
             } else if from.min(to) > 2 {
                 result.unwrap();
             } else {
                 let is_fixed = from < 3 && dtype == DType::F32;
-                let kind = if is_fixed { ErrorKind::Tensor } else { ErrorKind::OtherRule };
-                is_kind(&result.unwrap_err(), kind, &["\"0\"", "and then replace the rule"]);
-                assert!(snapshot(&model, &state) == before, "{from} to {to}: something changed");
+                let kind = if is_fixed {
+                    ErrorKind::Tensor
+                } else {
+                    ErrorKind::OtherRule
+                };
+                is_kind(
+                    &result.unwrap_err(),
+                    kind,
+                    &["\"0\"", "and then replace the rule"],
+                );
+                assert!(
+                    snapshot(&model, &state) == before,
+                    "{from} to {to}: something changed"
+                );
             }
         }
     }
@@ -337,7 +400,11 @@ fn a_tensor_that_is_only_called_master() {
     );
 
     let wrapped = |seed| {
-        started_with(Optimiser::new(StochasticRounding::new(3, Remembers::default())), DType::BF16, seed)
+        started_with(
+            Optimiser::new(StochasticRounding::new(3, Remembers::default())),
+            DType::BF16,
+            seed,
+        )
     };
     let ((saved_model, saved), (model, mut state)) = (wrapped(1), wrapped(40));
     restore(&saved, &saved_model, &mut state, &model).unwrap();

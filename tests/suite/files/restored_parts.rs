@@ -15,24 +15,35 @@ use support::threads::on;
 /// Variables of these lengths, and gradients for a call.
 fn model(seed: u64, parts: &[(&str, usize)]) -> Vars {
     let x = |(i, (path, length)): (usize, &(&str, usize))| {
-        (path.to_string(), var(&tensor(seed + i as u64, &[*length], DType::BF16)))
+        (
+            path.to_string(),
+            var(&tensor(seed + i as u64, &[*length], DType::BF16)),
+        )
     };
     parts.iter().enumerate().map(x).collect()
 }
 
 fn gradients(call: u64, model: &Vars) -> Grads {
-    model.iter().map(|(path, x)| (path.clone(), tensor(call, x.dims(), DType::BF16))).collect()
+    model
+        .iter()
+        .map(|(path, x)| (path.clone(), tensor(call, x.dims(), DType::BF16)))
+        .collect()
 }
 
 fn rule(lambda: f64) -> MixedPrecision<OptimiserChain<(WeightDecay, Adam)>> {
-    MixedPrecision::new(DType::F32, OptimiserChain::new((WeightDecay::new(lambda), Adam::new(0.1))))
+    MixedPrecision::new(
+        DType::F32,
+        OptimiserChain::new((WeightDecay::new(lambda), Adam::new(0.1))),
+    )
 }
 
 /// A file of a model after three steps, under a schedule, with a frozen part.
 fn saved() -> (Vars, StateTree, Vec<u8>) {
     let x = model(1, &[("body.a", 5), ("body.b", 4), ("head.w", 7), ("old", 3)]);
     let mut state = setup(rule(0.01), &x).expect("a state");
-    state.schedule(Schedule::linear(1.0, 0.0, 10).relative()).expect("a schedule");
+    state
+        .schedule(Schedule::linear(1.0, 0.0, 10).relative())
+        .expect("a schedule");
     for call in 0..3 {
         update(&mut state, &x, &gradients(call, &x)).expect("an update");
     }
@@ -44,11 +55,17 @@ fn saved() -> (Vars, StateTree, Vec<u8>) {
 /// The state and parameter of a leaf.
 fn of_leaf(x: &Vars, state: &StateTree, path: &str) -> Vec<(String, Vec<u64>)> {
     let own = |name: &str| name == path || name.starts_with(&format!("{path}/"));
-    snapshot(x, state).into_iter().filter(|(name, _)| own(name)).collect()
+    snapshot(x, state)
+        .into_iter()
+        .filter(|(name, _)| own(name))
+        .collect()
 }
 
 fn rate(state: &StateTree, path: &str) -> f64 {
-    state.leaf(path).and_then(|leaf| leaf.learning_rate()).expect("a rate")
+    state
+        .leaf(path)
+        .and_then(|leaf| leaf.learning_rate())
+        .expect("a rate")
 }
 
 fn paths(all: &[&str]) -> Vec<String> {
@@ -69,9 +86,15 @@ fn a_part_of_a_file_is_taken_over() {
         (&["head.*", "old"][..], ErrorKind::Model, "adapter"),
         (&["adapter", "old"], ErrorKind::Tensor, "head.w"),
         (&["adapter", "head.*"], ErrorKind::Model, "old"),
-        (&["adapter", "head.*", "old", "hat.*"], ErrorKind::Argument, "\"hat.*\" matches no parameter"),
+        (
+            &["adapter", "head.*", "old", "hat.*"],
+            ErrorKind::Argument,
+            "\"hat.*\" matches no parameter",
+        ),
     ] {
-        let error = file().except(except.iter().copied()).restore_with_model(&mut state, &x);
+        let error = file()
+            .except(except.iter().copied())
+            .restore_with_model(&mut state, &x);
         is_kind(&error.expect_err("refused"), kind, &[says]);
         assert_same(&[snapshot(&x, &state)], std::slice::from_ref(&before), says);
     }
@@ -85,7 +108,11 @@ fn a_part_of_a_file_is_taken_over() {
         assert_eq!(of_leaf(&x, &state, path), of_leaf(&old, &whole, path));
     }
     for path in ["adapter", "head.w"] {
-        let kept: Vec<_> = before.iter().filter(|(name, _)| name.starts_with(path)).cloned().collect();
+        let kept: Vec<_> = before
+            .iter()
+            .filter(|(name, _)| name.starts_with(path))
+            .cloned()
+            .collect();
         assert_eq!(of_leaf(&x, &state, path), kept);
     }
     assert_eq!(state.steps(), 3);
@@ -128,11 +155,23 @@ fn what_is_left_out_has_its_own_rule_and_schedule() {
 #[test]
 fn what_is_left_out_keeps_the_schedule_of_an_earlier_file() {
     let (_, _, bytes) = saved();
-    let x = model(20, &[("body.a", 5), ("body.b", 4), ("head.w", 7), ("mean", 2), ("old", 3)]);
+    let x = model(
+        20,
+        &[
+            ("body.a", 5),
+            ("body.b", 4),
+            ("head.w", 7),
+            ("mean", 2),
+            ("old", 3),
+        ],
+    );
     let mut state = setup_with(&x, |path, _| (path != "mean").then(|| rule(0.01))).expect("a state");
     let file = || open(&bytes).expect("a checkpoint").except(["mean"]);
     file().restore_with_model(&mut state, &x).expect("a whole file");
-    file().except(["head.*"]).restore_with_model(&mut state, &x).expect("a part");
+    file()
+        .except(["head.*"])
+        .restore_with_model(&mut state, &x)
+        .expect("a part");
     assert_eq!(rate(&state, "head.w"), rate(&state, "body.a"));
 }
 
@@ -147,11 +186,21 @@ fn the_program_may_keep_its_settings() {
         state.at("old").expect("a leaf").freeze();
         let file = open(&bytes).expect("a checkpoint");
         let file = if keeps { file.keeping_settings() } else { file };
-        let Restored { taken, differences, .. } = file.restore_with_model(&mut state, &x).expect("a restore");
+        let Restored {
+            taken, differences, ..
+        } = file.restore_with_model(&mut state, &x).expect("a restore");
         assert_eq!(taken.len(), 4);
-        let [lambda] = &differences[..] else { panic!("{differences:?}") };
-        assert_eq!((&*lambda.path, &*lambda.rule, &*lambda.field), ("body.a", "WeightDecay", "lambda"));
-        assert_eq!((lambda.program, lambda.file), (FieldValue::Real(0.5), Some(FieldValue::Real(0.01))));
+        let [lambda] = &differences[..] else {
+            panic!("{differences:?}")
+        };
+        assert_eq!(
+            (&*lambda.path, &*lambda.rule, &*lambda.field),
+            ("body.a", "WeightDecay", "lambda")
+        );
+        assert_eq!(
+            (lambda.program, lambda.file),
+            (FieldValue::Real(0.5), Some(FieldValue::Real(0.01)))
+        );
         let leaf = state.leaf("body.a").expect("a leaf");
         // The program's schedule counts in any case; the file's count of steps moves it.
         assert_eq!(
@@ -162,8 +211,11 @@ fn the_program_may_keep_its_settings() {
             }
         );
         assert_eq!(state.steps(), if keeps { 0 } else { 3 });
-        let frozen: Vec<&str> =
-            state.leaves().filter(|leaf| leaf.is_frozen()).map(|leaf| leaf.path()).collect();
+        let frozen: Vec<&str> = state
+            .leaves()
+            .filter(|leaf| leaf.is_frozen())
+            .map(|leaf| leaf.path())
+            .collect();
         assert_eq!(frozen, [if keeps { "old" } else { "body.b" }]);
         // What rules remember is the file's, with its counts.
         for (leaf, saved) in state.leaves().zip(whole.leaves()) {
@@ -185,20 +237,37 @@ fn ranks_restore_the_same_part() {
         let x = model(20, &[("body.a", 5), ("body.b", 4), ("head.w", 2), ("old", 3)]);
         let mut state = Setup::over(&world).build(rule(0.5), &x).expect("a state");
         let file = || -> CheckpointFile { open(&bytes).expect("a checkpoint").except(["head.*"]) };
-        let other =
-            if optimisers::Communicator::rank(&world) == 0 { file() } else { file().keeping_settings() };
+        let other = if optimisers::Communicator::rank(&world) == 0 {
+            file()
+        } else {
+            file().keeping_settings()
+        };
         let error = other.restore_with_model(&mut state, &x).expect_err("refused");
         is_kind(&error, ErrorKind::Ranks, &["what is restored"]);
-        let restored = file().keeping_settings().restore_with_model(&mut state, &x).expect("a part");
+        let restored = file()
+            .keeping_settings()
+            .restore_with_model(&mut state, &x)
+            .expect("a part");
         update(&mut state, &x, &gradients(7, &x)).expect("an update");
-        (restored, x.iter().map(|(path, x)| (path.clone(), bits(x))).collect::<BTreeMap<_, _>>())
+        (
+            restored,
+            x.iter()
+                .map(|(path, x)| (path.clone(), bits(x)))
+                .collect::<BTreeMap<_, _>>(),
+        )
     });
     let x = model(20, &[("body.a", 5), ("body.b", 4), ("head.w", 2), ("old", 3)]);
     let mut state = setup(rule(0.5), &x).expect("a state");
     let (_, _, bytes) = saved();
-    let file = open(&bytes).expect("a checkpoint").except(["head.*"]).keeping_settings();
+    let file = open(&bytes)
+        .expect("a checkpoint")
+        .except(["head.*"])
+        .keeping_settings();
     let restored = file.restore_with_model(&mut state, &x).expect("a part");
     update(&mut state, &x, &gradients(7, &x)).expect("an update");
-    let alone = (restored, x.iter().map(|(path, x)| (path.clone(), bits(x))).collect());
+    let alone = (
+        restored,
+        x.iter().map(|(path, x)| (path.clone(), bits(x))).collect(),
+    );
     all.into_iter().for_each(|of_rank| assert_eq!(of_rank, alone));
 }

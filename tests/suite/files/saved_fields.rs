@@ -30,8 +30,17 @@ fn without(optimiser: impl IntoOptimiser, x: &Vars, places: &[usize]) -> Checkpo
 
 /// What the file lacks, as rule and field.
 fn lacking(restored: &Restored) -> Vec<(&str, &str)> {
-    assert!(restored.differences.iter().all(|other| other.path == "0" && other.file.is_none()));
-    restored.differences.iter().map(|other| (other.rule.as_str(), other.field.as_str())).collect()
+    assert!(
+        restored
+            .differences
+            .iter()
+            .all(|other| other.path == "0" && other.file.is_none())
+    );
+    restored
+        .differences
+        .iter()
+        .map(|other| (other.rule.as_str(), other.field.as_str()))
+        .collect()
 }
 
 /// Every field of every rule can be missing, wherever the rule stands; all others come from the file.
@@ -60,7 +69,12 @@ fn a_missing_hyper_parameter_gets_its_default() {
             assert_eq!(lacking(&restored), [(listing.name, field)]);
             let mut expected = around(other.clone()).fields();
             expected[1 + missing].1 = default;
-            assert_eq!(state.leaf("0").expect("the leaf").optimiser().fields(), expected, "{}", listing.name);
+            assert_eq!(
+                state.leaf("0").expect("the leaf").optimiser().fields(),
+                expected,
+                "{}",
+                listing.name
+            );
         }
     }
 }
@@ -69,28 +83,56 @@ fn a_missing_hyper_parameter_gets_its_default() {
 #[test]
 fn a_missing_hyper_parameter_is_that_of_its_rule() {
     let x = model(&[random(1, &[2], DType::BF16, CPU)]);
-    let averages = OptimiserChain::new((Ema { delta: 0.5, debias: true, start: 4 }, UniformAverage::new(6)));
+    let averages = OptimiserChain::new((
+        Ema {
+            delta: 0.5,
+            debias: true,
+            start: 4,
+        },
+        UniformAverage::new(6),
+    ));
     let twice = OptimiserChain::new((
-        Adam { epsilon: 0.5, ..Adam::new(0.25) },
-        Adam { epsilon: 0.75, ..Adam::new(0.125) },
+        Adam {
+            epsilon: 0.5,
+            ..Adam::new(0.25)
+        },
+        Adam {
+            epsilon: 0.75,
+            ..Adam::new(0.125)
+        },
     ));
     let wrapped = |rule| StochasticRounding::new(3, StoreAs::new([("m", DType::BF16)], rule));
     let epsilon = FieldValue::Real(1e-8);
     type Row<'r> = (Optimiser, &'r [usize], &'r [(&'r str, &'r str, FieldValue)]);
     let rows: [Row<'_>; 7] = [
-        (Optimiser::new(averages.clone()), &[2], &[("Ema", "start", FieldValue::Count(0))]),
+        (
+            Optimiser::new(averages.clone()),
+            &[2],
+            &[("Ema", "start", FieldValue::Count(0))],
+        ),
         (
             Optimiser::new(averages.clone()),
             &[1, 2],
-            &[("Ema", "debias", FieldValue::Flag(false)), ("Ema", "start", FieldValue::Count(0))],
+            &[
+                ("Ema", "debias", FieldValue::Flag(false)),
+                ("Ema", "start", FieldValue::Count(0)),
+            ],
         ),
         (
             Optimiser::new(MixedPrecision::new(DType::F32, averages)),
             &[2],
             &[("Ema", "start", FieldValue::Count(0))],
         ),
-        (Optimiser::new(twice.clone()), &[2], &[("Adam", "epsilon", epsilon)]),
-        (Optimiser::new(twice.clone()), &[6], &[("Adam", "epsilon", epsilon)]),
+        (
+            Optimiser::new(twice.clone()),
+            &[2],
+            &[("Adam", "epsilon", epsilon)],
+        ),
+        (
+            Optimiser::new(twice.clone()),
+            &[6],
+            &[("Adam", "epsilon", epsilon)],
+        ),
         (
             Optimiser::new(twice.clone()),
             &[1, 2, 6],
@@ -100,16 +142,24 @@ fn a_missing_hyper_parameter_is_that_of_its_rule() {
                 ("Adam", "epsilon", epsilon),
             ],
         ),
-        (Optimiser::new(wrapped(twice)), &[3], &[("Adam", "epsilon", epsilon)]),
+        (
+            Optimiser::new(wrapped(twice)),
+            &[3],
+            &[("Adam", "epsilon", epsilon)],
+        ),
     ];
     for (optimiser, missing, expected) in rows {
         let mut state = setup(optimiser.clone(), &x).expect("a state");
-        let restored =
-            without(optimiser.clone(), &x, missing).restore(&mut state).expect("a file with fewer fields");
+        let restored = without(optimiser.clone(), &x, missing)
+            .restore(&mut state)
+            .expect("a file with fewer fields");
         let names: Vec<_> = expected.iter().map(|&(rule, field, _)| (rule, field)).collect();
         assert_eq!(lacking(&restored), names, "{}", optimiser.name());
         let mut fields = optimiser.fields();
-        missing.iter().zip(expected).for_each(|(&place, (_, _, default))| fields[place].1 = *default);
+        missing
+            .iter()
+            .zip(expected)
+            .for_each(|(&place, (_, _, default))| fields[place].1 = *default);
         assert_eq!(state.leaf("0").expect("the leaf").optimiser().fields(), fields);
     }
 }
@@ -121,8 +171,13 @@ fn a_whole_file_takes_nothing_from_defaults() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("state");
     Checkpoint::new(&state).save(&path).expect("a file");
-    let restored = CheckpointFile::open(&path).and_then(|file| file.restore(&mut state)).expect("the same");
-    assert_eq!((restored.taken, restored.differences), (vec!["0".to_string()], Vec::new()));
+    let restored = CheckpointFile::open(&path)
+        .and_then(|file| file.restore(&mut state))
+        .expect("the same");
+    assert_eq!(
+        (restored.taken, restored.differences),
+        (vec!["0".to_string()], Vec::new())
+    );
 }
 
 /// A field that nobody knows, one in another place and one that is there twice are errors, and nothing
@@ -132,14 +187,18 @@ fn hyper_parameters_of_another_rule_are_refused() {
     let x = model(&[random(1, &[2], DType::F32, CPU)]);
     let optimiser = || OptimiserChain::new((ClipGrad::new(1.0), AdamW::new(0.5)));
     let edited = |rule: usize, edit: &dyn Fn(&mut Vec<Value>)| {
-        let mut pieces = Pieces::of(&file_of(Checkpoint::new(&setup(optimiser(), &x).expect("a state"))));
+        let mut pieces = Pieces::of(&file_of(Checkpoint::new(
+            &setup(optimiser(), &x).expect("a state"),
+        )));
         edit(pieces.fields()[rule]);
         open(&pieces.bytes()).expect("a checkpoint")
     };
     let files = [
         edited(0, &|fields| fields.push(serde_json::json!(["momentum", 0.5]))),
         edited(1, &|fields| fields.push(serde_json::json!(["momentum", 0.5]))),
-        edited(1, &|fields| fields.insert(0, serde_json::json!(["momentum", 0.5]))),
+        edited(1, &|fields| {
+            fields.insert(0, serde_json::json!(["momentum", 0.5]))
+        }),
         edited(1, &|fields| fields[2][0] = "momentum".into()),
         edited(1, &|fields| fields.swap(1, 2)),
         edited(0, &|fields| fields[0][0] = "eta".into()),
@@ -150,7 +209,11 @@ fn hyper_parameters_of_another_rule_are_refused() {
         update(&mut state, &x, &grads([Some(random(2, &[2], DType::F32, CPU))])).expect("an update");
         let before = snapshot(&x, &state);
         let error = file.restore(&mut state).expect_err("another rule");
-        is_kind(&error, ErrorKind::OtherRule, &["fields", "another version of the rule"]);
+        is_kind(
+            &error,
+            ErrorKind::OtherRule,
+            &["fields", "another version of the rule"],
+        );
         assert!(snapshot(&x, &state) == before);
     }
 }

@@ -29,16 +29,36 @@ fn definitions_that_differ_are_refused() -> Tested {
     let none = json!({});
     let differs = [
         (adam(), with(&none, "maximize", json!(true)), "maximize"),
-        (setup(OptimiserChain::new((Scale::new(-1.0), Adam::new(1e-3))), &model)?, none.clone(), "maximize"),
-        (adam(), with(&none, "weight_decay", json!(0.1)), "weight_decay (in the gradient)"),
-        (adam(), json!({ "weight_decay": 0.1, "decoupled_weight_decay": true }), "weight_decay (decoupled)"),
+        (
+            setup(OptimiserChain::new((Scale::new(-1.0), Adam::new(1e-3))), &model)?,
+            none.clone(),
+            "maximize",
+        ),
+        (
+            adam(),
+            with(&none, "weight_decay", json!(0.1)),
+            "weight_decay (in the gradient)",
+        ),
+        (
+            adam(),
+            json!({ "weight_decay": 0.1, "decoupled_weight_decay": true }),
+            "weight_decay (decoupled)",
+        ),
         (
             adamw(),
             json!({ "weight_decay": 0.1, "decoupled_weight_decay": false }),
             "weight_decay (in the gradient)",
         ),
-        (adam(), with(&none, "grad_averaging", json!(true)), "grad_averaging"),
-        (setup(Momentum::new(1e-3), &model)?, with(&sgd, "dampening", json!(0.5)), "dampening"),
+        (
+            adam(),
+            with(&none, "grad_averaging", json!(true)),
+            "grad_averaging",
+        ),
+        (
+            setup(Momentum::new(1e-3), &model)?,
+            with(&sgd, "dampening", json!(0.5)),
+            "dampening",
+        ),
         (
             setup(AdaGrad::new(1e-3), &model)?,
             json!({ "betas": "removed", "amsgrad": "removed", "lr_decay": 0.1 }),
@@ -47,15 +67,31 @@ fn definitions_that_differ_are_refused() -> Tested {
     ];
     for (mut state, changes, key) in differs {
         // Nothing here could take it over.
-        let error = torch_error(refused(&file(&moments(), changes).taking_over_fields(), &model, &mut state));
-        is_kind(&error, ErrorKind::OtherRule, &[&format!("torch's {key} in the file is ")]);
+        let error = torch_error(refused(
+            &file(&moments(), changes).taking_over_fields(),
+            &model,
+            &mut state,
+        ));
+        is_kind(
+            &error,
+            ErrorKind::OtherRule,
+            &[&format!("torch's {key} in the file is ")],
+        );
         assert_eq!(error.path(), Some("x"), "{key}: {error}");
     }
     let others = [
         (adam(), with(&none, "amsgrad", json!(true)), "`AMSGradW`"),
         (adam(), sgd.clone(), "`Momentum`"),
-        (setup(Momentum::new(1e-3), &model)?, with(&sgd, "nesterov", json!(true)), "`Nesterov`"),
-        (setup(Momentum::new(1e-3), &model)?, with(&sgd, "momentum", json!(0)), "`Descent`"),
+        (
+            setup(Momentum::new(1e-3), &model)?,
+            with(&sgd, "nesterov", json!(true)),
+            "`Nesterov`",
+        ),
+        (
+            setup(Momentum::new(1e-3), &model)?,
+            with(&sgd, "momentum", json!(0)),
+            "`Descent`",
+        ),
         (
             setup(RMSProp::new(1e-3), &model)?,
             json!({ "betas": "removed", "amsgrad": "removed", "alpha": 0.9, "centered": true }),
@@ -64,7 +100,11 @@ fn definitions_that_differ_are_refused() -> Tested {
     ];
     for (mut state, changes, expected) in others {
         let error = torch_error(refused(&file(&moments(), changes), &model, &mut state));
-        is_kind(&error, ErrorKind::OtherRule, &["the optimiser of the file is torch's "]);
+        is_kind(
+            &error,
+            ErrorKind::OtherRule,
+            &["the optimiser of the file is torch's "],
+        );
         assert_eq!(error.remedy(), Some(&*format!("set up {expected}")), "{error}");
         assert_ne!(
             error.got().map(|got| format!("torch's {got}")).as_deref(),
@@ -92,8 +132,17 @@ fn what_schedulers_move_besides_the_rate_is_refused() -> Tested {
             &model,
             &mut state,
         ));
-        is_kind(&error, ErrorKind::Unsupported, &["changes the momentum, or β₁", key]);
-        assert!(error.remedy().is_some_and(|remedy| remedy.contains("field(\"beta1\")")), "{error}");
+        is_kind(
+            &error,
+            ErrorKind::Unsupported,
+            &["changes the momentum, or β₁", key],
+        );
+        assert!(
+            error
+                .remedy()
+                .is_some_and(|remedy| remedy.contains("field(\"beta1\")")),
+            "{error}"
+        );
         // A schedule that moves it here too, at the number that the file has in this step.
         for (start, is_same) in [(0.9, true), (0.95, false)] {
             let mut state = setup(Adam::new(1e-3), &model)?;
@@ -104,12 +153,21 @@ fn what_schedulers_move_besides_the_rate_is_refused() -> Tested {
     }
     // A decay that follows a schedule is compared with its value in this step.
     for (decay, is_same) in [(0.05, true), (0.1, false)] {
-        let mut state = setup(AdamW { lambda: 0.1, ..AdamW::new(1e-3) }, &model)?;
+        let mut state = setup(
+            AdamW {
+                lambda: 0.1,
+                ..AdamW::new(1e-3)
+            },
+            &model,
+        )?;
         state.schedule(Schedule::constant(0.5).relative().field("lambda"))?;
         let changes = json!({ "weight_decay": decay, "decoupled_weight_decay": true });
         let restored = file(&moments(), changes).taking_over_fields().restore(&mut state);
         assert_eq!(restored.is_ok(), is_same, "{restored:?}");
-        assert_eq!(state.leaf("x").and_then(|leaf| leaf.field("lambda")), Some(0.1.into()));
+        assert_eq!(
+            state.leaf("x").and_then(|leaf| leaf.field("lambda")),
+            Some(0.1.into())
+        );
     }
     // Those of `OneCycleLR(cycle_momentum=False)`.
     file(&moments(), json!({ "max_lr": 0.25, "min_lr": 1e-7 })).restore(&mut state)?;
@@ -122,8 +180,13 @@ fn numbers_that_cannot_be_trusted_are_refused() -> Tested {
     let model = lone();
     let momentum = || setup(Momentum::new(1e-3), &model).expect("a state");
     let nesterov = || setup(Nesterov::new(1e-3), &model).expect("a state");
-    let outside =
-        || setup(OptimiserChain::new((Momentum::new(1.0), Descent::new(1e-3))), &model).expect("a state");
+    let outside = || {
+        setup(
+            OptimiserChain::new((Momentum::new(1.0), Descent::new(1e-3))),
+            &model,
+        )
+        .expect("a state")
+    };
     let buffer = |numbers: &[f32]| [("x/momentum_buffer", floats(numbers))];
     let takes = |state: &mut StateTree, entries: &[(&str, Tensor)], changes: Value, words: Option<&str>| {
         let file = file(entries, changes).taking_over_fields();
@@ -131,7 +194,10 @@ fn numbers_that_cannot_be_trusted_are_refused() -> Tested {
             return assert!(file.restore(state).is_ok_and(|unmoved| unmoved.is_empty()));
         };
         let error = torch_error(refused(&file, &model, state));
-        assert!(error.to_string().contains(words) && error.remedy().is_some(), "{words}: {error}");
+        assert!(
+            error.to_string().contains(words) && error.remedy().is_some(),
+            "{words}: {error}"
+        );
     };
     // A velocity here has the rate inside.
     let lost = Some(
@@ -144,7 +210,12 @@ fn numbers_that_cannot_be_trusted_are_refused() -> Tested {
     takes(&mut outside(), &buffer(&[0.0, -2.0]), sgd(0.9, false, 0.0), None);
     let adam = || setup(Adam::new(1e-3), &model).expect("a state");
     let large = Some("at element 0, expected a number that F32 can hold");
-    takes(&mut momentum(), &buffer(&[1e38, 0.0]), sgd(0.9, false, 1e3), large);
+    takes(
+        &mut momentum(),
+        &buffer(&[1e38, 0.0]),
+        sgd(0.9, false, 1e3),
+        large,
+    );
     // Counts that 16 bits stop at.
     for (dtype, last) in [(DType::BF16, 256.0f32), (DType::F16, 2048.0)] {
         let words = format!(
@@ -180,10 +251,20 @@ fn kinds_of_sgd_are_told_apart() -> Tested {
     let rules: [(Optimiser, &str); 4] = [
         (Optimiser::new(Descent::new(1e-3)), "SGD"),
         (Optimiser::new(Momentum::new(1e-3)), "SGD(momentum)"),
-        (Optimiser::new(Momentum { rho: 0.0, ..Momentum::new(1e-3) }), "SGD"),
+        (
+            Optimiser::new(Momentum {
+                rho: 0.0,
+                ..Momentum::new(1e-3)
+            }),
+            "SGD",
+        ),
         (Optimiser::new(Nesterov::new(1e-3)), "SGD(nesterov, momentum)"),
     ];
-    let files = [("SGD", 0.0, false), ("SGD(momentum)", 0.9, false), ("SGD(nesterov, momentum)", 0.9, true)];
+    let files = [
+        ("SGD", 0.0, false),
+        ("SGD(momentum)", 0.9, false),
+        ("SGD(nesterov, momentum)", 0.9, true),
+    ];
     for ((rule, own), (kind, momentum, nesterov)) in
         rules.iter().flat_map(|rule| files.map(|file| (rule, file)))
     {
@@ -198,7 +279,9 @@ fn kinds_of_sgd_are_told_apart() -> Tested {
         is_kind(
             &error,
             ErrorKind::OtherRule,
-            &[&format!("the optimiser of the file is torch's {kind}, expected torch's {own}, which ")],
+            &[&format!(
+                "the optimiser of the file is torch's {kind}, expected torch's {own}, which "
+            )],
         );
     }
     Ok(())
@@ -225,16 +308,34 @@ fn files_that_do_not_fit_are_refused() -> Tested {
             with("x/exp_inf", Some(floats(&[1.0, 1.0]))),
             "the rule here has no state for the file's entry \"exp_inf\"",
         ),
-        (with("x/exp_avg", Some(floats(&[1.0]))), "exp_avg in the file has shape [1], expected [2]"),
-        (with("x/exp_avg", Some(whole(&[1, 2]))), "exp_avg in the file is U32, expected F16"),
-        (with("x/exp_avg", Some(floats(&[1.0, f32::NAN]))), "exp_avg in the file is NaN at element 1"),
+        (
+            with("x/exp_avg", Some(floats(&[1.0]))),
+            "exp_avg in the file has shape [1], expected [2]",
+        ),
+        (
+            with("x/exp_avg", Some(whole(&[1, 2]))),
+            "exp_avg in the file is U32, expected F16",
+        ),
+        (
+            with("x/exp_avg", Some(floats(&[1.0, f32::NAN]))),
+            "exp_avg in the file is NaN at element 1",
+        ),
         (
             with("x/exp_avg_sq", Some(floats(&[1.0, -1.0]))),
             "exp_avg_sq in the file is -1 at element 1, expected a finite number that is not negative",
         ),
-        (with("x/step", Some(count(1.5))), "step in the file is 1.5, expected a count of steps"),
-        (with("x/step", Some(count(-1.0))), "step in the file is -1, expected a count of steps"),
-        (with("x/step", Some(floats(&[1.0, 2.0]))), "step in the file is a tensor of F32 and shape [2]"),
+        (
+            with("x/step", Some(count(1.5))),
+            "step in the file is 1.5, expected a count of steps",
+        ),
+        (
+            with("x/step", Some(count(-1.0))),
+            "step in the file is -1, expected a count of steps",
+        ),
+        (
+            with("x/step", Some(floats(&[1.0, 2.0]))),
+            "step in the file is a tensor of F32 and shape [2]",
+        ),
     ];
     for (file, words) in cases {
         let error = error(&file);
@@ -248,13 +349,22 @@ fn files_that_do_not_fit_are_refused() -> Tested {
             file(&[], json!({ "params": ["y"] })),
             "parameter \"y\": the file has this parameter, but the state does not; the state has: x",
         ),
-        (file(&[], json!({ "params": [] })), "parameter \"x\": the file lacks this parameter"),
+        (
+            file(&[], json!({ "params": [] })),
+            "parameter \"x\": the file lacks this parameter",
+        ),
         (
             file(&moments(), json!({ "params": ["x", "x"] })),
             "parameter \"x\": two parameters of the file are this parameter",
         ),
-        (file(&moments(), json!({ "lr": "fast" })), "the file's lr is \"fast\", expected a number"),
-        (file(&moments(), json!({ "betas": [0.9] })), "the file's betas is [0.9], expected two numbers"),
+        (
+            file(&moments(), json!({ "lr": "fast" })),
+            "the file's lr is \"fast\", expected a number",
+        ),
+        (
+            file(&moments(), json!({ "betas": [0.9] })),
+            "the file's betas is [0.9], expected two numbers",
+        ),
         (
             file(&moments(), json!({ "amsgrad": "removed" })),
             "no rule of this crate continues an optimiser with the hyper-parameters betas",
@@ -266,7 +376,9 @@ fn files_that_do_not_fit_are_refused() -> Tested {
     }
     let invalid = file(&moments(), json!({ "betas": [0.9, 1.5] })).taking_over_fields();
     says(&refused(&invalid, &model, &mut state), &["beta is (0.9, 1.5)"]);
-    with("x/exp_avg", Some(floats(&[1.0, f32::NAN]))).accepting_non_finite().restore(&mut state)?;
+    with("x/exp_avg", Some(floats(&[1.0, f32::NAN])))
+        .accepting_non_finite()
+        .restore(&mut state)?;
     Ok(())
 }
 
@@ -292,7 +404,11 @@ fn files_of_other_formats_are_refused() -> Tested {
         assert!(error.contains(words), "{words}: {error}");
     }
     let missing = TorchState::open("no/such/file").expect_err("an error");
-    is_kind(&missing, ErrorKind::Io, &["torch state no/such/file: cannot read the file"]);
+    is_kind(
+        &missing,
+        ErrorKind::Io,
+        &["torch state no/such/file: cannot read the file"],
+    );
     Ok(())
 }
 
@@ -306,8 +422,15 @@ fn what_torch_does_not_know_is_not_written() -> Tested {
         assert!(!path.exists());
     };
     let state = |optimiser: &Optimiser| setup(optimiser.clone(), &model).expect("a state");
-    let decayed = |couple| AdamW { lambda: 0.1, couple, ..AdamW::new(0.1) };
-    let uncorrected = Optimiser::new(AdamW { bias_correction: false, ..AdamW::new(0.1) });
+    let decayed = |couple| AdamW {
+        lambda: 0.1,
+        couple,
+        ..AdamW::new(0.1)
+    };
+    let uncorrected = Optimiser::new(AdamW {
+        bias_correction: false,
+        ..AdamW::new(0.1)
+    });
     let decoupled = || DecoupledDecay::new(0.1, Adam::new(0.1));
     let cases = [
         (
@@ -318,12 +441,18 @@ fn what_torch_does_not_know_is_not_written() -> Tested {
             Optimiser::new(OptimiserChain::new((Adam::new(0.1), Momentum::new(1.0)))),
             "with a counterpart in torch are Adam and Momentum",
         ),
-        (Optimiser::new(decayed(false)), "not in proportion to the learning rate"),
+        (
+            Optimiser::new(decayed(false)),
+            "not in proportion to the learning rate",
+        ),
         (
             uncorrected.clone(),
             "parameter \"x\": torch has no counterpart of moments without bias corrections",
         ),
-        (Optimiser::new(decoupled().corrected(1.0)), "not in proportion to the learning rate"),
+        (
+            Optimiser::new(decoupled().corrected(1.0)),
+            "not in proportion to the learning rate",
+        ),
         (
             Optimiser::new(OptimiserChain::new((Adam::new(0.1), WeightDecay::new(0.1)))),
             "a WeightDecay after the rule",
@@ -332,9 +461,15 @@ fn what_torch_does_not_know_is_not_written() -> Tested {
             Optimiser::new(OptimiserChain::new((WeightDecay::new(0.1), decayed(true)))),
             "a decay in the gradient together with a decoupled decay",
         ),
-        (Optimiser::new(DecoupledDecay::new(0.1, Momentum::new(0.1))), "this weight decay in SGD"),
+        (
+            Optimiser::new(DecoupledDecay::new(0.1, Momentum::new(0.1))),
+            "this weight decay in SGD",
+        ),
         (Optimiser::new(decoupled().cautious()), "a cautious weight decay"),
-        (Optimiser::new(Momentum::new(0.0)), "a velocity that contains a learning rate of 0"),
+        (
+            Optimiser::new(Momentum::new(0.0)),
+            "a velocity that contains a learning rate of 0",
+        ),
     ];
     for (optimiser, words) in &cases {
         refused(&state(optimiser), words);
@@ -344,16 +479,30 @@ fn what_torch_does_not_know_is_not_written() -> Tested {
     state(&Optimiser::new(AdamW::new(0.1))).save_torch(&torch)?;
     let error = TorchState::open(&torch)
         .and_then(|torch| torch.taking_over_fields().restore(&mut state(&uncorrected)));
-    says(&error.expect_err("other steps"), &["moments without bias corrections"]);
+    says(
+        &error.expect_err("other steps"),
+        &["moments without bias corrections"],
+    );
     let mixed = Vars::from(
         [("a", &model["x"]), ("b", &var(&constant(1.0, 2, DType::F32)))]
             .map(|(name, x)| (name.to_string(), x.clone())),
     );
     let choose = |path: &str, _: Parameter<'_>| -> Option<Optimiser> {
-        Some(if path == "a" { Optimiser::new(Adam::new(0.1)) } else { Optimiser::new(Momentum::new(0.1)) })
+        Some(if path == "a" {
+            Optimiser::new(Adam::new(0.1))
+        } else {
+            Optimiser::new(Momentum::new(0.1))
+        })
     };
     let mixed = optimisers::setup_with(&mixed, choose)?;
-    refused(&mixed, "parameter \"b\": its optimiser in torch would be SGD, expected Adam, as for \"a\"");
-    state(&Optimiser::new(OptimiserChain::new((AccumGrad::new(2), decoupled())))).save_torch(&path)?;
+    refused(
+        &mixed,
+        "parameter \"b\": its optimiser in torch would be SGD, expected Adam, as for \"a\"",
+    );
+    state(&Optimiser::new(OptimiserChain::new((
+        AccumGrad::new(2),
+        decoupled(),
+    ))))
+    .save_torch(&path)?;
     Ok(())
 }

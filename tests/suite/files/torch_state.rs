@@ -21,7 +21,9 @@ use support::torch_runs::{
 };
 
 pub fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/torch_state").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("golden/torch_state")
+        .join(name)
 }
 
 /// A model of one parameter with two numbers.
@@ -47,8 +49,10 @@ pub fn group(changes: Value) -> Value {
 
 /// A safetensors file of one group.
 pub fn bytes(entries: &[(&str, Tensor)], group: &Value) -> Vec<u8> {
-    let tensors: HashMap<String, &Tensor> =
-        entries.iter().map(|(name, tensor)| (name.to_string(), tensor)).collect();
+    let tensors: HashMap<String, &Tensor> = entries
+        .iter()
+        .map(|(name, tensor)| (name.to_string(), tensor))
+        .collect();
     let metadata = HashMap::from([("param_groups".to_string(), json!([group]).to_string())]);
     safetensors::serialize(tensors, Some(metadata)).expect("a file")
 }
@@ -63,7 +67,11 @@ pub fn count(number: f32) -> Tensor {
 
 /// The state of Adam for the lone parameter.
 pub fn moments() -> Vec<(&'static str, Tensor)> {
-    vec![("x/exp_avg", floats(&[0.5, -0.5])), ("x/exp_avg_sq", floats(&[0.25, 4.0])), ("x/step", count(7.0))]
+    vec![
+        ("x/exp_avg", floats(&[0.5, -0.5])),
+        ("x/exp_avg_sq", floats(&[0.25, 4.0])),
+        ("x/step", count(7.0)),
+    ]
 }
 
 pub fn file(entries: &[(&str, Tensor)], changes: Value) -> TorchState {
@@ -105,7 +113,12 @@ fn runs_go_on_from_files_that_torch_wrote() -> Tested {
 #[test]
 fn a_schedule_goes_on_from_files_that_torch_wrote() -> Tested {
     let expected = read(&golden("scheduled.json"));
-    for ScheduledRun { name, optimiser, schedule } in scheduled() {
+    for ScheduledRun {
+        name,
+        optimiser,
+        schedule,
+    } in scheduled()
+    {
         let [after_20, after_40] =
             ["after_20", "after_40"].map(|half| read_parameters(&expected[name][half]));
         let path = golden(&format!("{name}.safetensors"));
@@ -114,12 +127,23 @@ fn a_schedule_goes_on_from_files_that_torch_wrote() -> Tested {
         let file = || TorchState::open(&path).expect("a file").taking_over_fields();
         state.schedule(schedule.clone())?;
         let error = file().restore(&mut state).expect_err("another step");
-        says(&error, &["torch's lr in the file is", "as the schedule gives in step 0", "`last_epoch`"]);
+        says(
+            &error,
+            &[
+                "torch's lr in the file is",
+                "as the schedule gives in step 0",
+                "`last_epoch`",
+            ],
+        );
         let last_epoch = expected[name]["last_epoch"].as_u64().expect("a count");
         state.set_steps(last_epoch)?;
         file().restore(&mut state)?;
         assert_eq!(state.warnings(), []);
-        let field = if name.starts_with("momentum") { "1.eta" } else { "eta" };
+        let field = if name.starts_with("momentum") {
+            "1.eta"
+        } else {
+            "eta"
+        };
         let own: Vec<_> = state.leaves().map(|leaf| leaf.field(field)).collect();
         let [fc, others] = GROUP_RATES.map(|rate| Some(rate.into()));
         assert_eq!(own, [others, fc, fc], "{name}");
@@ -133,26 +157,67 @@ fn a_schedule_goes_on_from_files_that_torch_wrote() -> Tested {
 #[test]
 fn a_file_of_a_schedule_that_the_state_lacks_is_warned_of() -> Tested {
     let model = start_of_scheduled();
-    let mut state = setup(AdamW { lambda: 0.1, ..AdamW::new(0.01) }, &model)?;
-    let file = || TorchState::open(golden("adamw_cosine.safetensors")).expect("a file").taking_over_fields();
+    let mut state = setup(
+        AdamW {
+            lambda: 0.1,
+            ..AdamW::new(0.01)
+        },
+        &model,
+    )?;
+    let file = || {
+        TorchState::open(golden("adamw_cosine.safetensors"))
+            .expect("a file")
+            .taking_over_fields()
+    };
     file().restore(&mut state)?;
     let [fc, others] = GROUP_RATES.map(|rate| Schedule::cosine(rate, 0.0, 50));
-    let rates =
-        |state: &StateTree| state.leaves().filter_map(|leaf| leaf.learning_rate()).collect::<Vec<_>>();
+    let rates = |state: &StateTree| {
+        state
+            .leaves()
+            .filter_map(|leaf| leaf.learning_rate())
+            .collect::<Vec<_>>()
+    };
     let near = |got: &[f64]| {
         let expected = [others.at(20), fc.at(20), fc.at(20)];
-        got.iter().zip(expected).all(|(got, expected)| (got - expected).abs() < 1e-16)
+        got.iter()
+            .zip(expected)
+            .all(|(got, expected)| (got - expected).abs() < 1e-16)
     };
     assert!(near(&rates(&state)), "{state}");
-    let [Warning::ScheduleDiffers { path, program, file: of_file, .. }] = state.warnings() else {
+    let [
+        Warning::ScheduleDiffers {
+            path,
+            program,
+            file: of_file,
+            ..
+        },
+    ] = state.warnings()
+    else {
         panic!("{:?}", state.warnings())
     };
-    assert_eq!((&**path, program.is_none(), of_file.contains("(from 0.005 to 0.003")), ("conv", true, true));
+    assert_eq!(
+        (
+            &**path,
+            program.is_none(),
+            of_file.contains("(from 0.005 to 0.003")
+        ),
+        ("conv", true, true)
+    );
 
     // One that is not relative, for each group.
-    let mut state = setup(AdamW { lambda: 0.1, ..AdamW::new(0.01) }, &model)?;
-    state.at("fc").and_then(|mut leaves| leaves.schedule(fc.clone()))?;
-    state.at("conv").and_then(|mut leaf| leaf.schedule(others.clone()))?;
+    let mut state = setup(
+        AdamW {
+            lambda: 0.1,
+            ..AdamW::new(0.01)
+        },
+        &model,
+    )?;
+    state
+        .at("fc")
+        .and_then(|mut leaves| leaves.schedule(fc.clone()))?;
+    state
+        .at("conv")
+        .and_then(|mut leaf| leaf.schedule(others.clone()))?;
     state.set_steps(20)?;
     file().restore(&mut state)?;
     assert!(near(&rates(&state)) && state.warnings().is_empty(), "{state}");
@@ -177,30 +242,59 @@ fn initial_rates_are_written_and_read() -> Tested {
         let (_, metadata) = safetensors::SafeTensors::read_metadata(&file).expect("a header");
         let metadata = metadata.metadata().clone().expect("metadata");
         let groups: Value = serde_json::from_str(&metadata["param_groups"]).expect("groups");
-        let told =
-            |group: &Value| (group["params"].clone(), group["lr"].clone(), group.get("initial_lr").cloned());
-        groups.as_array().expect("a list").iter().map(told).map(|told| json!(told)).collect()
+        let told = |group: &Value| {
+            (
+                group["params"].clone(),
+                group["lr"].clone(),
+                group.get("initial_lr").cloned(),
+            )
+        };
+        groups
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(told)
+            .map(|told| json!(told))
+            .collect()
     };
     let model = start();
     let mut state = setup(OptimiserChain::new((Adam::new(0.5), Descent::new(0.5))), &model)?;
     state.save_torch(&path)?;
-    assert_eq!(groups(), json!([[["conv", "fc.bias", "fc.weight"], 0.25, null]]), "no schedule");
-    state.at("fc").and_then(|mut leaves| leaves.adjust_field("1.eta", 0.25))?;
+    assert_eq!(
+        groups(),
+        json!([[["conv", "fc.bias", "fc.weight"], 0.25, null]]),
+        "no schedule"
+    );
+    state
+        .at("fc")
+        .and_then(|mut leaves| leaves.adjust_field("1.eta", 0.25))?;
     let schedule = || Schedule::linear(1.0, 0.0, 4).relative().field("1.eta");
     state.schedule(schedule())?;
     state.set_steps(1)?;
     state.save_torch(&path)?;
-    assert_eq!(groups(), json!([[["conv"], 0.1875, 0.25], [["fc.bias", "fc.weight"], 0.09375, 0.125]]));
+    assert_eq!(
+        groups(),
+        json!([
+            [["conv"], 0.1875, 0.25],
+            [["fc.bias", "fc.weight"], 0.09375, 0.125]
+        ])
+    );
 
     let rule = || OptimiserChain::new((Adam::new(0.5), Descent::new(1.0)));
     let mut restored = setup(rule(), &model)?;
     restored.schedule(schedule())?;
     restored.set_steps(1)?;
     let file = || TorchState::open(&path).expect("a file");
-    says(&file().restore(&mut restored).expect_err("another rate"), &["torch's initial_lr", "0.25"]);
+    says(
+        &file().restore(&mut restored).expect_err("another rate"),
+        &["torch's initial_lr", "0.25"],
+    );
     file().taking_over_fields().restore(&mut restored)?;
     let told = |state: &StateTree| {
-        state.leaves().map(|leaf| (leaf.field("1.eta"), leaf.learning_rate())).collect::<Vec<_>>()
+        state
+            .leaves()
+            .map(|leaf| (leaf.field("1.eta"), leaf.learning_rate()))
+            .collect::<Vec<_>>()
     };
     assert_eq!(told(&restored), told(&state));
     // Without a schedule the rates of the moment are the leaves' own.
@@ -217,10 +311,19 @@ fn initial_rates_are_written_and_read() -> Tested {
 
     // A file without a scheduler is compared by the rate of the step.
     plain.save_torch(&path)?;
-    assert_eq!(groups(), json!([[["conv"], 0.1875, null], [["fc.bias", "fc.weight"], 0.09375, null]]));
+    assert_eq!(
+        groups(),
+        json!([
+            [["conv"], 0.1875, null],
+            [["fc.bias", "fc.weight"], 0.09375, null]
+        ])
+    );
     file().restore(&mut restored)?;
     restored.set_steps(2)?;
-    says(&file().restore(&mut restored).expect_err("another step"), &["as the schedule gives in step 2"]);
+    says(
+        &file().restore(&mut restored).expect_err("another step"),
+        &["as the schedule gives in step 2"],
+    );
     Ok(())
 }
 
@@ -230,8 +333,11 @@ fn an_initial_rate_that_is_none_is_refused() -> Tested {
     let mut state = setup(Adam::new(1e-3), &model)?;
     for value in [json!(-0.5), json!("large"), json!(null)] {
         let shown = value.to_string();
-        let error =
-            torch_error(refused(&file(&moments(), json!({ "initial_lr": value })), &model, &mut state));
+        let error = torch_error(refused(
+            &file(&moments(), json!({ "initial_lr": value })),
+            &model,
+            &mut state,
+        ));
         is_kind(&error, ErrorKind::File, &["the file's initial_lr is "]);
         assert_eq!(error.got(), Some(&*shown), "{error}");
     }
@@ -250,7 +356,10 @@ fn a_state_comes_back_from_its_own_file() -> Tested {
         let saved = parameters(&model);
         let copy = support::torch_runs::model(&saved);
         let mut restored = setup(optimiser, &copy)?;
-        assert_eq!(TorchState::open(&path).and_then(|file| file.restore(&mut restored))?, [""; 0]);
+        assert_eq!(
+            TorchState::open(&path).and_then(|file| file.restore(&mut restored))?,
+            [""; 0]
+        );
         steps(&mut state, &model, 5);
         steps(&mut restored, &copy, 5);
         assert_close(&parameters(&copy), &parameters(&model), name);
@@ -265,10 +374,13 @@ fn every_bit_of_moments_and_counters_comes_back() -> Tested {
     let path = folder.path().join("state");
     let tensors = |state: &StateTree| -> Vec<Snapshot> {
         let of = |leaf: &optimisers::Leaf| {
-            let named =
-                leaf.tensor_names().into_iter().filter(|name| name.ends_with('m') || name.ends_with('v'));
-            let mut all: Snapshot =
-                named.map(|name| (name.clone(), bits(&leaf.tensor(&name).expect("a copy")))).collect();
+            let named = leaf
+                .tensor_names()
+                .into_iter()
+                .filter(|name| name.ends_with('m') || name.ends_with('v'));
+            let mut all: Snapshot = named
+                .map(|name| (name.clone(), bits(&leaf.tensor(&name).expect("a copy"))))
+                .collect();
             all.extend(
                 leaf.counters()
                     .into_iter()
@@ -317,17 +429,45 @@ fn every_bit_of_moments_and_counters_comes_back() -> Tested {
 fn states_with_decays_of_0_come_back() -> Tested {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("state");
-    let momentum = || Momentum { rho: 0.0, ..Momentum::new(0.5) };
+    let momentum = || Momentum {
+        rho: 0.0,
+        ..Momentum::new(0.5)
+    };
     let rules: Vec<Optimiser> = vec![
-        Optimiser::new(Adam { beta: (0.0, 0.9), ..Adam::new(0.1) }),
-        Optimiser::new(AdamW { beta: (0.0, 0.9), ..AdamW::new(0.1) }),
-        Optimiser::new(optimisers::AMSGradW { beta: (0.0, 0.9), ..optimisers::AMSGradW::new(0.1) }),
-        Optimiser::new(optimisers::Lion { beta: (0.0, 0.9), ..optimisers::Lion::new(0.1) }),
-        Optimiser::new(optimisers::Lion { beta: (0.9, 0.0), ..optimisers::Lion::new(0.1) }),
+        Optimiser::new(Adam {
+            beta: (0.0, 0.9),
+            ..Adam::new(0.1)
+        }),
+        Optimiser::new(AdamW {
+            beta: (0.0, 0.9),
+            ..AdamW::new(0.1)
+        }),
+        Optimiser::new(optimisers::AMSGradW {
+            beta: (0.0, 0.9),
+            ..optimisers::AMSGradW::new(0.1)
+        }),
+        Optimiser::new(optimisers::Lion {
+            beta: (0.0, 0.9),
+            ..optimisers::Lion::new(0.1)
+        }),
+        Optimiser::new(optimisers::Lion {
+            beta: (0.9, 0.0),
+            ..optimisers::Lion::new(0.1)
+        }),
         Optimiser::new(momentum()),
-        Optimiser::new(Momentum { rho: 0.0, ..Momentum::new(0.0) }),
-        Optimiser::new(optimisers::Nesterov { rho: 0.0, ..optimisers::Nesterov::new(0.5) }),
-        Optimiser::new(OptimiserChain::new((optimisers::RMSProp::new(1.0), momentum(), Descent::new(0.5)))),
+        Optimiser::new(Momentum {
+            rho: 0.0,
+            ..Momentum::new(0.0)
+        }),
+        Optimiser::new(optimisers::Nesterov {
+            rho: 0.0,
+            ..optimisers::Nesterov::new(0.5)
+        }),
+        Optimiser::new(OptimiserChain::new((
+            optimisers::RMSProp::new(1.0),
+            momentum(),
+            Descent::new(0.5),
+        ))),
     ];
     for rule in rules {
         let model = lone();
@@ -336,7 +476,9 @@ fn states_with_decays_of_0_come_back() -> Tested {
             optimisers::update(state, model, &[("x", floats(&numbers))]).expect("an update");
         };
         step(&mut state, &model, [1.0, -2.0]);
-        state.save_torch(&path).unwrap_or_else(|error| panic!("{rule:?}: {error}"));
+        state
+            .save_torch(&path)
+            .unwrap_or_else(|error| panic!("{rule:?}: {error}"));
         let copy = Vars::from([("x".to_string(), var(&model["x"].copy()?))]);
         let mut restored = setup(rule.clone(), &copy)?;
         TorchState::open(&path)
@@ -355,15 +497,37 @@ fn states_with_decays_of_0_come_back() -> Tested {
 fn chains_come_back_with_counts_and_velocities() -> Tested {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("state");
-    let momentum = |eta, rho| Momentum { rho, ..Momentum::new(eta) };
-    let mean = |eta| RMSProp { centred: eta < 1.0, ..RMSProp::new(eta) };
+    let momentum = |eta, rho| Momentum {
+        rho,
+        ..Momentum::new(eta)
+    };
+    let mean = |eta| RMSProp {
+        centred: eta < 1.0,
+        ..RMSProp::new(eta)
+    };
     let rules: Vec<Optimiser> = vec![
         Optimiser::new(OptimiserChain::new((mean(0.5), momentum(1.0, 0.9)))),
-        Optimiser::new(OptimiserChain::new((mean(1.0), momentum(1.0, 0.9), Descent::new(0.1)))),
-        Optimiser::new(OptimiserChain::new((mean(1.0), momentum(1.0, 0.0), Descent::new(0.1)))),
+        Optimiser::new(OptimiserChain::new((
+            mean(1.0),
+            momentum(1.0, 0.9),
+            Descent::new(0.1),
+        ))),
+        Optimiser::new(OptimiserChain::new((
+            mean(1.0),
+            momentum(1.0, 0.0),
+            Descent::new(0.1),
+        ))),
         Optimiser::new(OptimiserChain::new((mean(0.5), momentum(0.5, 0.0)))),
-        Optimiser::new(OptimiserChain::new((mean(1.0), momentum(1.0, 0.9), Descent::new(0.0)))),
-        Optimiser::new(OptimiserChain::new((WeightDecay::new(0.1), Adam::new(0.5), Descent::new(0.5)))),
+        Optimiser::new(OptimiserChain::new((
+            mean(1.0),
+            momentum(1.0, 0.9),
+            Descent::new(0.0),
+        ))),
+        Optimiser::new(OptimiserChain::new((
+            WeightDecay::new(0.1),
+            Adam::new(0.5),
+            Descent::new(0.5),
+        ))),
     ];
     for rule in rules {
         let model = lone();
@@ -377,9 +541,13 @@ fn chains_come_back_with_counts_and_velocities() -> Tested {
         assert_eq!(snapshot(&model, &restored), snapshot(&model, &state), "{rule:?}");
     }
     // Without a count torch cannot tell it; the velocities of SGD come back all the same.
-    for rule in
-        [Optimiser::new(momentum(0.5, 0.0)), Optimiser::new(Nesterov { rho: 0.0, ..Nesterov::new(0.5) })]
-    {
+    for rule in [
+        Optimiser::new(momentum(0.5, 0.0)),
+        Optimiser::new(Nesterov {
+            rho: 0.0,
+            ..Nesterov::new(0.5)
+        }),
+    ] {
         let model = lone();
         let mut state = setup(rule.clone(), &model)?;
         optimisers::update(&mut state, &model, &[("x", floats(&[1.0, -2.0]))])?;
@@ -390,7 +558,11 @@ fn chains_come_back_with_counts_and_velocities() -> Tested {
             let leaf = state.leaf("x").expect("the leaf");
             leaf.tensor(&leaf.tensor_names()[0]).map(|tensor| values(&tensor))
         };
-        assert_eq!((tensor(&restored)?, tensor(&state)?[0] != 0.0), (tensor(&state)?, true), "{rule:?}");
+        assert_eq!(
+            (tensor(&restored)?, tensor(&state)?[0] != 0.0),
+            (tensor(&state)?, true),
+            "{rule:?}"
+        );
     }
     // An average counts for itself, and torch has none.
     let model = lone();
@@ -400,10 +572,17 @@ fn chains_come_back_with_counts_and_velocities() -> Tested {
     let before = averaged.leaf("x").map(|leaf| leaf.counters()[1..].to_vec());
     TorchState::open(&path)?.restore(&mut averaged)?;
     let after = averaged.leaf("x").map(|leaf| leaf.counters());
-    assert_eq!(after.as_ref().map(|all| (all[0].1, all[1..].to_vec())), before.map(|others| (0, others)));
+    assert_eq!(
+        after.as_ref().map(|all| (all[0].1, all[1..].to_vec())),
+        before.map(|others| (0, others))
+    );
     // What stands before an accumulator counts calls, and not steps.
-    let noisy =
-        OptimiserChain::new((GradNoise::new(0.1), AccumGrad::new(2), Adam::new(0.5), Descent::new(0.5)));
+    let noisy = OptimiserChain::new((
+        GradNoise::new(0.1),
+        AccumGrad::new(2),
+        Adam::new(0.5),
+        Descent::new(0.5),
+    ));
     let mut state = setup(noisy, &model)?;
     for _ in 0..4 {
         optimisers::update(&mut state, &model, &[("x", floats(&[1.0, -2.0]))])?;
@@ -415,9 +594,12 @@ fn chains_come_back_with_counts_and_velocities() -> Tested {
     assert_eq!(state.leaf("x").map(|leaf| leaf.counters()[0].1), Some(4));
     // A count that no restore takes.
     let mut state = setup(Adam::new(0.5), &model)?;
-    for (count, is_saved) in
-        [(1 << 24, true), ((1 << 53) - 1, false), (1 << 53, false), (u64::MAX / 2, false)]
-    {
+    for (count, is_saved) in [
+        (1 << 24, true),
+        ((1 << 53) - 1, false),
+        (1 << 53, false),
+        (u64::MAX / 2, false),
+    ] {
         state.set_entries([("x", "t", optimisers::StateValue::Counter(count))])?;
         match state.save_torch(&path) {
             Ok(_) if is_saved => drop(TorchState::open(&path)?.restore(&mut state)?),
@@ -458,7 +640,10 @@ fn hyper_parameters_are_compared_or_taken_over() -> Tested {
     found.taking_over_fields().restore(&mut state)?;
     let fields = |names: [&str; 4]| names.map(|name| state.leaf("x").and_then(|leaf| leaf.field(name)));
     let expected: [FieldValue; 4] = [0.25.into(), 0.5.into(), (0.8, 0.9).into(), 1e-6.into()];
-    assert_eq!(fields(["0.lambda", "1.eta", "1.beta", "1.epsilon"]), expected.map(Some));
+    assert_eq!(
+        fields(["0.lambda", "1.eta", "1.beta", "1.epsilon"]),
+        expected.map(Some)
+    );
     // A learning rate that torch has as a tensor is an f32.
     let rounded = f64::from(1e-3f32);
     file(&moments(), json!({ "lr": rounded })).restore(&mut setup(Adam::new(1e-3), &model)?)?;
@@ -472,17 +657,30 @@ fn the_learning_rate_is_that_of_the_last_factor() -> Tested {
     let changes = json!({
         "lr": 0.25, "betas": "removed", "amsgrad": "removed", "momentum": 0.5, "dampening": 0, "nesterov": false, "eps": "removed",
     });
-    let momentum = |eta| Momentum { rho: 0.5, ..Momentum::new(eta) };
+    let momentum = |eta| Momentum {
+        rho: 0.5,
+        ..Momentum::new(eta)
+    };
     let mut inside = setup(momentum(0.125), &model)?;
-    file(&entries, changes.clone()).taking_over_fields().restore(&mut inside)?;
+    file(&entries, changes.clone())
+        .taking_over_fields()
+        .restore(&mut inside)?;
     let mut outside = setup(OptimiserChain::new((momentum(1.0), Descent::new(0.125))), &model)?;
-    file(&entries, changes).taking_over_fields().restore(&mut outside)?;
+    file(&entries, changes)
+        .taking_over_fields()
+        .restore(&mut outside)?;
     let told = |state: &StateTree, slot: &str, eta: &str| {
         let leaf = state.leaf("x").expect("the leaf");
         (values(&leaf.tensor(slot).expect("a copy")), leaf.field(eta))
     };
-    assert_eq!(told(&inside, "velocity", "eta"), (vec![0.25, -0.5], Some(0.25.into())));
-    assert_eq!(told(&outside, "0.velocity", "1.eta"), (vec![1.0, -2.0], Some(0.25.into())));
+    assert_eq!(
+        told(&inside, "velocity", "eta"),
+        (vec![0.25, -0.5], Some(0.25.into()))
+    );
+    assert_eq!(
+        told(&outside, "0.velocity", "1.eta"),
+        (vec![1.0, -2.0], Some(0.25.into()))
+    );
     Ok(())
 }
 
@@ -499,7 +697,9 @@ fn names_are_those_of_the_file_or_translated() -> Tested {
     );
     let mut state = setup(Adam::new(1e-3), &model)?;
     refused(&wrapped, &model, &mut state);
-    wrapped.renamed(|name| name.replace("module.", "")).restore(&mut state)?;
+    wrapped
+        .renamed(|name| name.replace("module.", ""))
+        .restore(&mut state)?;
     assert_eq!(state.leaf("x").map(|leaf| leaf.steps()), Some(3));
     Ok(())
 }
@@ -527,9 +727,17 @@ fn ranks_read_and_write_one_file() -> Tested {
             let (whole, parts) = (&whole, &parts);
             scope.spawn(move || {
                 let model = fresh();
-                let mut state = optimisers::Setup::over(&rank).build(optimiser(), &model).expect("a state");
-                TorchState::open(whole).and_then(|file| file.restore(&mut state)).expect("torch's state");
-                assert!(state.leaves().any(|leaf| leaf.part().len() < leaf.shape().iter().product()));
+                let mut state = optimisers::Setup::over(&rank)
+                    .build(optimiser(), &model)
+                    .expect("a state");
+                TorchState::open(whole)
+                    .and_then(|file| file.restore(&mut state))
+                    .expect("torch's state");
+                assert!(
+                    state
+                        .leaves()
+                        .any(|leaf| leaf.part().len() < leaf.shape().iter().product())
+                );
                 state.save_torch(parts).expect("a save");
             });
         }
@@ -546,6 +754,9 @@ fn masters_have_their_moments() -> Tested {
     let leaf = state.leaf("x").expect("the leaf");
     assert_eq!(values(&leaf.tensor("m")?), [0.5, -0.5]);
     optimisers::update(&mut state, &model, &[("x", constant(1.0, 2, DType::BF16))])?;
-    assert_eq!(state.leaf("x").map(|leaf| leaf.counters()), Some(vec![("t".to_string(), 8)]));
+    assert_eq!(
+        state.leaf("x").map(|leaf| leaf.counters()),
+        Some(vec![("t".to_string(), 8)])
+    );
     Ok(())
 }

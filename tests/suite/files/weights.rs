@@ -41,15 +41,26 @@ fn is_refused(
     expected: &str,
 ) {
     assert_eq!((error.kind(), error.path()), (problem, Some(path)), "{error}");
-    assert_eq!((error.element(), error.got(), error.expected()), (element, got, Some(expected)), "{error}");
-    assert!(error.file().is_some() && error.to_string().starts_with("weights "), "{error}");
+    assert_eq!(
+        (error.element(), error.got(), error.expected()),
+        (element, got, Some(expected)),
+        "{error}"
+    );
+    assert!(
+        error.file().is_some() && error.to_string().starts_with("weights "),
+        "{error}"
+    );
 }
 
 /// Values that two roundings in a row get wrong: just off the middle between two 16-bit numbers, by less than
 /// an f32 can say.
 fn tricky() -> Vec<f64> {
-    let middles =
-        [1.0 + 2f64.powi(-8), 1.0 + 3.0 * 2f64.powi(-8), 1.0 + 2f64.powi(-11), 1.0 + 3.0 * 2f64.powi(-11)];
+    let middles = [
+        1.0 + 2f64.powi(-8),
+        1.0 + 3.0 * 2f64.powi(-8),
+        1.0 + 2f64.powi(-11),
+        1.0 + 3.0 * 2f64.powi(-11),
+    ];
     let off = [-(2f64.powi(-40)), 0.0, 2f64.powi(-40)];
     middles
         .into_iter()
@@ -68,8 +79,11 @@ fn values_are_converted_and_rounded_once() {
             let weights = Weights::open([saved(&folder, "model.safetensors", [("x", stored.clone())])])
                 .expect("weights");
             for to in FLOATS {
-                let model: Vars =
-                    [("x".to_string(), Var::zeros(stored.shape(), to, &device).expect("a variable"))].into();
+                let model: Vars = [(
+                    "x".to_string(),
+                    Var::zeros(stored.shape(), to, &device).expect("a variable"),
+                )]
+                .into();
                 assert_eq!(weights.load_into(&model).expect("loaded"), Vec::<String>::new());
                 match to {
                     DType::F16 | DType::BF16 => {
@@ -98,30 +112,76 @@ fn t40_nothing_changes_when_something_does_not_fit() {
     let folder = folder();
     let good = || ("a", of(&[1.5, 2.5], DType::F32));
     let integers = Tensor::new(&[1u32, 2], CPU).expect("integers");
-    type Row = (&'static str, Option<Tensor>, ErrorKind, Option<usize>, Option<&'static str>, &'static str);
+    type Row = (
+        &'static str,
+        Option<Tensor>,
+        ErrorKind,
+        Option<usize>,
+        Option<&'static str>,
+        &'static str,
+    );
     let rows: [Row; 5] = [
         ("missing", None, ErrorKind::Tensor, None, None, "one of: a"),
-        ("shape", Some(of(&[1.0, 2.0, 3.0], DType::F32)), ErrorKind::Tensor, None, Some("[3]"), "[2]"),
-        ("dtype", Some(integers), ErrorKind::Tensor, None, Some("U32"), "F16"),
-        ("large", Some(of(&[1.0, -1e6], DType::F32)), ErrorKind::Tensor, Some(1), Some("-1000000"), IN_F16),
-        ("larger", Some(of(&[65520.0, 1.0], DType::F64)), ErrorKind::Tensor, Some(0), Some("65520"), IN_F16),
+        (
+            "shape",
+            Some(of(&[1.0, 2.0, 3.0], DType::F32)),
+            ErrorKind::Tensor,
+            None,
+            Some("[3]"),
+            "[2]",
+        ),
+        (
+            "dtype",
+            Some(integers),
+            ErrorKind::Tensor,
+            None,
+            Some("U32"),
+            "F16",
+        ),
+        (
+            "large",
+            Some(of(&[1.0, -1e6], DType::F32)),
+            ErrorKind::Tensor,
+            Some(1),
+            Some("-1000000"),
+            IN_F16,
+        ),
+        (
+            "larger",
+            Some(of(&[65520.0, 1.0], DType::F64)),
+            ErrorKind::Tensor,
+            Some(0),
+            Some("65520"),
+            IN_F16,
+        ),
     ];
     for (name, second, problem, element, got, expected) in rows {
-        let tensors = [Some(good()), second.map(|second| ("b", second))].into_iter().flatten();
+        let tensors = [Some(good()), second.map(|second| ("b", second))]
+            .into_iter()
+            .flatten();
         let model: Vars = [
             ("a".to_string(), var(&of(&[7.0, 8.0], DType::BF16))),
             ("b".to_string(), var(&of(&[9.0, 9.5], DType::F16))),
         ]
         .into();
         let path = saved(&folder, name, tensors);
-        let error = Weights::open([&path]).expect("weights").load_into(&model).expect_err(name);
+        let error = Weights::open([&path])
+            .expect("weights")
+            .load_into(&model)
+            .expect_err(name);
         assert!(
-            error.to_string().starts_with(&format!("weights {}: ", path.display()))
+            error
+                .to_string()
+                .starts_with(&format!("weights {}: ", path.display()))
                 && error.to_string().contains("\"b\""),
             "{error}"
         );
         is_refused(&error, "b", problem, element, got, expected);
-        assert_eq!((values(&model["a"]), values(&model["b"])), (vec![7.0, 8.0], vec![9.0, 9.5]), "{name}");
+        assert_eq!(
+            (values(&model["a"]), values(&model["b"])),
+            (vec![7.0, 8.0], vec![9.0, 9.5]),
+            "{name}"
+        );
     }
 }
 
@@ -148,8 +208,15 @@ fn what_no_variable_has_is_reported() {
 #[test]
 fn numbers_that_are_not_finite_are_taken_over_on_request_only() {
     let folder = folder();
-    for (i, (from, to)) in FLOATS.into_iter().flat_map(|from| FLOATS.map(|to| (from, to))).enumerate() {
-        for (j, bad) in [f64::INFINITY, f64::NEG_INFINITY, f64::NAN].into_iter().enumerate() {
+    for (i, (from, to)) in FLOATS
+        .into_iter()
+        .flat_map(|from| FLOATS.map(|to| (from, to)))
+        .enumerate()
+    {
+        for (j, bad) in [f64::INFINITY, f64::NEG_INFINITY, f64::NAN]
+            .into_iter()
+            .enumerate()
+        {
             let path = saved(&folder, &format!("{i} {j}"), [("a", of(&[1.0, bad, 2.0], from))]);
             let model = BTreeMap::from([("a", var(&of(&[5.0, 5.0, 5.0], to)))]);
             let weights = Weights::open([path]).expect("weights");
@@ -163,7 +230,10 @@ fn numbers_that_are_not_finite_are_taken_over_on_request_only() {
                 "a finite number",
             );
             assert_eq!(values(&model["a"]), [5.0; 3]);
-            weights.accepting_non_finite().load_into(&model).expect("taken over");
+            weights
+                .accepting_non_finite()
+                .load_into(&model)
+                .expect("taken over");
             assert_eq!(bits(&model["a"]), bits(&of(&[1.0, bad, 2.0], DType::F64)));
         }
     }
@@ -180,13 +250,21 @@ fn numbers_that_are_not_finite_are_taken_over_on_request_only() {
 #[test]
 fn tied_weights_are_found_under_any_of_their_paths() {
     let folder = folder();
-    for (i, names) in [vec!["in"], vec!["out"], vec!["in", "out"]].into_iter().enumerate() {
-        let path =
-            saved(&folder, &i.to_string(), names.into_iter().map(|name| (name, of(&[3.0], DType::F64))));
+    for (i, names) in [vec!["in"], vec!["out"], vec!["in", "out"]]
+        .into_iter()
+        .enumerate()
+    {
+        let path = saved(
+            &folder,
+            &i.to_string(),
+            names.into_iter().map(|name| (name, of(&[3.0], DType::F64))),
+        );
         let shared = var(&of(&[0.0], DType::BF16));
         let model = BTreeMap::from([("in", shared.clone()), ("out", shared.clone())]);
         assert_eq!(
-            Weights::open([path]).and_then(|weights| weights.load_into(&model)).expect("loaded"),
+            Weights::open([path])
+                .and_then(|weights| weights.load_into(&model))
+                .expect("loaded"),
             Vec::<String>::new()
         );
         assert_eq!(values(&shared), [3.0]);
@@ -208,9 +286,14 @@ fn integers_and_empty_tensors_are_taken_over_as_they_are() {
     let zero = Var::zeros(1, DType::I64, CPU).expect("a count");
     let model = var_map([
         ("bn.num_batches_tracked".to_string(), zero.clone()),
-        ("empty".to_string(), Var::zeros((0, 3), DType::BF16, CPU).expect("empty")),
+        (
+            "empty".to_string(),
+            Var::zeros((0, 3), DType::BF16, CPU).expect("empty"),
+        ),
     ]);
-    Weights::open([path]).and_then(|weights| weights.load_into(&model)).expect("loaded");
+    Weights::open([path])
+        .and_then(|weights| weights.load_into(&model))
+        .expect("loaded");
     assert_eq!(values(&zero), [5.0]);
 }
 
@@ -219,30 +302,59 @@ fn integers_and_empty_tensors_are_taken_over_as_they_are() {
 fn masters_are_loaded_from_files_of_several_parts() {
     let folder = folder();
     let (wide, large) = (of(&tricky(), DType::F64), of(&[1.0, -1e9, 2.0], DType::F32));
-    let first = saved(&folder, "first.safetensors", [("a", wide.clone()), ("left", of(&[7.0], DType::F32))]);
-    let second =
-        saved(&folder, "second.safetensors", [("mask", large.clone()), ("more", of(&[1.0], DType::F32))]);
+    let first = saved(
+        &folder,
+        "first.safetensors",
+        [("a", wide.clone()), ("left", of(&[7.0], DType::F32))],
+    );
+    let second = saved(
+        &folder,
+        "second.safetensors",
+        [("mask", large.clone()), ("more", of(&[1.0], DType::F32))],
+    );
     let fresh = || -> Vars {
         let variable = |dtype, length| Var::zeros(length, dtype, CPU).expect("a variable");
-        let lengths =
-            [("a", DType::F16, wide.elem_count()), ("left", DType::BF16, 1), ("mask", DType::F16, 3)];
-        lengths.map(|(path, dtype, length)| (path.to_string(), variable(dtype, length))).into()
+        let lengths = [
+            ("a", DType::F16, wide.elem_count()),
+            ("left", DType::BF16, 1),
+            ("mask", DType::F16, 3),
+        ];
+        lengths
+            .map(|(path, dtype, length)| (path.to_string(), variable(dtype, length)))
+            .into()
     };
     let weights = Weights::open([&first, &second]).expect("weights");
-    let rule = MixedPrecision::new(DType::F64, OptimiserChain::new((Adam::new(0.1), Lookahead::new(2))));
+    let rule = MixedPrecision::new(
+        DType::F64,
+        OptimiserChain::new((Adam::new(0.1), Lookahead::new(2))),
+    );
     let (model, lenient) = (fresh(), weights.clone().accepting_non_finite());
     let mut state = setup_with(&model, |path, _| (path != "left").then(|| rule.clone())).expect("a state");
     state.rename("a", "renamed").expect("a new name");
 
     let before = snapshot(&model, &state);
     let error = state.set_masters(&model, &weights).expect_err("refused");
-    is_refused(&error, "mask", ErrorKind::Tensor, Some(1), Some("-1000000000"), IN_F16);
-    let masters: BTreeMap<String, Tensor> =
-        [("a", &wide), ("left", &large.narrow(0, 0, 1).expect("one")), ("mask", &large)]
-            .map(|(path, values)| (path.to_string(), values.clone()))
-            .into();
+    is_refused(
+        &error,
+        "mask",
+        ErrorKind::Tensor,
+        Some(1),
+        Some("-1000000000"),
+        IN_F16,
+    );
+    let masters: BTreeMap<String, Tensor> = [
+        ("a", &wide),
+        ("left", &large.narrow(0, 0, 1).expect("one")),
+        ("mask", &large),
+    ]
+    .map(|(path, values)| (path.to_string(), values.clone()))
+    .into();
     let error = state.set_masters(&model, &masters).expect_err("refused");
-    is_kind(&error, ErrorKind::Tensor, &["\"mask\"", "Weights::accepting_non_finite"]);
+    is_kind(
+        &error,
+        ErrorKind::Tensor,
+        &["\"mask\"", "Weights::accepting_non_finite"],
+    );
     assert_eq!(
         (error.path(), error.element(), error.expected()),
         (Some("mask"), Some(1), Some(IN_F16)),
@@ -252,18 +364,29 @@ fn masters_are_loaded_from_files_of_several_parts() {
 
     assert_eq!(state.set_masters(&model, &lenient).expect("masters"), ["more"]);
     let masters = state.masters(&model).expect("masters");
-    assert_eq!((bits(&masters["renamed"]), values(&masters["mask"])), (bits(&wide), values(&large)));
+    assert_eq!(
+        (bits(&masters["renamed"]), values(&masters["mask"])),
+        (bits(&wide), values(&large))
+    );
     assert_eq!(
         bits16(&model["a"]),
-        values(&wide).into_iter().map(|x| nearest16(DType::F16, x)).collect::<Vec<_>>()
+        values(&wide)
+            .into_iter()
+            .map(|x| nearest16(DType::F16, x))
+            .collect::<Vec<_>>()
     );
     assert_eq!(
         (values(&model["mask"]), values(&model["left"])),
         (vec![1.0, f64::NEG_INFINITY, 2.0], vec![7.0])
     );
-    let slow = state.leaf("renamed").and_then(|leaf| leaf.tensor("1.slow").ok()).expect("a copy");
+    let slow = state
+        .leaf("renamed")
+        .and_then(|leaf| leaf.tensor("1.slow").ok())
+        .expect("a copy");
     assert_eq!(bits(&slow), bits(&wide));
-    state.check_masters(&model).expect("parameters that are their masters rounded");
+    state
+        .check_masters(&model)
+        .expect("parameters that are their masters rounded");
     let first = Weights::open([&first]).expect("weights");
     let missing = state.set_masters(&model, &first).expect_err("refused");
     is_refused(&missing, "mask", ErrorKind::Tensor, None, None, "one of: a, left");
@@ -277,13 +400,21 @@ fn files_are_refused_by_name() {
         saved(&folder, "b", [("y", of(&[2.0], DType::F32))]),
     );
     let again = saved(&folder, "again", [("y", of(&[2.0], DType::F32))]);
-    let model = BTreeMap::from([("x", var(&of(&[0.0], DType::F16))), ("y", var(&of(&[0.0], DType::F16)))]);
-    Weights::open([&a, &b]).and_then(|weights| weights.load_into(&model)).expect("loaded from two files");
+    let model = BTreeMap::from([
+        ("x", var(&of(&[0.0], DType::F16))),
+        ("y", var(&of(&[0.0], DType::F16))),
+    ]);
+    Weights::open([&a, &b])
+        .and_then(|weights| weights.load_into(&model))
+        .expect("loaded from two files");
     assert_eq!((values(&model["x"]), values(&model["y"])), (vec![1.0], vec![2.0]));
 
     let two = Weights::open([&a, &b, &again]).expect_err("twice");
-    let words =
-        format!("weights {}: it has the tensor \"y\", which {} has too", again.display(), b.display());
+    let words = format!(
+        "weights {}: it has the tensor \"y\", which {} has too",
+        again.display(),
+        b.display()
+    );
     is_kind(&two, ErrorKind::File, &[&words]);
     assert_eq!(two.file(), Some(&*again));
     let none = folder.path().join("none");
@@ -313,7 +444,11 @@ fn files_are_not_trusted() {
         r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[8,16]}}"#,
         "[]",
     ] {
-        let data = if header.contains("18446744073709551615") { &zeros[..0] } else { &zeros };
+        let data = if header.contains("18446744073709551615") {
+            &zeros[..0]
+        } else {
+            &zeros
+        };
         std::fs::write(&path, assembled(header, data)).expect("a file");
         is_kind(
             &Weights::open([&path]).expect_err(header),
@@ -337,7 +472,9 @@ fn file_of_a_model(folder: &TempDir) -> (PathBuf, VarMap) {
         .and_then(|_| layer_norm_no_bias(3, 1e-5, builder.pp("norm")))
         .expect("a model");
     for variable in variables.all_vars() {
-        variable.set(&random(9, variable.dims(), DType::F32, CPU)).expect("values");
+        variable
+            .set(&random(9, variable.dims(), DType::F32, CPU))
+            .expect("values");
     }
     variables.save(&path).expect("saved");
     (path, variables)
@@ -355,11 +492,18 @@ fn a_model_of_a_policy_takes_a_file_of_another_dtype() {
         let fc = linear(4, 3, builder.pp("fc")).expect("a layer");
         let norm = layer_norm_no_bias(3, 1e-5, builder.pp("norm")).expect("a norm");
         assert_eq!(weights.load_into(&variables).expect("loaded"), [""; 0]);
-        assert_eq!((fc.weight().dtype(), norm.weight().dtype()), (DType::BF16, DType::F32));
+        assert_eq!(
+            (fc.weight().dtype(), norm.weight().dtype()),
+            (DType::BF16, DType::F32)
+        );
         policy.check(&variables).expect("as the policy says");
         let original = original.data().lock().expect("the variables");
         for (path, x) in variables.data().lock().expect("the variables").iter() {
-            assert_eq!(bits(x), bits(&original[path].to_dtype(x.dtype()).expect("rounded")), "{path}");
+            assert_eq!(
+                bits(x),
+                bits(&original[path].to_dtype(x.dtype()).expect("rounded")),
+                "{path}"
+            );
             assert!(x.device().same_device(&device) && x.is_variable());
         }
     }

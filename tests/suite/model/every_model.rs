@@ -41,15 +41,29 @@ struct Case {
 impl Case {
     fn new(state: StateTree) -> Self {
         let of_leaf = |(leaf, seed): (&Leaf, u64)| {
-            (leaf.path().to_string(), var(&tensor(seed, leaf.shape(), DType::F32)))
+            (
+                leaf.path().to_string(),
+                var(&tensor(seed, leaf.shape(), DType::F32)),
+            )
         };
         let other: Vars = state.leaves().zip(1..).map(of_leaf).collect();
-        let grads = other.iter().map(|(path, x)| (path.clone(), x.ones_like().expect("ones"))).collect();
-        Case { state, grads, other, folder: tempfile::tempdir().expect("a folder") }
+        let grads = other
+            .iter()
+            .map(|(path, x)| (path.clone(), x.ones_like().expect("ones")))
+            .collect();
+        Case {
+            state,
+            grads,
+            other,
+            folder: tempfile::tempdir().expect("a folder"),
+        }
     }
 
     fn tensors(&self) -> BTreeMap<String, Tensor> {
-        self.other.iter().map(|(path, x)| (path.clone(), x.as_detached_tensor())).collect()
+        self.other
+            .iter()
+            .map(|(path, x)| (path.clone(), x.as_detached_tensor()))
+            .collect()
     }
 
     /// A safetensors file with a tensor for each parameter.
@@ -64,7 +78,10 @@ impl Case {
     fn checkpoint(&self) -> std::path::PathBuf {
         let file = self.folder.path().join("checkpoint");
         let state = setup(rule(), &self.other).expect("a state");
-        Checkpoint::new(&state).model(&self.other).save(&file).expect("a file");
+        Checkpoint::new(&state)
+            .model(&self.other)
+            .save(&file)
+            .expect("a file");
         file
     }
 
@@ -74,7 +91,11 @@ impl Case {
 
     /// The path of the matrix.
     fn matrix(&self) -> String {
-        self.other.keys().find(|path| path.ends_with('w')).expect("the matrix").clone()
+        self.other
+            .keys()
+            .find(|path| path.ends_with('w'))
+            .expect("the matrix")
+            .clone()
     }
 
     /// Forgets the matrix, so that it can be added.
@@ -104,35 +125,55 @@ fn segments(model: &dyn Model) -> Segments<'static, Tensor> {
     let mut tensors = Vec::new();
     model.visit(&mut Visitor::new(&mut |_, x| tensors.push(x.clone())));
     let sum = |x: Tensor| move |sum: &Tensor| sum + x.sum_all()?;
-    tensors.into_iter().fold(Segments::new(&loss()), |segments, x| segments.then(sum(x)))
+    tensors
+        .into_iter()
+        .fold(Segments::new(&loss()), |segments, x| segments.then(sum(x)))
 }
 
 fn push_all(grads: &Grads, step: StreamedStep<'_>) -> Result<()> {
-    grads.iter().try_for_each(|(path, gradient)| step.push(path, gradient.clone()))?;
+    grads
+        .iter()
+        .try_for_each(|(path, gradient)| step.push(path, gradient.clone()))?;
     step.finish().map(drop)
 }
 
 /// All of them by name; names that several have stand as often.
 const METHODS: &[Method] = &[
     ("setup", Slices::Taken, |_, model| setup(rule(), model).map(drop)),
-    ("build", Slices::Taken, |_, model| Setup::default().build(rule(), model).map(drop)),
+    ("build", Slices::Taken, |_, model| {
+        Setup::default().build(rule(), model).map(drop)
+    }),
     ("setup", Slices::Taken, |_, model| config().setup(model).map(drop)),
-    ("setup", Slices::Taken, |_, model| Registry::default().setup(&config(), model).map(drop)),
-    ("setup_with", Slices::Taken, |_, model| setup_with(model, |_, _| Some(rule())).map(drop)),
+    ("setup", Slices::Taken, |_, model| {
+        Registry::default().setup(&config(), model).map(drop)
+    }),
+    ("setup_with", Slices::Taken, |_, model| {
+        setup_with(model, |_, _| Some(rule())).map(drop)
+    }),
     ("build_with", Slices::Taken, |_, model| {
         Setup::default().build_with(model, |_, _| Some(rule())).map(drop)
     }),
-    ("update", Slices::Taken, |case, model| update(&mut case.state, model, &case.grads).map(drop)),
-    ("apply", Slices::Taken, |case, model| Update::new(&mut case.state).apply(model, &case.grads).map(drop)),
+    ("update", Slices::Taken, |case, model| {
+        update(&mut case.state, model, &case.grads).map(drop)
+    }),
+    ("apply", Slices::Taken, |case, model| {
+        Update::new(&mut case.state).apply(model, &case.grads).map(drop)
+    }),
     ("apply_owned", Slices::Taken, |case, model| {
-        Update::new(&mut case.state).apply_owned(model, case.grads.clone()).map(drop)
+        Update::new(&mut case.state)
+            .apply_owned(model, case.grads.clone())
+            .map(drop)
     }),
     ("release_windows", Slices::Taken, |case, model| {
         Update::new(&mut case.state).release_windows(model).map(drop)
     }),
-    ("begin", Slices::Taken, |case, model| push_all(&case.grads, Update::new(&mut case.state).begin(model)?)),
+    ("begin", Slices::Taken, |case, model| {
+        push_all(&case.grads, Update::new(&mut case.state).begin(model)?)
+    }),
     ("ascend", Slices::Taken, |case, model| {
-        Sam::new(0.1).ascend(Update::new(&mut case.state), model, &case.grads)?.restore()
+        Sam::new(0.1)
+            .ascend(Update::new(&mut case.state), model, &case.grads)?
+            .restore()
     }),
     ("add", Slices::Taken, |case, model| {
         let path = case.without_matrix()?;
@@ -147,7 +188,11 @@ const METHODS: &[Method] = &[
     ("rebind", Slices::Taken, |case, model| case.state.rebind(model)),
     ("replace", Slices::Taken, |case, model| {
         let replaced = case.state.all().replace(Descent::new(0.5), model)?;
-        assert!(case.state.leaves().all(|leaf| leaf.optimiser().name() == "Descent"));
+        assert!(
+            case.state
+                .leaves()
+                .all(|leaf| leaf.optimiser().name() == "Descent")
+        );
         assert_eq!(
             replaced.iter().map(|replaced| &replaced.path).collect::<Vec<_>>(),
             case.other.keys().collect::<Vec<_>>()
@@ -158,44 +203,79 @@ const METHODS: &[Method] = &[
         let (path, rows) = (case.matrix(), [0, 1, 2, 3].map(Some));
         case.state.resize_rows(&path, model, &rows).map(drop)
     }),
-    ("averages", Slices::Taken, |case, model| case.state.averages(model).map(drop)),
-    ("with_averages", Slices::Taken, |case, model| case.state.with_averages(model, || Ok(()))),
-    ("masters", Slices::Taken, |case, model| case.state.masters(model).map(drop)),
+    ("averages", Slices::Taken, |case, model| {
+        case.state.averages(model).map(drop)
+    }),
+    ("with_averages", Slices::Taken, |case, model| {
+        case.state.with_averages(model, || Ok(()))
+    }),
+    ("masters", Slices::Taken, |case, model| {
+        case.state.masters(model).map(drop)
+    }),
     ("set_masters", Slices::Taken, |case, model| {
         let values = case.tensors();
         case.state.set_masters(model, &values)?;
         let weights = Weights::open([case.weights()])?;
         case.state.set_masters(model, &weights).map(drop)
     }),
-    ("load_into", Slices::Taken, |case, model| Weights::open([case.weights()])?.load_into(model).map(drop)),
-    ("refresh_masters", Slices::Taken, |case, model| case.state.refresh_masters(model)),
-    ("check_masters", Slices::Taken, |case, model| case.state.check_masters(model)),
+    ("load_into", Slices::Taken, |case, model| {
+        Weights::open([case.weights()])?.load_into(model).map(drop)
+    }),
+    ("refresh_masters", Slices::Taken, |case, model| {
+        case.state.refresh_masters(model)
+    }),
+    ("check_masters", Slices::Taken, |case, model| {
+        case.state.check_masters(model)
+    }),
     ("save_masters", Slices::Taken, |case, model| {
-        case.state.save_masters(model, case.folder.path().join("masters")).map(drop)
+        case.state
+            .save_masters(model, case.folder.path().join("masters"))
+            .map(drop)
     }),
     ("model", Slices::Taken, |case, model| {
-        Checkpoint::new(&case.state).model(model).save(case.folder.path().join("state")).map(drop)
+        Checkpoint::new(&case.state)
+            .model(model)
+            .save(case.folder.path().join("state"))
+            .map(drop)
     }),
     ("restore_with_model", Slices::Taken, |case, model| {
         let file = case.checkpoint();
-        CheckpointFile::open(file)?.restore_with_model(&mut case.state, model).map(drop)
+        CheckpointFile::open(file)?
+            .restore_with_model(&mut case.state, model)
+            .map(drop)
     }),
-    ("check", Slices::Taken, |_, model| PrecisionPolicy::new([("*", DType::F32)])?.check(model)),
+    ("check", Slices::Taken, |_, model| {
+        PrecisionPolicy::new([("*", DType::F32)])?.check(model)
+    }),
     ("new", Slices::Taken, |case, model| {
         let mut sums = Accumulator::new(DType::F32, model)?;
         sums.add(&case.grads)
     }),
-    ("trainables", Slices::Refused, |_, model| trainables(model).map(drop)),
-    ("destructure", Slices::Refused, |_, model| destructure(model).map(drop)),
-    ("assign", Slices::Refused, |case, model| destructure(&case.other)?.1.assign(&case.flat(), model)),
+    ("trainables", Slices::Refused, |_, model| {
+        trainables(model).map(drop)
+    }),
+    ("destructure", Slices::Refused, |_, model| {
+        destructure(model).map(drop)
+    }),
+    ("assign", Slices::Refused, |case, model| {
+        destructure(&case.other)?.1.assign(&case.flat(), model)
+    }),
     ("train", Slices::Refused, |case, model| {
-        let outcome = segments(model).train(Update::new(&mut case.state), model, Tensor::sum_all)?.1;
+        let outcome = segments(model)
+            .train(Update::new(&mut case.state), model, Tensor::sum_all)?
+            .1;
         assert_eq!(outcome.applied, NAMES.len());
         Ok(())
     }),
-    ("audit", Slices::Refused, |_, model| audit(model, &loss()).map(drop)),
-    ("broadcast", Slices::Taken, |_, model| broadcast(&ranks(1)[0], model)),
-    ("for_model", Slices::Refused, |_, model| CandleOptimizer::for_model(model, rule()).map(drop)),
+    ("audit", Slices::Refused, |_, model| {
+        audit(model, &loss()).map(drop)
+    }),
+    ("broadcast", Slices::Taken, |_, model| {
+        broadcast(&ranks(1)[0], model)
+    }),
+    ("for_model", Slices::Refused, |_, model| {
+        CandleOptimizer::for_model(model, rule()).map(drop)
+    }),
 ];
 
 fn config() -> OptimiserConfig {
@@ -208,8 +288,10 @@ fn the_list_has_every_method_that_takes_a_model() {
     let part = |text: &str, ends: &[char]| text.split(ends).next().unwrap_or_default().to_string();
     let code = all_code().join("\n");
     let heads = code.split("pub fn ").skip(1).map(|head| part(head, &['{', ';']));
-    let mut found: Vec<String> =
-        heads.filter(|head| head.contains(": Model")).map(|head| part(&head, &['<', '('])).collect();
+    let mut found: Vec<String> = heads
+        .filter(|head| head.contains(": Model"))
+        .map(|head| part(&head, &['<', '(']))
+        .collect();
     let mut listed: Vec<&str> = METHODS.iter().map(|(name, ..)| *name).collect();
     found.sort();
     listed.sort_unstable();
@@ -246,15 +328,26 @@ fn variables() -> Vars {
 fn models() -> Vec<(&'static str, Box<dyn Model>)> {
     let net = || {
         let [running_mean, running_var, w] = NAMES.map(parameter);
-        Net { running_mean, running_var, w }
+        Net {
+            running_mean,
+            running_var,
+            w,
+        }
     };
     let tensors = || {
         let [running_mean, running_var, w] = NAMES.map(|name| parameter(name).as_tensor().clone());
-        Net { running_mean, running_var, w }
+        Net {
+            running_mean,
+            running_var,
+            w,
+        }
     };
     vec![
         ("a map", Box::new(variables())),
-        ("a hash map", Box::new(HashMap::<String, Var>::from_iter(variables()))),
+        (
+            "a hash map",
+            Box::new(HashMap::<String, Var>::from_iter(variables())),
+        ),
         ("a VarMap", Box::new(var_map(variables()))),
         ("a struct", Box::new(net())),
         ("a struct of tensors", Box::new(tensors())),
@@ -298,8 +391,15 @@ fn slices(vectors: &mut [Vec<f32>; 3]) -> ParameterSlices<'_> {
 
 fn assert_needs_variables(done: Result<()>, what: &str) {
     let error = done.expect_err(what);
-    assert_eq!((error.kind(), error.path().is_some()), (ErrorKind::Unsupported, true), "{what}: {error}");
-    assert!(error.to_string().contains("this call needs candle variables"), "{what}: {error}");
+    assert_eq!(
+        (error.kind(), error.path().is_some()),
+        (ErrorKind::Unsupported, true),
+        "{what}: {error}"
+    );
+    assert!(
+        error.to_string().contains("this call needs candle variables"),
+        "{what}: {error}"
+    );
 }
 
 /// Slices are a model as any, but for what is about variables.
@@ -314,7 +414,10 @@ fn methods_take_slices() {
             Slices::Refused => assert_needs_variables(method(&mut case(), model), what),
         };
         try_with(&slices(&mut memory), &what);
-        try_with(&Some(Box::new(slices(&mut optional))), &format!("{what} of `Some`"));
+        try_with(
+            &Some(Box::new(slices(&mut optional))),
+            &format!("{what} of `Some`"),
+        );
     }
 }
 
@@ -341,7 +444,13 @@ fn methods_take_slices_inside_of_another_model() {
         let models: [(&str, Box<dyn Model + '_>); 6] = [
             ("0.w", Box::new((slices(first), VarMap::new()))),
             ("1.w", Box::new(vec![None, Some(slices(second))])),
-            ("inner.w", Box::new(Inner { inner: slices(third), other: parameter("w") })),
+            (
+                "inner.w",
+                Box::new(Inner {
+                    inner: slices(third),
+                    other: parameter("w"),
+                }),
+            ),
             ("w", Box::new(Forwards(slices(fourth)))),
             ("net.w", Box::new(HashMap::from([("net", slices(fifth))]))),
             ("0.0.w", Box::new([(Box::new(slices(sixth)),)])),
@@ -367,17 +476,33 @@ fn a_rule_is_replaced_where_parameters_are_slices() {
     let parameters = slices(&mut memory);
     let mut state = setup(AdamW::new(0.1), &parameters).expect("a state");
     let grads: Grads = NAMES
-        .map(|name| (name.to_string(), Tensor::ones(shape(name), DType::F32, CPU).expect("ones")))
+        .map(|name| {
+            (
+                name.to_string(),
+                Tensor::ones(shape(name), DType::F32, CPU).expect("ones"),
+            )
+        })
         .into();
     update(&mut state, &parameters, &grads).expect("an update");
-    let replaced = state.at("w").expect("a leaf").replace(rule(), &parameters).expect("a rule");
+    let replaced = state
+        .at("w")
+        .expect("a leaf")
+        .replace(rule(), &parameters)
+        .expect("a rule");
     assert_eq!(
         (replaced[0].path.as_str(), &replaced[0].kept[..]),
         ("w", &["0.m", "0.v", "0.t"].map(String::from)[..])
     );
-    let average = state.leaf("w").and_then(|leaf| leaf.tensor("1.average").ok()).expect("an average");
+    let average = state
+        .leaf("w")
+        .and_then(|leaf| leaf.tensor("1.average").ok())
+        .expect("an average");
     let now = values(&state.masters(&parameters).expect("values")["w"]);
-    assert_eq!(values(&average), now, "the average starts from where the slice is");
+    assert_eq!(
+        values(&average),
+        now,
+        "the average starts from where the slice is"
+    );
     assert!((now[0] - 0.9).abs() < 1e-2, "{now:?}");
 
     // A model of another shape under the same path is another model.
@@ -385,8 +510,15 @@ fn a_rule_is_replaced_where_parameters_are_slices() {
     let [mean, variance] = &mut rest;
     let other = ParameterSlices::new()
         .with("w", 12, &mut flat)
-        .and_then(|slices| slices.with("running_mean", 2, mean)?.with("running_var", 2, variance));
-    let error = state.all().replace(rule(), &other.expect("slices")).expect_err("another shape");
+        .and_then(|slices| {
+            slices
+                .with("running_mean", 2, mean)?
+                .with("running_var", 2, variance)
+        });
+    let error = state
+        .all()
+        .replace(rule(), &other.expect("slices"))
+        .expect_err("another shape");
     assert_eq!(error.kind(), ErrorKind::Tensor, "{error}");
     assert_eq!((error.path(), error.got()), (Some("w"), Some("[12]")), "{error}");
 }

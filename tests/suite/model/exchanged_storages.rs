@@ -39,7 +39,9 @@ fn exchange(x: &Tensor, storage: CpuStorage) {
 fn storage(dtype: DType, length: usize) -> CpuStorage {
     let values = constant(7.0, length, dtype);
     let (storage, _) = values.storage_and_layout();
-    let Storage::Cpu(storage) = &*storage else { panic!("a storage on the CPU") };
+    let Storage::Cpu(storage) = &*storage else {
+        panic!("a storage on the CPU")
+    };
     storage.clone()
 }
 
@@ -58,8 +60,10 @@ fn assert_exchanged(
     moved: &[&str],
 ) {
     is_kind(error, ErrorKind::Memory, &[&format!("{name}: the storage holds")]);
-    let (expected, got) =
-        (format!("{} of {:?}", expected.1, expected.0), format!("{} elements of {:?}", got.1, got.0));
+    let (expected, got) = (
+        format!("{} of {:?}", expected.1, expected.0),
+        format!("{} elements of {:?}", got.1, got.0),
+    );
     assert_eq!(
         (error.path(), error.got(), error.expected()),
         (Some(path), Some(&*got), Some(&*expected)),
@@ -77,11 +81,15 @@ fn assert_exchanged(
 }
 
 fn model(dtype: DType) -> Vars {
-    [("a", 1), ("b", 2)].map(|(path, seed)| (path.to_string(), var(&tensor(seed, &[LENGTH], dtype)))).into()
+    [("a", 1), ("b", 2)]
+        .map(|(path, seed)| (path.to_string(), var(&tensor(seed, &[LENGTH], dtype))))
+        .into()
 }
 
 fn gradients(dtype: DType) -> Grads {
-    [("a", 3), ("b", 4)].map(|(path, seed)| (path.to_string(), tensor(seed, &[LENGTH], dtype))).into()
+    [("a", 3), ("b", 4)]
+        .map(|(path, seed)| (path.to_string(), tensor(seed, &[LENGTH], dtype)))
+        .into()
 }
 
 /// Makes one step, exchanges a storage, and takes another step on each engine: an error, with nothing changed
@@ -98,7 +106,10 @@ fn assert_refused<O: IntoOptimiser + Clone>(
                 let (model, mut grads) = (model(dtype), gradients(dtype));
                 let mut state = setup(optimiser.clone(), &model).expect("a state");
                 if !is_first {
-                    Update::new(&mut state).engine(engine).apply(&model, &grads).expect("an update");
+                    Update::new(&mut state)
+                        .engine(engine)
+                        .apply(&model, &grads)
+                        .expect("an update");
                 }
                 let all = |state: &optimisers::StateTree| {
                     let leaf = |path: &str| state.leaf(path).map(|leaf| (leaf.steps(), leaf.counters()));
@@ -113,10 +124,16 @@ fn assert_refused<O: IntoOptimiser + Clone>(
                 };
                 let before = (bits(&model["a"]), all(&state));
                 change(&model, &mut grads, storage(got.0, got.1));
-                let error =
-                    Update::new(&mut state).engine(engine).apply(&model, &grads).expect_err("a refusal");
+                let error = Update::new(&mut state)
+                    .engine(engine)
+                    .apply(&model, &grads)
+                    .expect_err("a refusal");
                 assert_exchanged(&error, "b", name, (dtype, LENGTH), got, &[]);
-                assert!((bits(&model["a"]), all(&state)) == before, "{engine:?}, {}", optimiser.name());
+                assert!(
+                    (bits(&model["a"]), all(&state)) == before,
+                    "{engine:?}, {}",
+                    optimiser.name()
+                );
             }
         }
     }
@@ -134,16 +151,36 @@ fn with_gradient(_: &Vars, grads: &mut Grads, storage: CpuStorage) {
 fn a_parameter_whose_storage_was_exchanged_is_refused() {
     assert_refused(Descent::new(0.1), F32, "parameter", with_parameter);
     assert_refused(Adam::new(0.1), F64, "parameter", with_parameter);
-    assert_refused(MixedPrecision::new(F32, Adam::new(0.1)), BF16, "parameter", with_parameter);
-    assert_refused(SplitMaster::new(Adam::new(0.1)), BF16, "parameter", with_parameter);
+    assert_refused(
+        MixedPrecision::new(F32, Adam::new(0.1)),
+        BF16,
+        "parameter",
+        with_parameter,
+    );
+    assert_refused(
+        SplitMaster::new(Adam::new(0.1)),
+        BF16,
+        "parameter",
+        with_parameter,
+    );
     assert_refused(Kahan::new(Descent::new(0.1)), BF16, "parameter", with_parameter);
 }
 
 #[test]
 fn a_gradient_whose_storage_was_exchanged_is_refused() {
     assert_refused(Descent::new(0.1), F32, "gradient", with_gradient);
-    assert_refused(MixedPrecision::new(F32, Adam::new(0.1)), BF16, "gradient", with_gradient);
-    assert_refused(OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1))), F32, "gradient", with_gradient);
+    assert_refused(
+        MixedPrecision::new(F32, Adam::new(0.1)),
+        BF16,
+        "gradient",
+        with_gradient,
+    );
+    assert_refused(
+        OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1))),
+        F32,
+        "gradient",
+        with_gradient,
+    );
 }
 
 /// A storage says nothing about shapes when a tensor is made of it.
@@ -159,15 +196,21 @@ fn a_gradient_that_was_made_of_too_short_a_storage_is_refused() -> Tested {
     };
     let transposed = made(4, &[25, 40]).t()?;
     // The last element of this is the 967th.
-    let strided = made(996, &[25, 40]).narrow(1, 3, 4).and_then(|part| part.narrow(0, 0, 25))?;
+    let strided = made(996, &[25, 40])
+        .narrow(1, 3, 4)
+        .and_then(|part| part.narrow(0, 0, 25))?;
     for engine in engines() {
-        for (gradient, needed, has) in
-            [(made(4, &[40, 25]), 1000, 4), (transposed.clone(), 1000, 4), (strided.clone(), 967, 996)]
-        {
+        for (gradient, needed, has) in [
+            (made(4, &[40, 25]), 1000, 4),
+            (transposed.clone(), 1000, 4),
+            (strided.clone(), 967, 996),
+        ] {
             let x = var(&tensor(1, gradient.dims(), F32));
             let mut state = setup(Descent::new(0.1), &x)?;
             let before = bits(&x);
-            let outcome = Update::new(&mut state).engine(engine).apply(&x, &[("", &gradient)]);
+            let outcome = Update::new(&mut state)
+                .engine(engine)
+                .apply(&x, &[("", &gradient)]);
             if needed <= has {
                 outcome?;
                 continue;
@@ -218,7 +261,12 @@ fn a_master_cannot_be_exchanged() -> Tested {
     let mut state = setup(MixedPrecision::new(F32, Shown::default()), &x)?;
     update(&mut state, &x, &gradients)?;
     let master = |state: &StateTree| {
-        values(&state.leaf("").and_then(|leaf| leaf.tensor("master").ok()).expect("a master"))
+        values(
+            &state
+                .leaf("")
+                .and_then(|leaf| leaf.tensor("master").ok())
+                .expect("a master"),
+        )
     };
     let before = master(&state);
     let seen = SEEN.lock()?.pop().expect("a master");
@@ -227,7 +275,10 @@ fn a_master_cannot_be_exchanged() -> Tested {
     for engine in engines() {
         Update::new(&mut state).engine(engine).apply(&x, &gradients)?;
     }
-    assert_eq!(state.leaf("").expect("a leaf").steps(), 1 + engines().len() as u64);
+    assert_eq!(
+        state.leaf("").expect("a leaf").steps(),
+        1 + engines().len() as u64
+    );
     Ok(())
 }
 
@@ -260,8 +311,11 @@ fn a_storage_that_is_exchanged_during_the_commit_is_an_error_that_names_what_has
     for engine in engines() {
         for of_gradient in [false, true] {
             let (model, grads) = (model(F32), gradients(F32));
-            let victim =
-                Arc::new(if of_gradient { grads["b"].clone() } else { model["b"].as_tensor().clone() });
+            let victim = Arc::new(if of_gradient {
+                grads["b"].clone()
+            } else {
+                model["b"].as_tensor().clone()
+            });
             let choose = |path: &str, _: Parameter<'_>| -> Option<Optimiser> {
                 Some(if path == "a" {
                     Optimiser::new(Descent::new(1.0))
@@ -275,7 +329,11 @@ fn a_storage_that_is_exchanged_during_the_commit_is_an_error_that_names_what_has
                 Update::new(&mut state).engine(engine).apply(&model, &grads)
             }));
             let steps = |path: &str| state.leaf(path).expect("a leaf").steps();
-            assert_eq!((values(&model["a"]), steps("a"), steps("b")), (expected, 1, 0), "{engine:?}");
+            assert_eq!(
+                (values(&model["a"]), steps("a"), steps("b")),
+                (expected, 1, 0),
+                "{engine:?}"
+            );
             match outcome {
                 // candle's own operations find it.
                 Err(_) if engine == Engine::Tensors => {}
@@ -288,7 +346,10 @@ fn a_storage_that_is_exchanged_during_the_commit_is_an_error_that_names_what_has
                     };
                     if engine == Engine::Fused {
                         assert_exchanged(&error, "b", name, (F32, LENGTH), (F32, 4), &["a"]);
-                        assert!(error.to_string().contains("had already moved: a; restore"), "{error}");
+                        assert!(
+                            error.to_string().contains("had already moved: a; restore"),
+                            "{error}"
+                        );
                     }
                 }
             }
@@ -313,7 +374,10 @@ fn an_exchanged_storage_on_one_rank_is_an_error_on_all() {
             .expect("a state");
             let before = bits(&model["a"]);
             if rank == 1 {
-                exchange(if of_gradient { &grads["b"] } else { &model["b"] }, storage(F32, 4));
+                exchange(
+                    if of_gradient { &grads["b"] } else { &model["b"] },
+                    storage(F32, 4),
+                );
             }
             let error = update(&mut state, &model, &grads).expect_err("an error");
             assert!(bits(&model["a"]) == before && state.leaves().all(|leaf| leaf.steps() == 0));
@@ -325,9 +389,20 @@ fn an_exchanged_storage_on_one_rank_is_an_error_on_all() {
                 .enumerate()
                 .map(|(rank, world)| scope.spawn(move || train(rank, world)))
                 .collect();
-            threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+            threads
+                .into_iter()
+                .map(|thread| thread.join().expect("no panic"))
+                .collect()
         });
-        assert!(errors.iter().all(|error| error.contains("holds 4 elements of F32")), "{errors:?}");
-        assert!(errors[1].starts_with("parameter \"b\"") && errors[0].contains("rank 1"), "{errors:?}");
+        assert!(
+            errors
+                .iter()
+                .all(|error| error.contains("holds 4 elements of F32")),
+            "{errors:?}"
+        );
+        assert!(
+            errors[1].starts_with("parameter \"b\"") && errors[0].contains("rank 1"),
+            "{errors:?}"
+        );
     }
 }

@@ -52,11 +52,20 @@ const SHAPE: [usize; 2] = [4, 6];
 impl Owner {
     fn new(seed: u64, dtype: DType) -> Self {
         let values = Mutex::new(vector(&tensor(seed, &SHAPE, dtype)));
-        Owner { dtype, values, failure: Failure::ErrsBefore, left: AtomicIsize::new(-1) }
+        Owner {
+            dtype,
+            values,
+            failure: Failure::ErrsBefore,
+            left: AtomicIsize::new(-1),
+        }
     }
 
     fn failing(self, failure: Failure, after: isize) -> Self {
-        Owner { failure, left: AtomicIsize::new(after), ..self }
+        Owner {
+            failure,
+            left: AtomicIsize::new(after),
+            ..self
+        }
     }
 
     fn has_failed(&self) -> bool {
@@ -64,7 +73,10 @@ impl Owner {
     }
 
     fn numbers(&self) -> Vec<f64> {
-        self.values.lock().unwrap_or_else(PoisonError::into_inner).numbers()
+        self.values
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .numbers()
     }
 
     /// Lends so many elements to a function.
@@ -204,9 +216,14 @@ impl Case {
     fn expected(&self) -> [(Whole, Option<(Status, usize)>); 2] {
         let (x, mut state, gradient) = self.started();
         let before = whole(&x, &state);
-        let outcome =
-            Update::new(&mut state).engine(self.engine).apply(&x, &Lent(&gradient)).expect("an update");
-        [(before, None), (whole(&x, &state), Some((outcome.status, outcome.applied)))]
+        let outcome = Update::new(&mut state)
+            .engine(self.engine)
+            .apply(&x, &Lent(&gradient))
+            .expect("an update");
+        [
+            (before, None),
+            (whole(&x, &state), Some((outcome.status, outcome.applied))),
+        ]
     }
 
     /// Takes the step with an owner that fails after it has lent so many times. Returns whether it came so
@@ -222,7 +239,10 @@ impl Case {
             false => [x.failing(self.failure, lends), gradient],
         };
         let owner = if self.is_gradient { &gradient } else { &x };
-        let (update, what) = (Update::new(&mut state).engine(self.engine), format!("{self:?} after {lends}"));
+        let (update, what) = (
+            Update::new(&mut state).engine(self.engine),
+            format!("{self:?} after {lends}"),
+        );
         let is_whole = |done: std::thread::Result<Result<()>>, has_moved: bool| match done {
             Ok(Ok(())) => assert!(has_moved, "{what}"),
             Ok(Err(error)) => assert_eq!(
@@ -272,9 +292,21 @@ fn an_owner_that_fails_leaves_its_parameter_whole() {
     let rules: [(Make, DType, u64); 9] = [
         (|| Optimiser::new(AdamW::new(0.1)), F32, 0),
         (|| Optimiser::new(Muon::new(0.1)), F32, 1),
-        (|| Optimiser::new(OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.1)))), F32, 0),
-        (|| Optimiser::new(OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.1)))), F32, 1),
-        (|| Optimiser::new(MixedPrecision::new(DType::F64, AdamW::new(0.1))), F32, 0),
+        (
+            || Optimiser::new(OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.1)))),
+            F32,
+            0,
+        ),
+        (
+            || Optimiser::new(OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.1)))),
+            F32,
+            1,
+        ),
+        (
+            || Optimiser::new(MixedPrecision::new(DType::F64, AdamW::new(0.1))),
+            F32,
+            0,
+        ),
         (
             || {
                 Optimiser::new(MixedPrecision::new(
@@ -285,14 +317,36 @@ fn an_owner_that_fails_leaves_its_parameter_whole() {
             BF16,
             1,
         ),
-        (|| Optimiser::new(Kahan::new(OptimiserChain::new((ClipNorm::new(0.5), AdamW::new(0.1))))), BF16, 1),
+        (
+            || {
+                Optimiser::new(Kahan::new(OptimiserChain::new((
+                    ClipNorm::new(0.5),
+                    AdamW::new(0.1),
+                ))))
+            },
+            BF16,
+            1,
+        ),
         (|| Optimiser::new(SplitMaster::new(AdamW::new(0.1))), BF16, 1),
-        (|| Optimiser::new(StochasticRounding::new(1, Muon::new(0.1))), BF16, 0),
+        (
+            || Optimiser::new(StochasticRounding::new(1, Muon::new(0.1))),
+            BF16,
+            0,
+        ),
     ];
-    for ((make, dtype, calls), engine) in
-        rules.into_iter().flat_map(|rule| engines().into_iter().map(move |engine| (rule, engine)))
+    for ((make, dtype, calls), engine) in rules
+        .into_iter()
+        .flat_map(|rule| engines().into_iter().map(move |engine| (rule, engine)))
     {
-        let case = |way, failure, is_gradient| Case { make, dtype, calls, engine, way, failure, is_gradient };
+        let case = |way, failure, is_gradient| Case {
+            make,
+            dtype,
+            calls,
+            engine,
+            way,
+            failure,
+            is_gradient,
+        };
         let expected = case(Way::Update, Failure::ErrsBefore, false).expected();
         for (way, failure) in [Way::Update, Way::ApplyOwned, Way::Streamed]
             .into_iter()
@@ -300,7 +354,13 @@ fn an_owner_that_fails_leaves_its_parameter_whole() {
         {
             for is_gradient in [false, true] {
                 let case = case(way, failure, is_gradient);
-                assert!((0..).take_while(|lends| case.has_failed(*lends, &expected)).count() > 0, "{case:?}");
+                assert!(
+                    (0..)
+                        .take_while(|lends| case.has_failed(*lends, &expected))
+                        .count()
+                        > 0,
+                    "{case:?}"
+                );
             }
         }
     }
@@ -334,9 +394,18 @@ impl Elementwise for Panicking {
 /// As an owner in another language, which cannot pass a panic on.
 #[test]
 fn a_panic_that_an_owner_catches_is_no_success() {
-    let (x, gradient) = (Owner::new(1, F32).failing(Failure::CatchesPanics, 0), Owner::new(2, F32));
+    let (x, gradient) = (
+        Owner::new(1, F32).failing(Failure::CatchesPanics, 0),
+        Owner::new(2, F32),
+    );
     let mut state = setup(Panicking::new(0.1), &x).expect("a state");
-    let error = Update::new(&mut state).apply(&x, &Lent(&gradient)).expect_err("a panic");
-    is_kind(&error, ErrorKind::Memory, &["\"x\"", "has panicked", "pass a panic of that function on"]);
+    let error = Update::new(&mut state)
+        .apply(&x, &Lent(&gradient))
+        .expect_err("a panic");
+    is_kind(
+        &error,
+        ErrorKind::Memory,
+        &["\"x\"", "has panicked", "pass a panic of that function on"],
+    );
     assert_eq!(state.steps(), 0);
 }

@@ -14,7 +14,9 @@ fn variables() -> Vars {
 }
 
 fn gradients() -> Grads {
-    (0..3).map(|i| (i.to_string(), random(10 + i, &[4], DType::F32, &Device::Cpu))).collect()
+    (0..3)
+        .map(|i| (i.to_string(), random(10 + i, &[4], DType::F32, &Device::Cpu)))
+        .collect()
 }
 
 /// What one step with these gradients makes of everything.
@@ -22,9 +24,18 @@ fn after<G: Gradients + ?Sized>(grads: &G) -> Snapshot {
     let model = variables();
     let mut state = setup(Adam::new(0.1), &model).expect("a state");
     assert_eq!(update(&mut state, &model, grads).expect("an update").applied, 3);
-    let functional: BTreeMap<_, _> =
-        model.iter().map(|(path, x)| (path.clone(), x.as_tensor().clone())).collect();
-    assert_eq!(Update::functional(&state).apply(&functional, grads).expect("an update").2.applied, 3);
+    let functional: BTreeMap<_, _> = model
+        .iter()
+        .map(|(path, x)| (path.clone(), x.as_tensor().clone()))
+        .collect();
+    assert_eq!(
+        Update::functional(&state)
+            .apply(&functional, grads)
+            .expect("an update")
+            .2
+            .applied,
+        3
+    );
     snapshot(&model, &state)
 }
 
@@ -32,8 +43,10 @@ fn after<G: Gradients + ?Sized>(grads: &G) -> Snapshot {
 fn lists_and_maps_of_references_are_gradients_like_a_map() {
     let owned = gradients();
     let expected = after(&owned);
-    let borrowed: Vec<(&str, &Tensor)> =
-        owned.iter().map(|(path, gradient)| (path.as_str(), gradient)).collect();
+    let borrowed: Vec<(&str, &Tensor)> = owned
+        .iter()
+        .map(|(path, gradient)| (path.as_str(), gradient))
+        .collect();
     let reversed: Vec<(String, Tensor)> = owned.clone().into_iter().rev().collect();
     let named: [(&str, Tensor); 3] = ["2", "0", "1"].map(|path| (path, owned[path].clone()));
 
@@ -43,8 +56,14 @@ fn lists_and_maps_of_references_are_gradients_like_a_map() {
     assert_eq!(after(&reversed[..]), expected);
     assert_eq!(after(&named), expected);
     assert_eq!(after(&named[..]), expected);
-    assert_eq!(after(&borrowed.iter().copied().collect::<BTreeMap<&str, &Tensor>>()), expected);
-    assert_eq!(after(&borrowed.iter().copied().collect::<HashMap<&str, &Tensor>>()), expected);
+    assert_eq!(
+        after(&borrowed.iter().copied().collect::<BTreeMap<&str, &Tensor>>()),
+        expected
+    );
+    assert_eq!(
+        after(&borrowed.iter().copied().collect::<HashMap<&str, &Tensor>>()),
+        expected
+    );
     assert_eq!(
         after(
             &owned
@@ -79,21 +98,44 @@ fn a_path_that_a_list_has_twice_is_refused() {
     let (model, gradient) = (variables(), random(1, &[4], DType::F32, &Device::Cpu));
     let mut state = setup(Adam::new(0.1), &model).expect("a state");
     let before = snapshot(&model, &state);
-    let twice = [("0", &gradient), ("2", &gradient), ("1", &gradient), ("2", &gradient)];
+    let twice = [
+        ("0", &gradient),
+        ("2", &gradient),
+        ("1", &gradient),
+        ("2", &gradient),
+    ];
     let is_refused = |error: Error| {
         let is_named = (error.kind(), error.path()) == (ErrorKind::Contract, Some("2"));
-        is_named && error.to_string().contains("\"2\": the list has two gradients for this parameter")
+        is_named
+            && error
+                .to_string()
+                .contains("\"2\": the list has two gradients for this parameter")
     };
-    assert!(is_refused(update(&mut state, &model, &twice).expect_err("refused")));
-    assert!(is_refused(update(&mut state, &model, &twice.to_vec()).expect_err("refused")));
-    assert!(is_refused(update(&mut state, &model, &twice[..]).expect_err("refused")));
-    let functional: BTreeMap<_, _> =
-        model.iter().map(|(path, x)| (path.clone(), x.as_tensor().clone())).collect();
-    assert!(is_refused(Update::functional(&state).apply(&functional, &twice).expect_err("refused")));
+    assert!(is_refused(
+        update(&mut state, &model, &twice).expect_err("refused")
+    ));
+    assert!(is_refused(
+        update(&mut state, &model, &twice.to_vec()).expect_err("refused")
+    ));
+    assert!(is_refused(
+        update(&mut state, &model, &twice[..]).expect_err("refused")
+    ));
+    let functional: BTreeMap<_, _> = model
+        .iter()
+        .map(|(path, x)| (path.clone(), x.as_tensor().clone()))
+        .collect();
+    assert!(is_refused(
+        Update::functional(&state)
+            .apply(&functional, &twice)
+            .expect_err("refused")
+    ));
     let mut scaler = LossScaler::fixed(2.0);
     let _ = scaler.scale(&gradient).expect("a loss");
     assert!(is_refused(
-        Update::new(&mut state).scaler(&mut scaler).apply(&model, &twice).expect_err("refused")
+        Update::new(&mut state)
+            .scaler(&mut scaler)
+            .apply(&model, &twice)
+            .expect_err("refused")
     ));
     assert_eq!(snapshot(&model, &state), before);
 }
@@ -147,11 +189,20 @@ fn a_list_is_looked_through_once() {
     }
 
     let model: Vars = (0..500)
-        .map(|i| (i.to_string(), Var::zeros(1, DType::F32, &Device::Cpu).expect("a variable")))
+        .map(|i| {
+            (
+                i.to_string(),
+                Var::zeros(1, DType::F32, &Device::Cpu).expect("a variable"),
+            )
+        })
         .collect();
     let mut state = setup(Adam::new(0.1), &model).expect("a state");
     let one = Tensor::ones(1, DType::F32, &Device::Cpu).expect("a gradient");
     let list: Vec<(Counted, &Tensor)> = model.keys().map(|path| (Counted(path.clone()), &one)).collect();
     assert_eq!(update(&mut state, &model, &list).expect("an update").applied, 500);
-    assert!(COMPARED.load(Ordering::Relaxed) <= 4 * 500, "{}", COMPARED.load(Ordering::Relaxed));
+    assert!(
+        COMPARED.load(Ordering::Relaxed) <= 4 * 500,
+        "{}",
+        COMPARED.load(Ordering::Relaxed)
+    );
 }

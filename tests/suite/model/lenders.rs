@@ -34,7 +34,11 @@ pub struct Locked {
 
 impl Locked {
     fn new(tensor: &Tensor) -> Self {
-        Locked { shape: tensor.shape().clone(), dtype: tensor.dtype(), values: RwLock::new(vector(tensor)) }
+        Locked {
+            shape: tensor.shape().clone(),
+            dtype: tensor.dtype(),
+            values: RwLock::new(vector(tensor)),
+        }
     }
 
     fn tensor(&self) -> Tensor {
@@ -60,7 +64,9 @@ impl Lend for Locked {
     }
 
     fn read(&self, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {
-        run(View::new(self.values.read().unwrap_or_else(PoisonError::into_inner).show()))
+        run(View::new(
+            self.values.read().unwrap_or_else(PoisonError::into_inner).show(),
+        ))
     }
 
     fn write(&self, run: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {
@@ -92,11 +98,18 @@ impl<T: Lend> Gradients for ByPath<T> {
 }
 
 fn locked(vars: &Vars) -> HashMap<String, Locked> {
-    vars.iter().map(|(path, x)| (path.clone(), Locked::new(x))).collect()
+    vars.iter()
+        .map(|(path, x)| (path.clone(), Locked::new(x)))
+        .collect()
 }
 
 fn locked_gradients(grads: &Grads) -> ByPath<Locked> {
-    ByPath(grads.iter().map(|(path, gradient)| (path.clone(), Locked::new(gradient))).collect())
+    ByPath(
+        grads
+            .iter()
+            .map(|(path, gradient)| (path.clone(), Locked::new(gradient)))
+            .collect(),
+    )
 }
 
 /// The numbers of a model behind locks, as variables.
@@ -108,8 +121,9 @@ fn shown(locked: &HashMap<String, Locked>) -> Vars {
 
 #[test]
 fn every_optimiser_has_the_bits_of_variables() -> Tested {
-    for (parameter, gradient) in
-        [F16, BF16, F32, F64].into_iter().flat_map(|parameter| [(parameter, parameter), (parameter, F32)])
+    for (parameter, gradient) in [F16, BF16, F32, F64]
+        .into_iter()
+        .flat_map(|parameter| [(parameter, parameter), (parameter, F32)])
     {
         let (parameters, all_grads) = small_model(&Device::Cpu, parameter, gradient);
         for optimiser in optimisers_for(parameter) {
@@ -121,7 +135,11 @@ fn every_optimiser_has_the_bits_of_variables() -> Tested {
                 snapshot(&shown(&model), &state)
             };
             let got: Vec<_> = all_grads.iter().map(step).collect();
-            assert_same(&got, &expected, format!("{} of {parameter:?}, {gradient:?}", optimiser.name()));
+            assert_same(
+                &got,
+                &expected,
+                format!("{} of {parameter:?}, {gradient:?}", optimiser.name()),
+            );
         }
     }
     Ok(())
@@ -130,7 +148,12 @@ fn every_optimiser_has_the_bits_of_variables() -> Tested {
 /// Variables, slices and tensors behind locks stand in one model, with gradients of the other kinds.
 #[test]
 fn kinds_of_memory_stand_side_by_side() -> Tested {
-    let rule = || MixedPrecision::new(F32, OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1))));
+    let rule = || {
+        MixedPrecision::new(
+            F32,
+            OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1))),
+        )
+    };
     for engine in engines() {
         let start = tensor(1, &[3, 40], BF16);
         let (variable, locked, mut slice) = (Var::from_tensor(&start)?, Locked::new(&start), vector(&start));
@@ -144,7 +167,9 @@ fn kinds_of_memory_stand_side_by_side() -> Tested {
         }
         let masters = state.masters(&model)?;
         assert!(
-            ["0.1", "1.slice"].iter().all(|path| values(&masters[*path]) == values(&masters["0.0"])),
+            ["0.1", "1.slice"]
+                .iter()
+                .all(|path| values(&masters[*path]) == values(&masters["0.0"])),
             "{engine:?}"
         );
         assert_eq!(values(&variable), locked.numbers(), "{engine:?}");
@@ -217,7 +242,9 @@ fn gradients_have_strides() -> Tested {
             Columns((0..7).map(|i| i as f32).collect(), (2, 3).into()),
         )]));
         let mut state = setup(Descent::new(1.0), &parameters)?;
-        Update::new(&mut state).engine(engine).apply(&parameters, &gradients)?;
+        Update::new(&mut state)
+            .engine(engine)
+            .apply(&parameters, &gradients)?;
         drop(parameters);
         assert_eq!(x, [-1.0, -3.0, -5.0, -2.0, -4.0, -6.0], "{engine:?}");
     }
@@ -271,7 +298,11 @@ impl Faulty {
                 .before
                 .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
                 .is_ok();
-        if is_asked && !is_before { fault } else { Fault::None }
+        if is_asked && !is_before {
+            fault
+        } else {
+            Fault::None
+        }
     }
 }
 
@@ -331,19 +362,35 @@ fn owners_that_do_not_keep_their_promise_are_refused() -> Tested {
         (Shorter, ["9 elements of F32", "expected 10 of F32"]),
         (Longer, ["11 elements of F32", "expected 10 of F32"]),
         (OtherDtype, ["10 elements of F64", "expected 10 of F32"]),
-        (NotRun, ["the function that it was given 0 times, expected once", "10 elements of F32"]),
-        (RunTwice, ["the function that it was given 2 times, expected once", "10 elements of F32"]),
+        (
+            NotRun,
+            [
+                "the function that it was given 0 times, expected once",
+                "10 elements of F32",
+            ],
+        ),
+        (
+            RunTwice,
+            [
+                "the function that it was given 2 times, expected once",
+                "10 elements of F32",
+            ],
+        ),
         (Refuses, ["the owner does not lend the memory", "average"]),
         (DropsError, ["9 elements of F32", "expected 10 of F32"]),
     ] {
-        for (engine, is_gradient) in
-            engines().into_iter().flat_map(|engine| [(engine, false), (engine, true)])
+        for (engine, is_gradient) in engines()
+            .into_iter()
+            .flat_map(|engine| [(engine, false), (engine, true)])
         {
             let (x, gradient) = (Faulty::new(), Faulty::new());
             let mut state = setup(Adam::new(0.1), &x)?;
             if is_gradient { &gradient } else { &x }.begin(fault, 0);
             let gradients = ByPath(HashMap::from([("x".to_string(), gradient)]));
-            let error = Update::new(&mut state).engine(engine).apply(&x, &gradients).expect_err("a refusal");
+            let error = Update::new(&mut state)
+                .engine(engine)
+                .apply(&x, &gradients)
+                .expect_err("a refusal");
             says(&error, &words);
             assert_eq!(state.leaf("x").expect("a leaf").steps(), 0, "{fault:?}");
             assert_eq!(*x.values.read().unwrap(), [1.0; 10], "{fault:?} {engine:?}");
@@ -353,7 +400,11 @@ fn owners_that_do_not_keep_their_promise_are_refused() -> Tested {
     x.begin(Shorter, 0);
     let state = setup(MixedPrecision::new(F64, Adam::new(0.1)), &x);
     let error = state.expect_err("a refusal");
-    is_kind(&error, ErrorKind::Memory, &["the lent memory has 9 elements of F32, expected 10"]);
+    is_kind(
+        &error,
+        ErrorKind::Memory,
+        &["the lent memory has 9 elements of F32, expected 10"],
+    );
     assert_eq!(error.path(), Some("x"), "{error}");
     Ok(())
 }
@@ -387,8 +438,9 @@ fn checkpoints_hold_what_is_behind_locks() -> Tested {
 /// A gradient whose owner runs the function again in the commit is not applied twice.
 #[test]
 fn a_gradient_that_is_lent_twice_is_one_step() -> Tested {
-    for (engine, before) in
-        engines().into_iter().flat_map(|engine| (0..6).map(move |before| (engine, before)))
+    for (engine, before) in engines()
+        .into_iter()
+        .flat_map(|engine| (0..6).map(move |before| (engine, before)))
     {
         let (x, gradient) = (Faulty::new(), Faulty::new());
         let mut state = setup(Descent::new(1.0), &x)?;
@@ -397,7 +449,11 @@ fn a_gradient_that_is_lent_twice_is_one_step() -> Tested {
             .engine(engine)
             .apply(&x, &ByPath(HashMap::from([("x".to_string(), gradient)])));
         let is_moved = x.values.read().unwrap()[0] == 0.0;
-        assert_eq!(*x.values.read().unwrap(), [if is_moved { 0.0 } else { 1.0 }; 10], "{engine:?} {before}");
+        assert_eq!(
+            *x.values.read().unwrap(),
+            [if is_moved { 0.0 } else { 1.0 }; 10],
+            "{engine:?} {before}"
+        );
         assert!(is_moved || done.is_err(), "{engine:?} {before}");
     }
     Ok(())
@@ -407,18 +463,28 @@ fn a_gradient_that_is_lent_twice_is_one_step() -> Tested {
 /// anything moves; what it refuses later says what has.
 #[test]
 fn owners_that_do_not_lend_to_write_are_refused_in_the_plan() {
-    let model = || (Locked::new(&Tensor::ones(10, F32, &Device::Cpu).expect("ones")), Faulty::new());
+    let model = || {
+        (
+            Locked::new(&Tensor::ones(10, F32, &Device::Cpu).expect("ones")),
+            Faulty::new(),
+        )
+    };
     let gradient = || tensor(1, &[10], F32);
     let apply = |fault, before, engine| {
         let (first, second) = model();
         let mut state = setup(Adam::new(0.1), &(&first, &second)).expect("a state");
         second.begin(fault, before);
         let grads = Grads::from(["0", "1.x"].map(|path| (path.to_string(), gradient())));
-        let done = Update::new(&mut state).engine(engine).apply(&(&first, &second), &grads);
+        let done = Update::new(&mut state)
+            .engine(engine)
+            .apply(&(&first, &second), &grads);
         (done.expect_err("a refusal"), first.numbers() != [1.0; 10])
     };
     for engine in engines() {
-        for (fault, words) in [(Fault::RefusesToWrite, "average"), (Fault::OtherOrder, "row-major order")] {
+        for (fault, words) in [
+            (Fault::RefusesToWrite, "average"),
+            (Fault::OtherOrder, "row-major order"),
+        ] {
             let (error, has_moved) = apply(fault, 0, engine);
             says(&error, &["\"1.x\"", "parameter", words]);
             assert!(!has_moved, "{fault:?} {engine:?}");
@@ -440,14 +506,23 @@ fn new_weights_for_owners_that_do_not_lend_to_write_are_refused() -> Tested {
     let grads = Grads::from(["0", "1.x"].map(|path| (path.to_string(), tensor(1, &[10], F32))));
     update(&mut state, &(&model.0, &model.1), &grads)?;
     let all = |state: &_| {
-        (model.0.numbers(), model.1.values.read().unwrap().clone(), snapshot(&Vars::new(), state))
+        (
+            model.0.numbers(),
+            model.1.values.read().unwrap().clone(),
+            snapshot(&Vars::new(), state),
+        )
     };
     let before = all(&state);
     model.1.begin(Fault::RefusesToWrite, 0);
-    let masters = state.masters(&(&model.0, &model.1))?.into_keys().map(|path| (path, tensor(2, &[10], F64)));
+    let masters = state
+        .masters(&(&model.0, &model.1))?
+        .into_keys()
+        .map(|path| (path, tensor(2, &[10], F64)));
     let masters: Grads = masters.collect();
-    let restored = CheckpointFile::open(&file)
-        .and_then(|file| file.restore_with_model(&mut state, &(&model.0, &model.1)).map(drop));
+    let restored = CheckpointFile::open(&file).and_then(|file| {
+        file.restore_with_model(&mut state, &(&model.0, &model.1))
+            .map(drop)
+    });
     let set = state.set_masters(&(&model.0, &model.1), &masters).map(drop);
     for refused in [restored, set] {
         is_kind(
@@ -510,7 +585,10 @@ impl Changing {
         for (values, shape) in self.values.read().unwrap().clone().into_iter().zip(&self.shapes) {
             let all = values.numbers();
             let end = AROUND + shape.elem_count();
-            assert!(all[..AROUND].iter().chain(&all[end..]).all(|x| *x == 1.0), "a write outside");
+            assert!(
+                all[..AROUND].iter().chain(&all[end..]).all(|x| *x == 1.0),
+                "a write outside"
+            );
         }
         let [first, _] = self.values.read().unwrap().clone();
         first.numbers()[AROUND..AROUND + self.shapes[0].elem_count()].to_vec()
@@ -561,7 +639,9 @@ fn owners_that_change_their_minds_make_no_write_outside() {
                 OptimiserChain::new((ClipGlobalNorm::new(0.5), Adam::new(0.1))),
             ))
         }),
-        (BF16, || Optimiser::new(StochasticRounding::new(1, Adam::new(0.1)))),
+        (BF16, || {
+            Optimiser::new(StochasticRounding::new(1, Adam::new(0.1)))
+        }),
     ];
     for (dtype, rule) in rules {
         let other = if dtype == F32 { BF16 } else { F32 };
@@ -569,8 +649,9 @@ fn owners_that_change_their_minds_make_no_write_outside() {
             .into_iter()
             .flat_map(|after| [(after, false), (after, true)])
         {
-            for (engine, is_gradient) in
-                engines().into_iter().flat_map(|engine| [(engine, false), (engine, true)])
+            for (engine, is_gradient) in engines()
+                .into_iter()
+                .flat_map(|engine| [(engine, false), (engine, true)])
             {
                 let apply = |question| {
                     let (x, gradient) = (
@@ -625,19 +706,32 @@ fn what_lies_in_order_is_in_order_with_strides_too() -> Tested {
             visitor.lend(self);
         }
     }
-    let cases: [(&[usize], &[usize]); 4] =
-        [(&[], &[]), (&[2, 3], &[3, 1]), (&[2, 1, 3], &[3, 7, 1]), (&[3, 0], &[9, 9])];
-    for (engine, (dims, strides)) in engines().into_iter().flat_map(|engine| cases.map(|case| (engine, case)))
+    let cases: [(&[usize], &[usize]); 4] = [
+        (&[], &[]),
+        (&[2, 3], &[3, 1]),
+        (&[2, 1, 3], &[3, 7, 1]),
+        (&[3, 0], &[9, 9]),
+    ];
+    for (engine, (dims, strides)) in engines()
+        .into_iter()
+        .flat_map(|engine| cases.map(|case| (engine, case)))
     {
         let lent = |start: f32| {
-            Strided(dims.into(), strides, RwLock::new((0..9).map(|i| start + i as f32).collect()))
+            Strided(
+                dims.into(),
+                strides,
+                RwLock::new((0..9).map(|i| start + i as f32).collect()),
+            )
         };
         let x = lent(0.0);
         let mut state = setup(MixedPrecision::new(F64, Descent::new(1.0)), &x)?;
         let gradients = ByPath(HashMap::from([(String::new(), lent(0.5))]));
         Update::new(&mut state).engine(engine).apply(&x, &gradients)?;
         let moved = x.0.elem_count();
-        assert!(x.2.read().unwrap()[..moved].iter().all(|x| *x == -0.5), "{dims:?} {engine:?}");
+        assert!(
+            x.2.read().unwrap()[..moved].iter().all(|x| *x == -0.5),
+            "{dims:?} {engine:?}"
+        );
         assert_eq!(x.2.read().unwrap()[moved], moved as f32, "{dims:?} {engine:?}");
     }
     Ok(())
@@ -654,7 +748,12 @@ struct Handle {
 
 impl Handle {
     fn new(values: &Arc<RwLock<Vec<f32>>>, range: Range<usize>, says_offset: bool) -> Self {
-        Handle { shape: range.len().into(), range, says_offset, values: values.clone() }
+        Handle {
+            shape: range.len().into(),
+            range,
+            says_offset,
+            values: values.clone(),
+        }
     }
 }
 
@@ -699,8 +798,11 @@ fn handles_are_told_from_neighbours() -> Tested {
         let values = memory(4);
         let tied = [0; 2].map(|_| Handle::new(&values, 0..4, true));
         let of_both = memory(4);
-        let gradients =
-            ByPath(["0", "1"].map(|path| (path.to_string(), Handle::new(&of_both, 0..4, true))).into());
+        let gradients = ByPath(
+            ["0", "1"]
+                .map(|path| (path.to_string(), Handle::new(&of_both, 0..4, true)))
+                .into(),
+        );
         let mut state = setup(Descent::new(1.0), &tied)?;
         assert_eq!(state.len(), 1);
         Update::new(&mut state).engine(engine).apply(&tied, &gradients)?;
@@ -708,11 +810,16 @@ fn handles_are_told_from_neighbours() -> Tested {
 
         let arena = memory(4);
         let neighbours = [0..2, 2..4].map(|range| Handle::new(&arena, range, true));
-        let gradients =
-            ByPath(["0", "1"].map(|path| (path.to_string(), Handle::new(&memory(2), 0..2, true))).into());
+        let gradients = ByPath(
+            ["0", "1"]
+                .map(|path| (path.to_string(), Handle::new(&memory(2), 0..2, true)))
+                .into(),
+        );
         let mut state = setup(Descent::new(1.0), &neighbours)?;
         assert_eq!(state.len(), 2);
-        Update::new(&mut state).engine(engine).apply(&neighbours, &gradients)?;
+        Update::new(&mut state)
+            .engine(engine)
+            .apply(&neighbours, &gradients)?;
         assert_eq!(*arena.read().unwrap(), [0.0; 4], "{engine:?}");
     }
     let values = memory(4);
@@ -778,7 +885,10 @@ fn gradients_of_a_tied_parameter_are_told_by_where_they_lie() {
         update(
             &mut state,
             &(&x, &x),
-            &ByPath(HashMap::from([("0".to_string(), first), ("1".to_string(), second)])),
+            &ByPath(HashMap::from([
+                ("0".to_string(), first),
+                ("1".to_string(), second),
+            ])),
         )
         .expect("an update");
         x.numbers()
@@ -786,7 +896,10 @@ fn gradients_of_a_tied_parameter_are_told_by_where_they_lie() {
     let converted = |number| Converted((2, 2).into(), number);
     assert_eq!(stepped([converted(1.0), converted(4.0)]), [-5.0; 4]);
     let numbers = [1f32, 2.0, 3.0, 4.0];
-    assert_eq!(stepped([0; 2].map(|_| Columns((2, 2).into(), &numbers))), [-1.0, -3.0, -2.0, -4.0]);
+    assert_eq!(
+        stepped([0; 2].map(|_| Columns((2, 2).into(), &numbers))),
+        [-1.0, -3.0, -2.0, -4.0]
+    );
 }
 
 /// A state that was made for variables, with other memory in their places: the gradient of one is the other
@@ -807,14 +920,23 @@ fn memory_in_the_place_of_variables_is_known_to_be_written() -> Tested {
     }
     for engine in engines() {
         let start: Vars = ["a", "b"]
-            .map(|path| (path.to_string(), Var::ones(3, F32, &Device::Cpu).expect("a variable")))
+            .map(|path| {
+                (
+                    path.to_string(),
+                    Var::ones(3, F32, &Device::Cpu).expect("a variable"),
+                )
+            })
             .into();
         let mut state = setup(Descent::new(1.0), &start)?;
         let model = locked(&start);
         let five = Tensor::full(5f32, 3, &Device::Cpu)?;
         let gradients = Given(HashMap::from([("a", &five as &dyn Lend), ("b", &model["a"])]));
         Update::new(&mut state).engine(engine).apply(&model, &gradients)?;
-        assert_eq!((model["a"].numbers(), model["b"].numbers()), (vec![-4.0; 3], vec![0.0; 3]), "{engine:?}");
+        assert_eq!(
+            (model["a"].numbers(), model["b"].numbers()),
+            (vec![-4.0; 3], vec![0.0; 3]),
+            "{engine:?}"
+        );
     }
     Ok(())
 }
@@ -827,8 +949,14 @@ fn several_ranks_have_the_bits_of_one() {
             .zip(shapes)
             .map(|(seed, (path, shape))| (path.to_string(), Locked::new(&tensor(seed, shape, BF16))));
         let model: HashMap<String, Locked> = start.collect();
-        let rule = MixedPrecision::new(F32, OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1))));
-        let mut state = world.map_or_else(Setup::default, Setup::over).build(rule, &model).expect("a state");
+        let rule = MixedPrecision::new(
+            F32,
+            OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1))),
+        );
+        let mut state = world
+            .map_or_else(Setup::default, Setup::over)
+            .build(rule, &model)
+            .expect("a state");
         for call in 0..3 {
             let grads: Grads = shapes
                 .iter()
@@ -839,5 +967,9 @@ fn several_ranks_have_the_bits_of_one() {
         shapes.map(|(path, _)| model[path].numbers())
     };
     let expected = train(None);
-    assert!(on(2, move |world| train(Some(&world))).into_iter().all(|got| got == expected));
+    assert!(
+        on(2, move |world| train(Some(&world)))
+            .into_iter()
+            .all(|got| got == expected)
+    );
 }

@@ -31,7 +31,9 @@ pub fn watched(work: impl FnOnce() + Send + 'static) {
 
 /// How long threads go on side by side: `STRESS_SECONDS` of all tests together, or two.
 fn stress() -> Duration {
-    let seconds = std::env::var("STRESS_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
+    let seconds = std::env::var("STRESS_SECONDS")
+        .ok()
+        .and_then(|seconds| seconds.parse().ok());
     Duration::from_secs_f64(seconds.unwrap_or(2.0) / 5.0)
 }
 
@@ -52,7 +54,9 @@ pub fn side_by_side<const N: usize>(work: [&mut (dyn FnMut() + Send); N]) {
 /// A state that was made for slices, which does not know where variables lie.
 fn of_slices(length: usize) -> StateTree {
     let mut memory = vec![1f32; length];
-    let slices = ParameterSlices::new().with("x", length, &mut memory).expect("slices");
+    let slices = ParameterSlices::new()
+        .with("x", length, &mut memory)
+        .expect("slices");
     setup(Descent::new(1.0), &slices).expect("a state")
 }
 
@@ -67,7 +71,9 @@ fn views(x: &Var) -> [Tensor; 4] {
     [
         x.as_tensor().clone(),
         view.clone(),
-        view.reshape((2, ())).and_then(|matrix| matrix.flatten_all()).expect("a view"),
+        view.reshape((2, ()))
+            .and_then(|matrix| matrix.flatten_all())
+            .expect("a view"),
         twice,
     ]
 }
@@ -82,7 +88,10 @@ fn a_gradient_that_is_a_view_of_its_variable_in_a_state_of_slices() {
                 let model = Vars::from([("x".to_string(), x.clone())]);
                 for view in views(&x) {
                     x.set(&constant(3.0, length, F32)).expect("new values");
-                    Update::new(&mut state).engine(engine).apply(&model, &[("x", view)]).expect("an update");
+                    Update::new(&mut state)
+                        .engine(engine)
+                        .apply(&model, &[("x", view)])
+                        .expect("an update");
                     assert!(values(&x).iter().all(|x| *x == 0.0), "{engine:?}");
                 }
             }
@@ -96,10 +105,16 @@ fn a_gradient_that_is_a_view_of_its_variable_on_one_rank_of_a_state_of_slices() 
         let mut memory = vec![1f32; 40];
         let slices = ParameterSlices::new().with("x", 40, &mut memory).expect("slices");
         let world = optimisers::ranks(1).remove(0);
-        let mut state = Setup::over(&world).build(Descent::new(1.0), &slices).expect("a state");
+        let mut state = Setup::over(&world)
+            .build(Descent::new(1.0), &slices)
+            .expect("a state");
         let x = Var::ones(40, F32, &Device::Cpu).expect("a variable");
-        update(&mut state, &Vars::from([("x".to_string(), x.clone())]), &[("x", x.as_detached_tensor())])
-            .expect("an update");
+        update(
+            &mut state,
+            &Vars::from([("x".to_string(), x.clone())]),
+            &[("x", x.as_detached_tensor())],
+        )
+        .expect("an update");
         assert_eq!(values(&x), [0.0; 40]);
     });
 }
@@ -154,7 +169,11 @@ fn a_function_that_returns_the_master() {
                 .engine(engine)
                 .apply(&bare, &[("", tensor(3, &[300], F32))])
                 .expect("an update");
-            assert_eq!((values(&x), values(&bare)), (vec![0.0; 300], vec![0.0; 300]), "{engine:?}");
+            assert_eq!(
+                (values(&x), values(&bare)),
+                (vec![0.0; 300], vec![0.0; 300]),
+                "{engine:?}"
+            );
         }
     });
 }
@@ -166,13 +185,22 @@ fn a_skipped_window_whose_gradient_is_a_view_beside_another_state() {
         let model: Vars = [("a", 1), ("b", 2)]
             .map(|(path, seed)| (path.to_string(), var(&tensor(seed, &[5000], F32))))
             .into();
-        let mut windowed =
-            setup(OptimiserChain::new((AccumGrad::new(1), Descent::new(0.1))), &model).expect("a state");
+        let mut windowed = setup(
+            OptimiserChain::new((AccumGrad::new(1), Descent::new(0.1))),
+            &model,
+        )
+        .expect("a state");
         let mut other = setup(Descent::new(1e-6), &model).expect("a state");
         let infinite = constant(f64::INFINITY, 5000, F32);
-        let of_itself: Grads =
-            [("a".to_string(), model["a"].as_detached_tensor()), ("b".to_string(), infinite)].into();
-        let gradients: Grads = model.keys().map(|path| (path.clone(), tensor(3, &[5000], F32))).collect();
+        let of_itself: Grads = [
+            ("a".to_string(), model["a"].as_detached_tensor()),
+            ("b".to_string(), infinite),
+        ]
+        .into();
+        let gradients: Grads = model
+            .keys()
+            .map(|path| (path.clone(), tensor(3, &[5000], F32)))
+            .collect();
         side_by_side([
             &mut || {
                 let outcome = Update::new(&mut windowed)
@@ -195,8 +223,9 @@ fn new_values_that_are_views_of_each_other() {
         let values = [&y, &x]
             .map(|other| std::collections::BTreeMap::from([(String::new(), other.as_detached_tensor())]));
         let [of_x, of_y] = &mut states;
-        side_by_side([&mut || drop(of_x.set_masters(&x, &values[0]).expect("new values")), &mut || {
-            drop(of_y.set_masters(&y, &values[1]).expect("new values"))
-        }]);
+        side_by_side([
+            &mut || drop(of_x.set_masters(&x, &values[0]).expect("new values")),
+            &mut || drop(of_y.set_masters(&y, &values[1]).expect("new values")),
+        ]);
     });
 }

@@ -29,7 +29,9 @@ pub(crate) fn trained(shape: &[usize]) -> Tensor {
 }
 
 pub(crate) fn of(values: &[f64], dtype: DType) -> Tensor {
-    Tensor::new(values, CPU).and_then(|tensor| tensor.to_dtype(dtype)).expect("a tensor")
+    Tensor::new(values, CPU)
+        .and_then(|tensor| tensor.to_dtype(dtype))
+        .expect("a tensor")
 }
 
 pub(crate) fn integers() -> Var {
@@ -55,7 +57,11 @@ fn shown(model: &dyn Model) -> Vec<(String, Tensor, Tensor)> {
 fn leaves(model: &dyn Model) -> Vec<String> {
     let mut state = match setup(Descent::new(1.0), model) {
         Ok(state) => state,
-        Err(error) if error.to_string().starts_with("the model has no trainable floating-point variable") => {
+        Err(error)
+            if error
+                .to_string()
+                .starts_with("the model has no trainable floating-point variable") =>
+        {
             return Vec::new();
         }
         Err(error) => panic!("{error}"),
@@ -69,9 +75,17 @@ fn leaves(model: &dyn Model) -> Vec<String> {
         .map(|(path, x, _)| (path.clone(), x.ones_like().expect("ones")))
         .collect();
     let outcome = update(&mut state, model, &grads).expect("an update");
-    assert_eq!((outcome.status, outcome.applied), (Status::Stepped, paths.len()), "{paths:?}");
+    assert_eq!(
+        (outcome.status, outcome.applied),
+        (Status::Stepped, paths.len()),
+        "{paths:?}"
+    );
     for (path, x, old) in before {
-        let expected = if is_leaf(&path) { (old - 1.0).expect("a step") } else { old };
+        let expected = if is_leaf(&path) {
+            (old - 1.0).expect("a step")
+        } else {
+            old
+        };
         assert_eq!(bits(&x), bits(&expected), "{path}");
     }
     paths
@@ -87,7 +101,11 @@ fn check(rows: &[(Box<dyn Model + '_>, &[&str])]) {
 fn layers_show_their_variables() {
     let (weight, square, both) = (&["weight"][..], &[3, 3][..], &["bias", "weight"][..]);
     let statistics = || trained(&[3]);
-    let (tensor, cubic, quartic) = (|| trained(&[3]), || trained(&[3, 3, 2]), || trained(&[3, 3, 2, 2]));
+    let (tensor, cubic, quartic) = (
+        || trained(&[3]),
+        || trained(&[3, 3, 2]),
+        || trained(&[3, 3, 2, 2]),
+    );
     check(&[
         (Box::new(var(&plain(square))), &[""]),
         (Box::new(tensor()), &[""]),
@@ -101,22 +119,72 @@ fn layers_show_their_variables() {
         (Box::new(LayerNorm::new(tensor(), tensor(), 1e-5)), both),
         (Box::new(LayerNorm::new_no_bias(tensor(), 1e-5)), weight),
         (Box::new(RmsNorm::new(tensor(), 1e-5)), weight),
-        (Box::new(Conv1d::new(cubic(), Some(tensor()), Conv1dConfig::default())), both),
-        (Box::new(Conv1d::new(cubic(), None, Conv1dConfig::default())), weight),
-        (Box::new(Conv2d::new(quartic(), Some(tensor()), Conv2dConfig::default())), both),
-        (Box::new(Conv2d::new(quartic(), None, Conv2dConfig::default())), weight),
-        (Box::new(ConvTranspose1d::new(cubic(), Some(tensor()), ConvTranspose1dConfig::default())), both),
-        (Box::new(ConvTranspose1d::new(cubic(), None, ConvTranspose1dConfig::default())), weight),
-        (Box::new(ConvTranspose2d::new(quartic(), Some(tensor()), ConvTranspose2dConfig::default())), both),
-        (Box::new(ConvTranspose2d::new(quartic(), None, ConvTranspose2dConfig::default())), weight),
+        (
+            Box::new(Conv1d::new(cubic(), Some(tensor()), Conv1dConfig::default())),
+            both,
+        ),
+        (
+            Box::new(Conv1d::new(cubic(), None, Conv1dConfig::default())),
+            weight,
+        ),
+        (
+            Box::new(Conv2d::new(quartic(), Some(tensor()), Conv2dConfig::default())),
+            both,
+        ),
+        (
+            Box::new(Conv2d::new(quartic(), None, Conv2dConfig::default())),
+            weight,
+        ),
+        (
+            Box::new(ConvTranspose1d::new(
+                cubic(),
+                Some(tensor()),
+                ConvTranspose1dConfig::default(),
+            )),
+            both,
+        ),
+        (
+            Box::new(ConvTranspose1d::new(
+                cubic(),
+                None,
+                ConvTranspose1dConfig::default(),
+            )),
+            weight,
+        ),
+        (
+            Box::new(ConvTranspose2d::new(
+                quartic(),
+                Some(tensor()),
+                ConvTranspose2dConfig::default(),
+            )),
+            both,
+        ),
+        (
+            Box::new(ConvTranspose2d::new(
+                quartic(),
+                None,
+                ConvTranspose2dConfig::default(),
+            )),
+            weight,
+        ),
         (
             Box::new(
-                BatchNorm::new(3, statistics(), plain(&[3]).sqr().unwrap(), tensor(), tensor(), 1e-5)
-                    .unwrap(),
+                BatchNorm::new(
+                    3,
+                    statistics(),
+                    plain(&[3]).sqr().unwrap(),
+                    tensor(),
+                    tensor(),
+                    1e-5,
+                )
+                .unwrap(),
             ),
             both,
         ),
-        (Box::new(BatchNorm::new_no_bias(3, statistics(), plain(&[3]).sqr().unwrap(), 1e-5).unwrap()), &[]),
+        (
+            Box::new(BatchNorm::new_no_bias(3, statistics(), plain(&[3]).sqr().unwrap(), 1e-5).unwrap()),
+            &[],
+        ),
         (Box::new(PReLU::new(tensor(), false)), weight),
     ]);
 }
@@ -133,18 +201,42 @@ fn containers_extend_the_path() {
         (Box::new(vec![v(), v()].into_boxed_slice()), two),
         (Box::new(vec![Some(v()), None, Some(v())]), &["0", "2"]),
         (Box::new(Vec::<Var>::new()), &[]),
-        (Box::new([(); 11].map(|()| v())), &["0", "1", "10", "2", "3", "4", "5", "6", "7", "8", "9"]),
+        (
+            Box::new([(); 11].map(|()| v())),
+            &["0", "1", "10", "2", "3", "4", "5", "6", "7", "8", "9"],
+        ),
         (Box::new((v(),)), &["0"]),
         (
-            Box::new((v(), linear(), [v()], plain(&[2]), Some(v()), None::<Var>, vec![linear()], v())),
+            Box::new((
+                v(),
+                linear(),
+                [v()],
+                plain(&[2]),
+                Some(v()),
+                None::<Var>,
+                vec![linear()],
+                v(),
+            )),
             &["0", "1.weight", "2.0", "4", "6.0.weight", "7"],
         ),
         (Box::new(Some(linear())), &["weight"]),
         (Box::new(None::<Linear>), &[]),
-        (Box::new((Box::new(v()), Arc::new(linear()), Rc::new([v()]))), &["0", "1.weight", "2.0"]),
-        (Box::new(vec![Box::new(v()) as Box<dyn Model>, Box::new(linear())]), &["0", "1.weight"]),
-        (Box::new(HashMap::from([("b", linear()), ("a", linear())])), &["a.weight", "b.weight"]),
-        (Box::new(HashMap::from([("c".to_string(), vec![v(), v()])])), &["c.0", "c.1"]),
+        (
+            Box::new((Box::new(v()), Arc::new(linear()), Rc::new([v()]))),
+            &["0", "1.weight", "2.0"],
+        ),
+        (
+            Box::new(vec![Box::new(v()) as Box<dyn Model>, Box::new(linear())]),
+            &["0", "1.weight"],
+        ),
+        (
+            Box::new(HashMap::from([("b", linear()), ("a", linear())])),
+            &["a.weight", "b.weight"],
+        ),
+        (
+            Box::new(HashMap::from([("c".to_string(), vec![v(), v()])])),
+            &["c.0", "c.1"],
+        ),
         (Box::new(BTreeMap::from([("c.d", v()), ("", v())])), &["", "c.d"]),
         (
             Box::new(var_map([
@@ -154,7 +246,10 @@ fn containers_extend_the_path() {
             ])),
             &["a", "z.bias"],
         ),
-        (Box::new((var_map([("x".to_string(), v())]), VarMap::new())), &["0.x"]),
+        (
+            Box::new((var_map([("x".to_string(), v())]), VarMap::new())),
+            &["0.x"],
+        ),
     ]);
 }
 
@@ -163,7 +258,11 @@ struct Block {
     heads: usize,
     feed_forward: Vec<Linear>,
 }
-model!(Block { attention, feed_forward, .. });
+model!(Block {
+    attention,
+    feed_forward,
+    ..
+});
 
 struct Classifier<E, H> {
     encoder: Vec<E>,
@@ -184,17 +283,29 @@ struct Keywords {
     r#match: Vec<Linear>,
     r#plain: Linear,
 }
-model!(Keywords { r#type, r#match, r#plain });
+model!(Keywords {
+    r#type,
+    r#match,
+    r#plain
+});
 
 #[test]
 fn structs_show_their_fields() {
     let linear = || Linear::new(trained(&[2, 2]), Some(trained(&[2])));
     let bare = || Linear::new(trained(&[2, 2]), None);
-    let block = || Block { attention: bare(), heads: 4, feed_forward: vec![bare(), linear()] };
+    let block = || Block {
+        attention: bare(),
+        heads: 4,
+        feed_forward: vec![bare(), linear()],
+    };
     assert_eq!(block().heads, 4);
     let parts = [bare(), bare()];
-    let of_block =
-        ["attention.weight", "feed_forward.0.weight", "feed_forward.1.bias", "feed_forward.1.weight"];
+    let of_block = [
+        "attention.weight",
+        "feed_forward.0.weight",
+        "feed_forward.1.bias",
+        "feed_forward.1.weight",
+    ];
     let nested: Vec<String> = of_block
         .iter()
         .map(|path| format!("encoder.0.{path}"))
@@ -203,17 +314,30 @@ fn structs_show_their_fields() {
     check(&[
         (Box::new(block()), &of_block),
         (
-            Box::new(Classifier { encoder: vec![bare(), bare()], head: None::<Linear> }),
+            Box::new(Classifier {
+                encoder: vec![bare(), bare()],
+                head: None::<Linear>,
+            }),
             &["encoder.0.weight", "encoder.1.weight"],
         ),
         (
-            Box::new(Classifier { encoder: vec![block()], head: linear() }),
+            Box::new(Classifier {
+                encoder: vec![block()],
+                head: linear(),
+            }),
             &nested.iter().map(String::as_str).collect::<Vec<_>>(),
         ),
-        (Box::new(Borrowed { parts: &parts }), &["parts.0.weight", "parts.1.weight"]),
+        (
+            Box::new(Borrowed { parts: &parts }),
+            &["parts.0.weight", "parts.1.weight"],
+        ),
         (Box::new(Nothing), &[]),
         (
-            Box::new(Keywords { r#type: bare(), r#match: vec![bare()], plain: bare() }),
+            Box::new(Keywords {
+                r#type: bare(),
+                r#match: vec![bare()],
+                plain: bare(),
+            }),
             &["match.0.weight", "plain.weight", "type.weight"],
         ),
     ]);
@@ -221,8 +345,15 @@ fn structs_show_their_fields() {
 
 /// The gradients of the sum of all squares, 2x, as candle finds them.
 pub(crate) fn squares<'v>(variables: impl IntoIterator<Item = &'v Var>) -> GradStore {
-    let square = |x: &Var| x.to_dtype(DType::F64).and_then(|x| x.sqr()?.sum_all()).expect("a square");
-    let total = variables.into_iter().map(square).reduce(|a, b| (a + b).expect("a sum"));
+    let square = |x: &Var| {
+        x.to_dtype(DType::F64)
+            .and_then(|x| x.sqr()?.sum_all())
+            .expect("a square")
+    };
+    let total = variables
+        .into_iter()
+        .map(square)
+        .reduce(|a, b| (a + b).expect("a sum"));
     total.expect("a variable").backward().expect("gradients")
 }
 
@@ -238,10 +369,17 @@ fn what_is_left_out_costs_nothing() {
         let names = kept.iter().chain(&left_out);
         let model: Vars = names
             .zip(sizes)
-            .map(|(name, size)| (name.to_string(), var(&random(size as u64, &[size], DType::BF16, CPU))))
+            .map(|(name, size)| {
+                (
+                    name.to_string(),
+                    var(&random(size as u64, &[size], DType::BF16, CPU)),
+                )
+            })
             .collect();
-        let rule =
-            MixedPrecision::new(DType::F32, OptimiserChain::new((ClipGlobalNorm::new(1.0), Adam::new(0.1))));
+        let rule = MixedPrecision::new(
+            DType::F32,
+            OptimiserChain::new((ClipGlobalNorm::new(1.0), Adam::new(0.1))),
+        );
         let mut asked = Vec::new();
         let choose = |path: &str, x: Parameter<'_>| {
             asked.push((path.to_string(), x.elem_count()));
@@ -251,7 +389,10 @@ fn what_is_left_out_costs_nothing() {
         let mut state = setup_with(&map, choose).unwrap();
         assert_eq!(
             asked,
-            model.iter().map(|(path, x)| (path.clone(), x.elem_count())).collect::<Vec<_>>(),
+            model
+                .iter()
+                .map(|(path, x)| (path.clone(), x.elem_count()))
+                .collect::<Vec<_>>(),
             "in sorted order"
         );
         assert_eq!(state.leaves().map(|leaf| leaf.path()).collect::<Vec<_>>(), kept);
@@ -259,20 +400,38 @@ fn what_is_left_out_costs_nothing() {
         assert!(left_out.iter().all(|path| state.leaf(path).is_none()));
 
         let before: Vec<_> = left_out.iter().map(|&path| bits(&model[path])).collect();
-        let norm =
-            kept.iter().flat_map(|&path| values(&model[path])).map(|x| 4.0 * x * x).sum::<f64>().sqrt();
+        let norm = kept
+            .iter()
+            .flat_map(|&path| values(&model[path]))
+            .map(|x| 4.0 * x * x)
+            .sum::<f64>()
+            .sqrt();
         let by_path: Grads = model
             .iter()
             .map(|(path, x)| (path.clone(), (x.to_dtype(DType::F64).unwrap() * 2.0).unwrap()))
             .collect();
         let first = update(&mut state, &map, &by_path).unwrap();
-        assert!((first.global_norm.unwrap() / norm - 1.0).abs() < 1e-12, "{first:?} for {norm}");
+        assert!(
+            (first.global_norm.unwrap() / norm - 1.0).abs() < 1e-12,
+            "{first:?} for {norm}"
+        );
         for outcome in [first, update(&mut state, &map, &squares(model.values())).unwrap()] {
             assert_eq!(
-                (outcome.status, outcome.applied, outcome.frozen, outcome.without_gradient.len()),
+                (
+                    outcome.status,
+                    outcome.applied,
+                    outcome.frozen,
+                    outcome.without_gradient.len()
+                ),
                 (Status::Stepped, 2, 0, 0)
             );
         }
-        assert_eq!(left_out.iter().map(|&path| bits(&model[path])).collect::<Vec<_>>(), before);
+        assert_eq!(
+            left_out
+                .iter()
+                .map(|&path| bits(&model[path]))
+                .collect::<Vec<_>>(),
+            before
+        );
     }
 }

@@ -25,7 +25,9 @@ const TOO_LARGE: [(&[usize], usize); 5] = [
 fn slices_of_such_a_shape_are_refused() {
     for (shape, length) in TOO_LARGE {
         let mut values = vec![1f32; length];
-        let error = ParameterSlices::new().with("x", shape, &mut values).expect_err("a refusal");
+        let error = ParameterSlices::new()
+            .with("x", shape, &mut values)
+            .expect_err("a refusal");
         is_kind(
             &error,
             ErrorKind::Memory,
@@ -38,7 +40,9 @@ fn slices_of_such_a_shape_are_refused() {
         );
     }
     // Without elements the others may be large.
-    let _ = ParameterSlices::new().with("x", [1 << 40, 0], &mut [0f32; 0]).expect("an empty parameter");
+    let _ = ParameterSlices::new()
+        .with("x", [1 << 40, 0], &mut [0f32; 0])
+        .expect("an empty parameter");
 }
 
 #[test]
@@ -87,11 +91,16 @@ impl Model for Boasting {
 /// Before there is memory for the state.
 #[test]
 fn an_owner_of_such_a_shape_is_refused() {
-    let rules: [fn() -> Optimiser; 2] =
-        [|| Optimiser::new(AdamW::new(0.1)), || Optimiser::new(Adafactor::new(0.1))];
+    let rules: [fn() -> Optimiser; 2] = [
+        || Optimiser::new(AdamW::new(0.1)),
+        || Optimiser::new(Adafactor::new(0.1)),
+    ];
     for (shape, length) in TOO_LARGE.into_iter().chain([(&[1 << 20, 1 << 25][..], 2)]) {
         for rule in rules {
-            let words = ["parameter \"x\"", &format!("has {length} elements of F32, expected")];
+            let words = [
+                "parameter \"x\"",
+                &format!("has {length} elements of F32, expected"),
+            ];
             is_kind(
                 &setup(rule(), &Boasting(shape, length)).expect_err("a refusal"),
                 ErrorKind::Memory,
@@ -103,13 +112,17 @@ fn an_owner_of_such_a_shape_is_refused() {
             )
             .expect("a state");
             is_kind(
-                &state.add(rule(), &Boasting(shape, length)).expect_err("a refusal"),
+                &state
+                    .add(rule(), &Boasting(shape, length))
+                    .expect_err("a refusal"),
                 ErrorKind::Memory,
                 &words,
             );
             let refuses = move |world: optimisers::LocalRank| {
                 is_kind(
-                    &Setup::over(&world).build(rule(), &Boasting(shape, length)).expect_err("a refusal"),
+                    &Setup::over(&world)
+                        .build(rule(), &Boasting(shape, length))
+                        .expect_err("a refusal"),
                     ErrorKind::Memory,
                     &[],
                 );

@@ -66,8 +66,10 @@ pub fn apply_in_slices<T>(
     grads: &Grads,
     run: impl FnOnce(&ParameterSlices<'_>, &GradientSlices<'_>) -> Result<T>,
 ) -> Result<T> {
-    let vectors: Vec<(&String, Vector)> =
-        grads.iter().map(|(path, gradient)| (path, vector(gradient))).collect();
+    let vectors: Vec<(&String, Vector)> = grads
+        .iter()
+        .map(|(path, gradient)| (path, vector(gradient)))
+        .collect();
     let mut gradients = GradientSlices::new();
     for (path, values) in &vectors {
         gradients = gradients.with(path, values.show())?;
@@ -77,8 +79,9 @@ pub fn apply_in_slices<T>(
 
 #[test]
 fn every_optimiser_has_the_bits_of_variables() {
-    for (parameter, gradient) in
-        [F16, BF16, F32, F64].into_iter().flat_map(|parameter| [(parameter, parameter), (parameter, F32)])
+    for (parameter, gradient) in [F16, BF16, F32, F64]
+        .into_iter()
+        .flat_map(|parameter| [(parameter, parameter), (parameter, F32)])
     {
         let (parameters, all_grads) = small_model(&Device::Cpu, parameter, gradient);
         for optimiser in optimisers_for(parameter) {
@@ -87,12 +90,18 @@ fn every_optimiser_has_the_bits_of_variables() {
             let mut state =
                 in_slices(&model, |parameters| setup(optimiser.clone(), parameters)).expect("a state");
             let step = |grads| {
-                apply_in_slices(&model, grads, |parameters, grads| update(&mut state, parameters, grads))
-                    .expect("an update");
+                apply_in_slices(&model, grads, |parameters, grads| {
+                    update(&mut state, parameters, grads)
+                })
+                .expect("an update");
                 snapshot(&model, &state)
             };
             let got: Vec<_> = all_grads.iter().map(step).collect();
-            assert_same(&got, &expected, format!("{} of {parameter:?}, {gradient:?}", optimiser.name()));
+            assert_same(
+                &got,
+                &expected,
+                format!("{} of {parameter:?}, {gradient:?}", optimiser.name()),
+            );
         }
     }
 }
@@ -102,13 +111,23 @@ fn every_optimiser_has_the_bits_of_variables() {
 fn parameters_and_gradients_need_not_both_be_slices() {
     let model = Vars::from([("x".to_string(), var(&Tensor::new(&[1f32, 2.0], CPU).unwrap()))]);
     let mut state = setup(Descent::new(0.5), &model).unwrap();
-    update(&mut state, &model, &GradientSlices::new().with("x", &[1f32, 1.0]).unwrap()).unwrap();
+    update(
+        &mut state,
+        &model,
+        &GradientSlices::new().with("x", &[1f32, 1.0]).unwrap(),
+    )
+    .unwrap();
     assert_eq!(values(&model["x"]), [0.5, 1.5]);
 
     let mut x = [1f32, 2.0];
     let parameters = ParameterSlices::new().with("x", 2, &mut x).unwrap();
     let mut state = setup(Descent::new(0.5), &parameters).unwrap();
-    update(&mut state, &parameters, &[("x", Tensor::new(&[1f32, 1.0], CPU).unwrap())]).unwrap();
+    update(
+        &mut state,
+        &parameters,
+        &[("x", Tensor::new(&[1f32, 1.0], CPU).unwrap())],
+    )
+    .unwrap();
     drop(parameters);
     assert_eq!(x, [0.5, 1.5]);
 }
@@ -117,16 +136,39 @@ fn parameters_and_gradients_need_not_both_be_slices() {
 fn bad_input_is_refused_with_facts_and_changes_nothing() {
     let (mut x, mut y) = (vec![1f32; 6], [2f64; 2]);
     let error = ParameterSlices::new().with("x", (2, 4), &mut x).unwrap_err();
-    is_kind(&error, ErrorKind::Memory, &["\"x\"", "its shape is [2, 4]", "the length of its slice"]);
-    assert_eq!((error.path(), error.got(), error.expected()), (Some("x"), Some("6"), Some("8")), "{error}");
+    is_kind(
+        &error,
+        ErrorKind::Memory,
+        &["\"x\"", "its shape is [2, 4]", "the length of its slice"],
+    );
+    assert_eq!(
+        (error.path(), error.got(), error.expected()),
+        (Some("x"), Some("6"), Some("8")),
+        "{error}"
+    );
     let mut other = x.clone();
-    let error = ParameterSlices::new().with("x", 6, &mut x).unwrap().with("x", 6, &mut other).unwrap_err();
+    let error = ParameterSlices::new()
+        .with("x", 6, &mut x)
+        .unwrap()
+        .with("x", 6, &mut other)
+        .unwrap_err();
     says(&error, &["two variables", "\"x\""]);
-    let error = GradientSlices::new().with("x", &x).unwrap().with("x", &other).unwrap_err();
+    let error = GradientSlices::new()
+        .with("x", &x)
+        .unwrap()
+        .with("x", &other)
+        .unwrap_err();
     says(&error, &["two gradients", "\"x\""]);
-    says(&setup(Descent::new(0.1), &ParameterSlices::new()).unwrap_err(), &["no trainable"]);
+    says(
+        &setup(Descent::new(0.1), &ParameterSlices::new()).unwrap_err(),
+        &["no trainable"],
+    );
 
-    let whole = ParameterSlices::new().with("x", (2, 3), &mut x).unwrap().with("y", 2, &mut y).unwrap();
+    let whole = ParameterSlices::new()
+        .with("x", (2, 3), &mut x)
+        .unwrap()
+        .with("y", 2, &mut y)
+        .unwrap();
     let mut state = setup(Adam::new(0.1), &whole).unwrap();
     assert_eq!(state.len(), 2);
     let refused = |state: &mut StateTree,
@@ -136,17 +178,37 @@ fn bad_input_is_refused_with_facts_and_changes_nothing() {
         says(&update(state, whole, gradients).unwrap_err(), words);
         assert!(state.leaves().all(|leaf| leaf.steps() == 0));
         let now = state.masters(whole).unwrap();
-        assert_eq!((values(&now["x"]), values(&now["y"])), (vec![1.0; 6], vec![2.0; 2]));
+        assert_eq!(
+            (values(&now["x"]), values(&now["y"])),
+            (vec![1.0; 6], vec![2.0; 2])
+        );
     };
-    refused(&mut state, &whole, &GradientSlices::new(), &["no gradient for any", "2 parameters"]);
-    refused(&mut state, &whole, &GradientSlices::new().with("z", &[1f32]).unwrap(), &["\"z\"", "x, y"]);
-    let short = GradientSlices::new().with("x", &[1f32; 6]).unwrap().with("y", &[1f32; 3]).unwrap();
+    refused(
+        &mut state,
+        &whole,
+        &GradientSlices::new(),
+        &["no gradient for any", "2 parameters"],
+    );
+    refused(
+        &mut state,
+        &whole,
+        &GradientSlices::new().with("z", &[1f32]).unwrap(),
+        &["\"z\"", "x, y"],
+    );
+    let short = GradientSlices::new()
+        .with("x", &[1f32; 6])
+        .unwrap()
+        .with("y", &[1f32; 3])
+        .unwrap();
     refused(&mut state, &whole, &short, &["\"y\"", "[3]", "[2]"]);
     drop(whole);
 
     let one = GradientSlices::new().with("x", &[1f32; 6]).unwrap();
     let missing = ParameterSlices::new().with("x", (2, 3), &mut x).unwrap();
-    says(&update(&mut state, &missing, &one).unwrap_err(), &["\"y\"", "but the model does not"]);
+    says(
+        &update(&mut state, &missing, &one).unwrap_err(),
+        &["\"y\"", "but the model does not"],
+    );
     drop(missing);
     let mut z = [0f32];
     let more = ParameterSlices::new()
@@ -156,27 +218,49 @@ fn bad_input_is_refused_with_facts_and_changes_nothing() {
         .unwrap()
         .with("z", 1, &mut z)
         .unwrap();
-    says(&update(&mut state, &more, &one).unwrap_err(), &["\"z\"", "not in this state"]);
+    says(
+        &update(&mut state, &more, &one).unwrap_err(),
+        &["\"z\"", "not in this state"],
+    );
     drop(more);
-    let reshaped = ParameterSlices::new().with("x", (3, 2), &mut x).unwrap().with("y", 2, &mut y).unwrap();
-    says(&update(&mut state, &reshaped, &one).unwrap_err(), &["\"x\"", "[3, 2]", "[2, 3]"]);
+    let reshaped = ParameterSlices::new()
+        .with("x", (3, 2), &mut x)
+        .unwrap()
+        .with("y", 2, &mut y)
+        .unwrap();
+    says(
+        &update(&mut state, &reshaped, &one).unwrap_err(),
+        &["\"x\"", "[3, 2]", "[2, 3]"],
+    );
     drop(reshaped);
     let mut narrow = [1f32; 2];
-    let narrowed =
-        ParameterSlices::new().with("x", (2, 3), &mut x).unwrap().with("y", 2, &mut narrow).unwrap();
-    says(&update(&mut state, &narrowed, &one).unwrap_err(), &["\"y\"", "F32", "F64"]);
+    let narrowed = ParameterSlices::new()
+        .with("x", (2, 3), &mut x)
+        .unwrap()
+        .with("y", 2, &mut narrow)
+        .unwrap();
+    says(
+        &update(&mut state, &narrowed, &one).unwrap_err(),
+        &["\"y\"", "F32", "F64"],
+    );
 }
 
 #[test]
 fn bytes_are_lent_as_numbers_of_a_dtype() {
     let mut x = [1f32, 2.0, 3.0];
     let numbers: &mut [u8] = bytemuck::cast_slice_mut(&mut x);
-    assert_eq!(format!("{:?}", MemoryRef::from_bytes(numbers, F32).unwrap()), "F32([1.0, 2.0, 3.0])");
+    assert_eq!(
+        format!("{:?}", MemoryRef::from_bytes(numbers, F32).unwrap()),
+        "F32([1.0, 2.0, 3.0])"
+    );
     assert_eq!(
         format!("{:?}", MemoryRef::from_bytes(numbers, BF16).unwrap()),
         "BF16([0.0, 1.0, 0.0, 2.0, 0.0, 3.0])"
     );
-    assert_eq!(format!("{:?}", MemoryMut::from_bytes(&mut [], F64).unwrap()), "F64([])");
+    assert_eq!(
+        format!("{:?}", MemoryMut::from_bytes(&mut [], F64).unwrap()),
+        "F64([])"
+    );
 
     let refused =
         |bytes: &[u8], dtype, words: &[&str]| says(&MemoryRef::from_bytes(bytes, dtype).unwrap_err(), words);
@@ -191,7 +275,12 @@ fn bytes_are_lent_as_numbers_of_a_dtype() {
     let memory = MemoryMut::from_bytes(numbers, F32).unwrap();
     let parameters = ParameterSlices::new().with("x", 3, memory).unwrap();
     let mut state = setup(Descent::new(0.5), &parameters).unwrap();
-    update(&mut state, &parameters, &GradientSlices::new().with("x", &[2f32; 3]).unwrap()).unwrap();
+    update(
+        &mut state,
+        &parameters,
+        &GradientSlices::new().with("x", &[2f32; 3]).unwrap(),
+    )
+    .unwrap();
     drop(parameters);
     assert_eq!(x, [0.0, 1.0, 2.0]);
 }
@@ -207,7 +296,10 @@ hyper_parameters! {
 static GRABBED: Mutex<Vec<Tensor>> = Mutex::new(Vec::new());
 
 fn spoil(tensor: &Tensor) {
-    GRABBED.lock().unwrap_or_else(PoisonError::into_inner).push(tensor.clone());
+    GRABBED
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .push(tensor.clone());
     let _ = tensor.detach().zero_set();
 }
 
@@ -239,7 +331,10 @@ fn memory_does_not_leak_into_rules() {
         let parameters = ParameterSlices::new().with("x", (2, 2), &mut x).unwrap();
         let mut state = setup(Grabs::new(false), &parameters).unwrap();
         let gradients = GradientSlices::new().with("x", &gradient).unwrap();
-        Update::new(&mut state).engine(engine).apply(&parameters, &gradients).unwrap();
+        Update::new(&mut state)
+            .engine(engine)
+            .apply(&parameters, &gradients)
+            .unwrap();
         drop((parameters, gradients));
         let grabbed = std::mem::take(&mut *GRABBED.lock().unwrap_or_else(PoisonError::into_inner));
         assert!(grabbed.len() >= 2);
@@ -265,23 +360,40 @@ fn memory_comes_back_whatever_happens() {
         done.is_ok()
     };
     assert_eq!(
-        [run(Grabs::new(true), false), run(Grabs::new(true), true), run(Grabs::new(false), true)],
+        [
+            run(Grabs::new(true), false),
+            run(Grabs::new(true), true),
+            run(Grabs::new(false), true)
+        ],
         [false, false, true]
     );
     x.extend([5.0; 1000]);
-    assert_eq!((&x[..5], gradient), (&[-1.0, -1.0, -1.0, -1.0, 5.0][..], vec![1.0; 4]));
+    assert_eq!(
+        (&x[..5], gradient),
+        (&[-1.0, -1.0, -1.0, -1.0, 5.0][..], vec![1.0; 4])
+    );
 }
 
 #[test]
 fn a_checkpoint_holds_what_is_in_slices() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("checkpoint");
-    let rule = || MixedPrecision::new(F32, OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(0.1))));
+    let rule = || {
+        MixedPrecision::new(
+            F32,
+            OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(0.1))),
+        )
+    };
     let (mut x, gradient) = (vec![bf16::ONE; 6], vec![bf16::from_f32(0.25); 6]);
     let mut state = setup(rule(), &ParameterSlices::new().with("x", (2, 3), &mut x).unwrap()).unwrap();
     let step = |state: &mut StateTree, x: &mut Vec<bf16>| {
         let gradients = GradientSlices::new().with("x", &gradient).unwrap();
-        update(state, &ParameterSlices::new().with("x", (2, 3), x).unwrap(), &gradients).unwrap();
+        update(
+            state,
+            &ParameterSlices::new().with("x", (2, 3), x).unwrap(),
+            &gradients,
+        )
+        .unwrap();
     };
     step(&mut state, &mut x);
     let parameters = ParameterSlices::new().with("x", (2, 3), &mut x).unwrap();
@@ -292,7 +404,10 @@ fn a_checkpoint_holds_what_is_in_slices() {
     let mut resumed = vec![bf16::ZERO; 6];
     let parameters = ParameterSlices::new().with("x", (2, 3), &mut resumed).unwrap();
     let mut other = setup(rule(), &parameters).unwrap();
-    CheckpointFile::open(&file).unwrap().restore_with_model(&mut other, &parameters).unwrap();
+    CheckpointFile::open(&file)
+        .unwrap()
+        .restore_with_model(&mut other, &parameters)
+        .unwrap();
     drop(parameters);
     step(&mut other, &mut resumed);
     assert_eq!(resumed, x);
@@ -304,17 +419,35 @@ fn rows_can_be_kept_by_index() {
     let (mut x, gradient) = (vec![1f32; 6], [1f32, 1.0, 2.0, 2.0, 3.0, 3.0]);
     let parameters = ParameterSlices::new().with("x", (3, 2), &mut x).unwrap();
     let mut state = setup(Adam::new(0.1), &parameters).unwrap();
-    update(&mut state, &parameters, &GradientSlices::new().with("x", &gradient).unwrap()).unwrap();
+    update(
+        &mut state,
+        &parameters,
+        &GradientSlices::new().with("x", &gradient).unwrap(),
+    )
+    .unwrap();
     drop(parameters);
     let rows = [Some(2), None, Some(0), Some(2)];
-    let mut x: Vec<f32> =
-        rows.iter().flat_map(|row| row.map_or([0.0; 2], |row| [x[2 * row], x[2 * row + 1]])).collect();
+    let mut x: Vec<f32> = rows
+        .iter()
+        .flat_map(|row| row.map_or([0.0; 2], |row| [x[2 * row], x[2 * row + 1]]))
+        .collect();
     let parameters = ParameterSlices::new().with("x", (4, 2), &mut x).unwrap();
     state.resize_rows("x", &parameters, &rows).unwrap();
     let m = state.leaf("x").unwrap().tensor("m").unwrap();
     let expected = [3.0, 3.0, 0.0, 0.0, 1.0, 1.0, 3.0, 3.0].map(|dx: f32| f64::from(dx * 0.1));
-    assert!(values(&m).iter().zip(expected).all(|(got, expected)| (got - expected).abs() < 1e-6), "{m}");
-    update(&mut state, &parameters, &GradientSlices::new().with("x", &[0.5f32; 8]).unwrap()).unwrap();
+    assert!(
+        values(&m)
+            .iter()
+            .zip(expected)
+            .all(|(got, expected)| (got - expected).abs() < 1e-6),
+        "{m}"
+    );
+    update(
+        &mut state,
+        &parameters,
+        &GradientSlices::new().with("x", &[0.5f32; 8]).unwrap(),
+    )
+    .unwrap();
 }
 
 /// A new parameter beside the others, whole tensors and windows.
@@ -323,12 +456,19 @@ fn states_grow_and_rules_of_whole_tensors_work() {
     let (mut w, mut b) = (vec![0f32; 12], vec![0f32; 3]);
     let rule = || OptimiserChain::new((AccumGrad::new(2), Muon::new(0.1).with_fallback(Adam::new(0.1))));
     let mut state = setup(rule(), &ParameterSlices::new().with("w", (3, 4), &mut w).unwrap()).unwrap();
-    let parameters = ParameterSlices::new().with("w", (3, 4), &mut w).unwrap().with("b", 3, &mut b).unwrap();
+    let parameters = ParameterSlices::new()
+        .with("w", (3, 4), &mut w)
+        .unwrap()
+        .with("b", 3, &mut b)
+        .unwrap();
     assert_eq!(state.add(rule(), &parameters).unwrap(), ["b"]);
     let gradient: Vec<f32> = (0..12).map(|i| (i * i % 7) as f32 - 3.0).collect();
     for _ in 0..2 {
-        let gradients =
-            GradientSlices::new().with("w", &gradient).unwrap().with("b", &gradient[..3]).unwrap();
+        let gradients = GradientSlices::new()
+            .with("w", &gradient)
+            .unwrap()
+            .with("b", &gradient[..3])
+            .unwrap();
         update(&mut state, &parameters, &gradients).unwrap();
     }
     drop(parameters);
@@ -338,7 +478,10 @@ fn states_grow_and_rules_of_whole_tensors_work() {
     for _ in 0..2 {
         update(&mut expected, &variables, &[("w", &of_w)]).unwrap();
     }
-    assert_eq!(w.iter().map(|w| f64::from(*w)).collect::<Vec<_>>(), values(&variables["w"]));
+    assert_eq!(
+        w.iter().map(|w| f64::from(*w)).collect::<Vec<_>>(),
+        values(&variables["w"])
+    );
     assert!((b[0] - 0.1).abs() < 1e-6 && w.iter().any(|w| *w != 0.0), "{b:?}");
 }
 
@@ -346,12 +489,31 @@ fn states_grow_and_rules_of_whole_tensors_work() {
 fn what_needs_variables_says_so() {
     let mut x = vec![0f32; 4];
     let parameters = ParameterSlices::new().with("x", 4, &mut x).unwrap();
-    let mut state = setup(OptimiserChain::new((Descent::new(0.5), Ema::new(0.5))), &parameters).unwrap();
-    update(&mut state, &parameters, &GradientSlices::new().with("x", &[2f32; 4]).unwrap()).unwrap();
-    says(&trainables(&parameters).unwrap_err(), &["candle variables", "\"x\""]);
+    let mut state = setup(
+        OptimiserChain::new((Descent::new(0.5), Ema::new(0.5))),
+        &parameters,
+    )
+    .unwrap();
+    update(
+        &mut state,
+        &parameters,
+        &GradientSlices::new().with("x", &[2f32; 4]).unwrap(),
+    )
+    .unwrap();
+    says(
+        &trainables(&parameters).unwrap_err(),
+        &["candle variables", "\"x\""],
+    );
     assert_eq!(values(&state.averages(&parameters).unwrap()["x"]), [-0.5; 4]);
-    state.with_averages(&parameters, || Ok::<_, optimisers::Error>(())).unwrap();
-    update(&mut state, &parameters, &GradientSlices::new().with("x", &[2f32; 4]).unwrap()).unwrap();
+    state
+        .with_averages(&parameters, || Ok::<_, optimisers::Error>(()))
+        .unwrap();
+    update(
+        &mut state,
+        &parameters,
+        &GradientSlices::new().with("x", &[2f32; 4]).unwrap(),
+    )
+    .unwrap();
     drop(parameters);
     assert_eq!(x, [-2.0; 4]);
 }
@@ -366,7 +528,13 @@ fn several_ranks_have_the_bits_of_variables() {
                 OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1))),
             ))
         },
-        || Optimiser::new(OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1), Ema::new(0.5)))),
+        || {
+            Optimiser::new(OptimiserChain::new((
+                AccumGrad::new(2),
+                Adam::new(0.1),
+                Ema::new(0.5),
+            )))
+        },
         || Optimiser::new(Muon::new(0.1).with_fallback(Adam::new(0.1))),
     ];
     for (rule, dtype) in rules.into_iter().flat_map(|rule| [(rule, BF16), (rule, F32)]) {
@@ -403,6 +571,10 @@ fn several_ranks_have_the_bits_of_variables() {
         };
         let on_ranks = move |in_memory| on(3, move |world| train(world.rank(), Some(&world), in_memory));
         let (expected, got) = (on_ranks(false), on_ranks(true));
-        assert!(expected == got && expected[0].0 == expected[2].0, "{} of {dtype:?}", rule().name());
+        assert!(
+            expected == got && expected[0].0 == expected[2].0,
+            "{} of {dtype:?}",
+            rule().name()
+        );
     }
 }

@@ -38,7 +38,12 @@ struct Case {
 
 impl Case {
     fn new(optimiser: impl IntoOptimiser, parameter: DType) -> Self {
-        Case { optimiser: Optimiser::new(optimiser), parameter, gradient: parameter, length: 301 }
+        Case {
+            optimiser: Optimiser::new(optimiser),
+            parameter,
+            gradient: parameter,
+            length: 301,
+        }
     }
 
     fn printed(&self) -> Printed {
@@ -52,7 +57,12 @@ impl Case {
     }
 
     fn what(&self) -> String {
-        format!("{} for {:?} with {:?}", self.optimiser.name(), self.parameter, self.gradient)
+        format!(
+            "{} for {:?} with {:?}",
+            self.optimiser.name(),
+            self.parameter,
+            self.gradient
+        )
     }
 }
 
@@ -84,8 +94,10 @@ type Launch = unsafe extern "C" fn(blocks: u32, values: *const *const c_void);
 
 impl Compiled {
     fn new<'k>(kernels: impl Iterator<Item = &'k PrintedKernel>) -> Self {
-        let (mut indices, mut text) =
-            (HashMap::new(), "#include <setjmp.h>\n#include <ucontext.h>\n".to_string());
+        let (mut indices, mut text) = (
+            HashMap::new(),
+            "#include <setjmp.h>\n#include <ucontext.h>\n".to_string(),
+        );
         for kernel in kernels {
             if indices.contains_key(kernel.source()) {
                 continue;
@@ -99,7 +111,10 @@ impl Compiled {
             text += kernel.host_source();
             text += &format!("}}\n#undef launch\n#undef {entry}\n#undef WAITS\n");
         }
-        Compiled { library: compiled(&text, "-O0"), indices }
+        Compiled {
+            library: compiled(&text, "-O0"),
+            indices,
+        }
     }
 
     fn launch(&self, kernel: &PrintedKernel, length: usize, words: &[u64]) {
@@ -128,7 +143,12 @@ fn compiled(text: &str, level: &str) -> Library {
         ])
         .arg(&library);
     let mut compiler = command.stdin(Stdio::piped()).spawn().expect("a compiler");
-    compiler.stdin.take().expect("its input").write_all(text.as_bytes()).expect("a written text");
+    compiler
+        .stdin
+        .take()
+        .expect("its input")
+        .write_all(text.as_bytes())
+        .expect("a written text");
     assert!(compiler.wait().expect("its end").success());
     // SAFETY: the library has no initialisers.
     unsafe { Library::new(library) }.expect("a library")
@@ -150,8 +170,11 @@ struct Buffer {
 
 impl Buffer {
     fn new(bytes: &[u8], shift: usize) -> Self {
-        let mut buffer =
-            Buffer { words: vec![0; (bytes.len() + shift).div_ceil(16).max(1)], shift, bytes: bytes.len() };
+        let mut buffer = Buffer {
+            words: vec![0; (bytes.len() + shift).div_ceil(16).max(1)],
+            shift,
+            bytes: bytes.len(),
+        };
         buffer.all_mut()[shift..shift + bytes.len()].copy_from_slice(bytes);
         buffer
     }
@@ -174,7 +197,11 @@ impl Buffer {
         let distance = |i: usize| {
             let (record, place) = (&records[i / 128], i % 128);
             let low = i16::from_le_bytes([record[2 * place], record[2 * place + 1]]);
-            if record[256 + place / 8] >> (place % 8) & 1 == 1 { 32768.0 } else { f32::from(low) }
+            if record[256 + place / 8] >> (place % 8) & 1 == 1 {
+                32768.0
+            } else {
+                f32::from(low)
+            }
         };
         Tensor::from_iter((0..length).map(distance), &Device::Cpu).expect("a tensor")
     }
@@ -205,9 +232,15 @@ fn buffers(case: &Case, shift: usize) -> BTreeMap<String, (Buffer, optimisers::S
         };
         Lend::read(&x, &mut copy).expect("the start of a buffer");
         assert_eq!(start.len(), state.bytes(case.length));
-        (format!("{:?}", state.role), (Buffer::new(&start, shift), state.format))
+        (
+            format!("{:?}", state.role),
+            (Buffer::new(&start, shift), state.format),
+        )
     });
-    let parameter = ("Parameter".to_string(), (Buffer::new(&bytes(&x), shift), case.parameter.into()));
+    let parameter = (
+        "Parameter".to_string(),
+        (Buffer::new(&bytes(&x), shift), case.parameter.into()),
+    );
     of_state.chain([parameter]).collect()
 }
 
@@ -218,9 +251,17 @@ fn expected(case: &Case) -> Vec<BTreeMap<String, Vec<u64>>> {
     let has_eta = case.optimiser.field("eta").is_some();
     let mut step = |step: usize| {
         if has_eta {
-            state.all().adjust_field("eta", eta(step)).expect("a learning rate");
+            state
+                .all()
+                .adjust_field("eta", eta(step))
+                .expect("a learning rate");
         }
-        update(&mut state, &model, &grads([Some(case.numbers(step, case.gradient))])).expect("an update");
+        update(
+            &mut state,
+            &model,
+            &grads([Some(case.numbers(step, case.gradient))]),
+        )
+        .expect("an update");
         let leaf = state.leaf("0").expect("a leaf");
         let of_state = leaf.tensor_names().into_iter().map(|name| {
             let tensor = leaf.tensor(&name).expect("a tensor");
@@ -232,7 +273,9 @@ fn expected(case: &Case) -> Vec<BTreeMap<String, Vec<u64>>> {
             };
             (role, bits(&tensor))
         });
-        of_state.chain([("Parameter".to_string(), bits(&model["0"]))]).collect()
+        of_state
+            .chain([("Parameter".to_string(), bits(&model["0"]))])
+            .collect()
     };
     (1..=STEPS).map(&mut step).collect()
 }
@@ -254,13 +297,20 @@ fn assert_agrees(case: &Case, steps: &[PrintedStep], compiled: &Compiled, shift:
         assert_eq!(memory.len(), expected.len(), "{}", case.what());
         for (role, (buffer, format)) in &mut memory {
             // Codes are compared by what follows from them.
-            let optimisers::SlotFormat::Dtype(dtype) = *format else { continue };
+            let optimisers::SlotFormat::Dtype(dtype) = *format else {
+                continue;
+            };
             let tensor = if (role.as_str(), dtype) == ("LowBits", optimisers::DType::I16) {
                 buffer.distances(case.length)
             } else {
                 buffer.tensor(dtype.into())
             };
-            assert!(bits(&tensor) == expected[role], "{}, step {}: {role}", case.what(), index + 1);
+            assert!(
+                bits(&tensor) == expected[role],
+                "{}, step {}: {role}",
+                case.what(),
+                index + 1
+            );
         }
     }
 }
@@ -275,7 +325,10 @@ fn assert_all_agree(cases: &[Case]) {
                 case,
                 steps,
                 &compiled,
-                case.parameter.size_in_bytes().max(case.gradient.size_in_bytes()).max(8),
+                case.parameter
+                    .size_in_bytes()
+                    .max(case.gradient.size_in_bytes())
+                    .max(8),
             );
         }
     }
@@ -301,7 +354,9 @@ fn every_elementwise_rule_has_the_bits_of_an_update_in_f32() {
 fn every_elementwise_rule_has_the_bits_of_an_update_in_bf16_with_masters() {
     if can_run() {
         assert_all_agree(
-            &elementwise().map(|rule| Case::new(MixedPrecision::new(F32, rule), BF16)).collect::<Vec<_>>(),
+            &elementwise()
+                .map(|rule| Case::new(MixedPrecision::new(F32, rule), BF16))
+                .collect::<Vec<_>>(),
         );
     }
 }
@@ -311,13 +366,19 @@ fn every_way_to_store_parameters_has_the_bits_of_an_update() {
     if !can_run() {
         return;
     }
-    let rule = || AdamW { lambda: 0.1, ..AdamW::new(0.1) };
+    let rule = || AdamW {
+        lambda: 0.1,
+        ..AdamW::new(0.1)
+    };
     let chain = || {
         OptimiserChain::new((
             ClipGrad::new(0.5),
             WeightDecay::new(0.1),
             Adam::new(0.1),
-            Lookahead { k: 2, ..Lookahead::default() },
+            Lookahead {
+                k: 2,
+                ..Lookahead::default()
+            },
         ))
     };
     let mut cases = Vec::new();
@@ -332,13 +393,24 @@ fn every_way_to_store_parameters_has_the_bits_of_an_update() {
             cases.push(Case::new(SplitMaster::of_24_bits(rule()), dtype));
         }
     }
-    cases.push(Case { gradient: F32, ..Case::new(MixedPrecision::new(F32, rule()), BF16) });
-    cases.push(Case { gradient: F64, ..Case::new(Cautious::new(rule()).unscaled(), F16) });
+    cases.push(Case {
+        gradient: F32,
+        ..Case::new(MixedPrecision::new(F32, rule()), BF16)
+    });
+    cases.push(Case {
+        gradient: F64,
+        ..Case::new(Cautious::new(rule()).unscaled(), F16)
+    });
     cases.push(Case::new(StoreAs::new([("m", BF16)], rule()), F32));
     // Several blocks, the last of them short.
-    cases.push(Case { length: 33_001, ..Case::new(MixedPrecision::new(F32, rule()), BF16) });
-    cases
-        .push(Case { length: 16_401, ..Case::new(MixedPrecision::new(F32, StoreAs::all(Q8, rule())), BF16) });
+    cases.push(Case {
+        length: 33_001,
+        ..Case::new(MixedPrecision::new(F32, rule()), BF16)
+    });
+    cases.push(Case {
+        length: 16_401,
+        ..Case::new(MixedPrecision::new(F32, StoreAs::all(Q8, rule())), BF16)
+    });
     assert_all_agree(&cases);
 }
 
@@ -348,7 +420,10 @@ fn windows_of_gradients_have_a_kernel_that_collects_and_one_that_steps() {
         return;
     }
     let window = Case::new(
-        MixedPrecision::new(F32, OptimiserChain::new((AccumGrad::new(2), Scale::new(0.5), Adam::new(0.1)))),
+        MixedPrecision::new(
+            F32,
+            OptimiserChain::new((AccumGrad::new(2), Scale::new(0.5), Adam::new(0.1))),
+        ),
         BF16,
     );
     let moves: Vec<bool> = steps(&window).iter().map(|step| step.moves).collect();
@@ -357,7 +432,10 @@ fn windows_of_gradients_have_a_kernel_that_collects_and_one_that_steps() {
     assert_eq!(two[0].kernel, two[2].kernel);
     assert_ne!(two[0].kernel.source(), two[1].kernel.source());
     let roles: Vec<&BufferRole> = two[0].kernel.arrays().map(|array| &array.role).collect();
-    assert_eq!(roles, [&BufferRole::Gradient, &BufferRole::Slot("0.acc".to_string())]);
+    assert_eq!(
+        roles,
+        [&BufferRole::Gradient, &BufferRole::Slot("0.acc".to_string())]
+    );
 
     let decayed = OptimiserChain::new((WeightDecay::new(0.1), AccumGrad::new(2), Momentum::new(0.1)));
     assert_all_agree(&[window, Case::new(MixedPrecision::new(F32, decayed), BF16)]);
@@ -374,7 +452,11 @@ fn one_text_is_a_library_by_itself() {
     let (mut memory, mut gradient) = (buffers(&case, 0), Buffer::new(&bytes(&case.numbers(1, F32)), 0));
     let words = steps[0].words(case.length, |array| match &array.role {
         BufferRole::Gradient => gradient.address(),
-        role => memory.get_mut(&format!("{role:?}")).expect("a buffer").0.address(),
+        role => memory
+            .get_mut(&format!("{role:?}"))
+            .expect("a buffer")
+            .0
+            .address(),
     });
     launch(&library, "launch\0", steps[0].kernel.blocks(case.length), &words);
     let x = memory.get_mut("Parameter").expect("the parameter").0.tensor(F32);
@@ -383,15 +465,26 @@ fn one_text_is_a_library_by_itself() {
 
 #[test]
 fn arguments_are_data() -> Tested {
-    let mixed =
-        printed(MixedPrecision::new(F32, OptimiserChain::new((Scale::new(0.5), Adam::new(0.1)))), BF16, F16)?;
+    let mixed = printed(
+        MixedPrecision::new(F32, OptimiserChain::new((Scale::new(0.5), Adam::new(0.1)))),
+        BF16,
+        F16,
+    )?;
     let kernel = mixed.kernel();
-    assert_eq!((kernel.threads, kernel.elements_per_block, kernel.arithmetic), (256, 1024, F32.into()));
-    assert_eq!([0, 1, 1024, 1025].map(|length| kernel.blocks(length)), [0, 1, 1, 2]);
+    assert_eq!(
+        (kernel.threads, kernel.elements_per_block, kernel.arithmetic),
+        (256, 1024, F32.into())
+    );
+    assert_eq!(
+        [0, 1, 1024, 1025].map(|length| kernel.blocks(length)),
+        [0, 1, 1, 2]
+    );
     assert_eq!(kernel.arguments[0], KernelArgument::Length);
     let slot = |name: &str| BufferRole::Slot(name.to_string());
-    let arrays: Vec<_> =
-        kernel.arrays().map(|array| (array.role.clone(), array.format, array.reads, array.writes)).collect();
+    let arrays: Vec<_> = kernel
+        .arrays()
+        .map(|array| (array.role.clone(), array.format, array.reads, array.writes))
+        .collect();
     let expected = [
         (BufferRole::Master, F32, true, true),
         (BufferRole::Gradient, F16, true, false),
@@ -399,12 +492,20 @@ fn arguments_are_data() -> Tested {
         (slot("1.v"), F32, true, true),
         (BufferRole::Parameter, BF16, false, true),
     ];
-    assert_eq!(arrays, expected.map(|(role, dtype, reads, writes)| (role, dtype.into(), reads, writes)));
+    assert_eq!(
+        arrays,
+        expected.map(|(role, dtype, reads, writes)| (role, dtype.into(), reads, writes))
+    );
     // Each argument stands in the source in its place, by its name.
-    let (_, signature) = kernel.source().split_once(&format!("{}(", kernel.entry)).expect("a function");
+    let (_, signature) = kernel
+        .source()
+        .split_once(&format!("{}(", kernel.entry))
+        .expect("a function");
     let (signature, _) = signature.split_once(')').expect("its end");
-    let names: Vec<&str> =
-        signature.split(", ").map(|declared| declared.rsplit(' ').next().unwrap_or_default()).collect();
+    let names: Vec<&str> = signature
+        .split(", ")
+        .map(|declared| declared.rsplit(' ').next().unwrap_or_default())
+        .collect();
     let named = kernel.arguments.iter().map(|argument| match argument {
         KernelArgument::Length => "length".to_string(),
         KernelArgument::Array(array) => array.name.clone(),
@@ -416,7 +517,11 @@ fn arguments_are_data() -> Tested {
 
     let starts = |optimiser: Optimiser| -> Vec<_> {
         let printed = printed(optimiser, BF16, BF16).expect("an optimiser");
-        printed.state().iter().map(|state| (state.role.clone(), state.start, state.bytes(300))).collect()
+        printed
+            .state()
+            .iter()
+            .map(|state| (state.role.clone(), state.start, state.bytes(300)))
+            .collect()
     };
     let zero = BufferStart::Number(0.0);
     assert_eq!(
@@ -429,10 +534,16 @@ fn arguments_are_data() -> Tested {
     );
     assert_eq!(
         starts(Optimiser::new(Kahan::new(Momentum::new(0.1)))),
-        [(BufferRole::Compensation, zero, 600), (slot("velocity"), zero, 1200)]
+        [
+            (BufferRole::Compensation, zero, 600),
+            (slot("velocity"), zero, 1200)
+        ]
     );
     let averaged = ScheduleFree::new(0.1);
-    assert_eq!(starts(Optimiser::new(averaged))[0], (slot("z"), BufferStart::Parameter, 1200));
+    assert_eq!(
+        starts(Optimiser::new(averaged))[0],
+        (slot("z"), BufferStart::Parameter, 1200)
+    );
     assert_eq!(
         starts(Optimiser::new(StoreAs::all(Q8, Momentum::new(0.1)))),
         [(slot("velocity"), zero, 3 * 132)]
@@ -442,34 +553,75 @@ fn arguments_are_data() -> Tested {
 
 /// The names of the scalars.
 fn scalars(optimiser: impl IntoOptimiser) -> Vec<String> {
-    printed(optimiser, F32, F32).expect("an optimiser").kernel().scalars.clone()
+    printed(optimiser, F32, F32)
+        .expect("an optimiser")
+        .kernel()
+        .scalars
+        .clone()
 }
 
 #[test]
 fn a_scalar_has_the_name_of_what_it_depends_on() -> Tested {
-    let names =
-        ["k0_beta1", "k1_beta1", "k2_beta2", "k3_beta2", "k4_eta_beta1_t", "k5_beta2_t", "k6_epsilon"];
+    let names = [
+        "k0_beta1",
+        "k1_beta1",
+        "k2_beta2",
+        "k3_beta2",
+        "k4_eta_beta1_t",
+        "k5_beta2_t",
+        "k6_epsilon",
+    ];
     assert_eq!(scalars(Adam::new(0.1)), names);
-    assert_eq!(scalars(MixedPrecision::new(F32, AdamW::new(0.1)))[7..], ["k7_eta_lambda"]);
-    let without = AdamW { bias_correction: false, ..AdamW::new(0.1) };
-    assert_eq!(scalars(without)[4..6], ["k4_eta", "k5"], "no scalar is another in each step");
+    assert_eq!(
+        scalars(MixedPrecision::new(F32, AdamW::new(0.1)))[7..],
+        ["k7_eta_lambda"]
+    );
+    let without = AdamW {
+        bias_correction: false,
+        ..AdamW::new(0.1)
+    };
+    assert_eq!(
+        scalars(without)[4..6],
+        ["k4_eta", "k5"],
+        "no scalar is another in each step"
+    );
     // The place only where two have one name.
     let two = OptimiserChain::new((Scale::new(2.0), Momentum::new(0.1), Momentum::new(0.1)));
-    assert_eq!(scalars(two), ["k0_alpha", "k1_1_rho", "k2_1_eta", "k3_2_rho", "k4_2_eta"]);
+    assert_eq!(
+        scalars(two),
+        ["k0_alpha", "k1_1_rho", "k2_1_eta", "k3_2_rho", "k4_2_eta"]
+    );
     let averaged = scalars(ScheduleFree::new(0.1));
     assert!(averaged.iter().any(|name| name.contains("_t")), "{averaged:?}");
     // Numbers of 0 and infinities hide nothing, and neither does what has settled after some steps.
-    let still = AdamW { lambda: 0.0, epsilon: 0.0, ..AdamW::new(0.0) };
+    let still = AdamW {
+        lambda: 0.0,
+        epsilon: 0.0,
+        ..AdamW::new(0.0)
+    };
     assert_eq!(scalars(still), scalars(AdamW::new(0.1)));
     for (low, high) in [(0.0, 1.0), (0.0, f64::INFINITY), (f64::NEG_INFINITY, 0.0)] {
         let names = scalars(Clamp { bounds: (low, high) });
         assert_eq!(names[..2], ["k0_bounds1", "k1_bounds2"], "{low} to {high}");
     }
     for warmup_steps in [2, 5, 100] {
-        let rate = scalars(ScheduleFree { warmup_steps, ..ScheduleFree::new(0.1) });
-        assert!(rate.iter().any(|name| name.contains("_eta") && name.contains("_t")), "{rate:?}");
+        let rate = scalars(ScheduleFree {
+            warmup_steps,
+            ..ScheduleFree::new(0.1)
+        });
+        assert!(
+            rate.iter()
+                .any(|name| name.contains("_eta") && name.contains("_t")),
+            "{rate:?}"
+        );
     }
-    assert_eq!(scalars(Adam { beta: (0.0, 0.01), ..Adam::new(0.1) }), names);
+    assert_eq!(
+        scalars(Adam {
+            beta: (0.0, 0.01),
+            ..Adam::new(0.1)
+        }),
+        names
+    );
 
     for rule in elementwise() {
         let new =
@@ -480,19 +632,36 @@ fn a_scalar_has_the_name_of_what_it_depends_on() -> Tested {
         resumed.resume(&printed.progress())?;
         assert_eq!(resumed.step()?, printed.step()?);
         let (kernel, name) = (printed.kernel(), printed.kernel().scalars.join(" "));
-        assert!(["k0_alpha", "k0_0_alpha"].contains(&&*kernel.scalars[0]), "{name}");
+        assert!(
+            ["k0_alpha", "k0_0_alpha"].contains(&&*kernel.scalars[0]),
+            "{name}"
+        );
         for (index, name) in kernel.scalars.iter().enumerate() {
-            assert!(name.starts_with(&format!("k{index}_")) || *name == format!("k{index}"), "{name}");
+            assert!(
+                name.starts_with(&format!("k{index}_")) || *name == format!("k{index}"),
+                "{name}"
+            );
             assert!(kernel.source().contains(&format!("leaf.{name}")), "{name}");
         }
         assert!(kernel.source().contains("// Scale: dx' = α·dx\n"), "{name}");
         // What differs from step to step has a name that tells of it.
-        let PrintedProgress { counters, numbers, .. } = printed.progress();
-        let kept =
-            counters.into_iter().map(|(name, _)| name).chain(numbers.into_iter().map(|(name, _)| name));
+        let PrintedProgress {
+            counters, numbers, ..
+        } = printed.progress();
+        let kept = counters
+            .into_iter()
+            .map(|(name, _)| name)
+            .chain(numbers.into_iter().map(|(name, _)| name));
         let kept: Vec<String> = kept.map(|name| name.replace("1.", "_")).collect();
-        for pair in steps.windows(2).filter(|pair| Arc::ptr_eq(&pair[0].kernel, &pair[1].kernel)) {
-            let scalars = pair[0].scalars.iter().zip(&pair[1].scalars).zip(&pair[0].kernel.scalars);
+        for pair in steps
+            .windows(2)
+            .filter(|pair| Arc::ptr_eq(&pair[0].kernel, &pair[1].kernel))
+        {
+            let scalars = pair[0]
+                .scalars
+                .iter()
+                .zip(&pair[1].scalars)
+                .zip(&pair[0].kernel.scalars);
             for ((a, b), name) in scalars {
                 assert!(
                     a == b || kept.iter().any(|kept| name.contains(kept)),
@@ -512,7 +681,11 @@ fn helpers(source: &str) -> Vec<&str> {
     };
     fn name(line: &str) -> Option<&str> {
         let head = line.split(" {").next()?;
-        let head = if head.ends_with(')') { head.split_once('(')?.0 } else { head };
+        let head = if head.ends_with(')') {
+            head.split_once('(')?.0
+        } else {
+            head
+        };
         // A specialised type ends with its arguments.
         head.rsplit(' ').next().filter(|name| !name.ends_with('>'))
     }
@@ -536,17 +709,24 @@ fn a_text_has_what_it_uses_and_the_recurrence() {
             for optimiser in stored {
                 // No split master has an upper part in F16. A state tensor that starts as another number than
                 // 0 has no code for that.
-                let Ok(printed) = printed(optimiser.clone(), dtype, dtype) else { continue };
+                let Ok(printed) = printed(optimiser.clone(), dtype, dtype) else {
+                    continue;
+                };
                 let (source, what) = (printed.kernel().source(), optimiser.name());
                 (most, texts) = (most.max(source.lines().count()), texts + 1);
                 let is_word = |letter: char| letter.is_alphanumeric() || letter == '_';
                 let code = source.lines().filter(|line| !line.starts_with("//"));
-                let words: Vec<&str> = code.flat_map(|line| line.split(|letter| !is_word(letter))).collect();
+                let words: Vec<&str> = code
+                    .flat_map(|line| line.split(|letter| !is_word(letter)))
+                    .collect();
                 let defined = helpers(source);
                 for helper in &defined {
                     let [uses, definitions] =
                         [&words, &defined].map(|all| all.iter().filter(|word| *word == helper).count());
-                    assert!(uses > definitions, "{what} of {dtype:?}: {helper} is not used in\n{source}");
+                    assert!(
+                        uses > definitions,
+                        "{what} of {dtype:?}: {helper} is not used in\n{source}"
+                    );
                 }
                 let types = ["f16", "bf16"].map(|name| source.contains(&format!("struct {name} {{")));
                 assert_eq!(types, [dtype == F16, dtype == BF16], "{what} of {dtype:?}");
@@ -559,7 +739,10 @@ fn a_text_has_what_it_uses_and_the_recurrence() {
                 );
                 for member in optimiser.rule().name().split(['(', ')', ',', ' ']) {
                     let recurrence = rules::recurrence(member);
-                    assert!(recurrence.is_none_or(|recurrence| comment.contains(recurrence)), "{comment}");
+                    assert!(
+                        recurrence.is_none_or(|recurrence| comment.contains(recurrence)),
+                        "{comment}"
+                    );
                 }
             }
         }
@@ -605,7 +788,11 @@ fn a_rule_of_a_program_is_asked_within_its_ranges_and_has_no_recurrence_of_anoth
     let printed = printed(own::Lion { ratio: 0.8 }, F32, F32)?;
     assert_eq!(printed.kernel().scalars, ["k0_ratio"]);
     assert!(printed.kernel().source().contains("// A step of Lion for"));
-    assert!(!printed.kernel().source().contains("// Lion: "), "{}", printed.kernel().source());
+    assert!(
+        !printed.kernel().source().contains("// Lion: "),
+        "{}",
+        printed.kernel().source()
+    );
     Ok(())
 }
 
@@ -633,11 +820,20 @@ fn a_step_has_the_hyper_parameters_of_now_and_a_kernel_of_its_arithmetic() -> Te
     sources.dedup();
     assert_eq!(sources.len(), 2, "without and with the second moment");
     for step in [&steps[0], &steps[9]] {
-        let rate = step.kernel.scalars.iter().find(|name| name.contains("_eta")).expect("a rate");
+        let rate = step
+            .kernel
+            .scalars
+            .iter()
+            .find(|name| name.contains("_eta"))
+            .expect("a rate");
         assert!(rate.ends_with("_t"), "the rate is another in each step: {rate}");
     }
 
-    let mut descent = printed(OptimiserChain::new((Scale::new(1.0), Descent::new(0.1))), F32, F32)?;
+    let mut descent = printed(
+        OptimiserChain::new((Scale::new(1.0), Descent::new(0.1))),
+        F32,
+        F32,
+    )?;
     assert_eq!(descent.step()?.scalars, [1.0, 0.1]);
     descent.adjust(0.2)?;
     descent.adjust_field("alpha", 0.125)?;
@@ -648,7 +844,9 @@ fn a_step_has_the_hyper_parameters_of_now_and_a_kernel_of_its_arithmetic() -> Te
     let scalar = |value: f32| u64::from(value.to_bits());
     assert_eq!(words, [7, 64, 64, scalar(0.125), scalar(0.2)]);
 
-    let error = descent.adjust_field("rho", FieldValue::Real(0.1)).expect_err("no such field");
+    let error = descent
+        .adjust_field("rho", FieldValue::Real(0.1))
+        .expect_err("no such field");
     is_kind(&error, ErrorKind::UnknownName, &["rho"]);
     assert_eq!(descent.step()?.scalars, [0.125, 0.2]);
     Ok(())
@@ -657,8 +855,12 @@ fn a_step_has_the_hyper_parameters_of_now_and_a_kernel_of_its_arithmetic() -> Te
 #[test]
 fn progress_is_resumed() -> Tested {
     let new = || {
-        printed(OptimiserChain::new((AccumGrad::new(3), ScheduleFree::new(0.1))), F32, F32)
-            .expect("an optimiser")
+        printed(
+            OptimiserChain::new((AccumGrad::new(3), ScheduleFree::new(0.1))),
+            F32,
+            F32,
+        )
+        .expect("an optimiser")
     };
     let mut whole = new();
     (0..10).for_each(|_| drop(whole.step().expect("a step")));
@@ -673,11 +875,23 @@ fn progress_is_resumed() -> Tested {
 
     let before = resumed.progress();
     let error = resumed
-        .resume(&PrintedProgress { counters: vec![("t".to_string(), 3)], ..PrintedProgress::default() })
+        .resume(&PrintedProgress {
+            counters: vec![("t".to_string(), 3)],
+            ..PrintedProgress::default()
+        })
         .expect_err("of Adam");
-    is_kind(&error, ErrorKind::OtherRule, &["ScheduleFree", "Printed::progress"]);
+    is_kind(
+        &error,
+        ErrorKind::OtherRule,
+        &["ScheduleFree", "Printed::progress"],
+    );
     assert_eq!(error.got(), Some("[\"t\"]"), "{error}");
-    assert!(error.expected().is_some_and(|expected| expected.contains("\"0.calls\"")), "{error}");
+    assert!(
+        error
+            .expected()
+            .is_some_and(|expected| expected.contains("\"0.calls\"")),
+        "{error}"
+    );
     // Counts and numbers have the limits and ranges of files.
     let most = u64::MAX / 2;
     let with = |change: &dyn Fn(&mut PrintedProgress)| {
@@ -686,15 +900,25 @@ fn progress_is_resumed() -> Tested {
         progress
     };
     let refused = [
-        (with(&|progress| progress.counters[0].1 = most + 1), "\"0.calls\" of the progress to resume"),
-        (with(&|progress| progress.calls = most + 1), "\"calls\" of the progress to resume"),
+        (
+            with(&|progress| progress.counters[0].1 = most + 1),
+            "\"0.calls\" of the progress to resume",
+        ),
+        (
+            with(&|progress| progress.calls = most + 1),
+            "\"calls\" of the progress to resume",
+        ),
         (
             with(&|progress| progress.numbers[0].1 = -1.0),
             "largest_eta is -1, expected a number in [0, 1e100]",
         ),
     ];
     for (progress, words) in refused {
-        is_kind(&resumed.resume(&progress).expect_err("a number"), ErrorKind::Argument, &[words]);
+        is_kind(
+            &resumed.resume(&progress).expect_err("a number"),
+            ErrorKind::Argument,
+            &[words],
+        );
     }
     assert_eq!(resumed.progress(), before);
     resumed.resume(&with(&|progress| progress.calls = most))?;
@@ -717,7 +941,10 @@ fn what_is_not_elementwise_is_refused_by_name() {
     let refused = |optimiser: Optimiser, expected: &str, words: &[&str]| {
         let error = printed(optimiser, F32, F32).expect_err("no kernel");
         is_kind(&error, ErrorKind::Unsupported, words);
-        assert!(error.to_string().starts_with(&format!("{expected} needs ")), "{error}");
+        assert!(
+            error.to_string().starts_with(&format!("{expected} needs ")),
+            "{error}"
+        );
     };
     let clipped = OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(0.1)));
     refused(
@@ -730,18 +957,37 @@ fn what_is_not_elementwise_is_refused_by_name() {
         "ClipNorm, LAMB",
         &["whole parameter", "Scale"],
     );
-    refused(Optimiser::new(Muon::new(0.1)), "Muon", &["whole parameter", "`update`"]);
+    refused(
+        Optimiser::new(Muon::new(0.1)),
+        "Muon",
+        &["whole parameter", "`update`"],
+    );
     refused(Optimiser::new(Prodigy::default()), "Prodigy", &["whole model"]);
-    refused(Optimiser::new(Muon::new(0.1).with_fallback(AdamW::new(0.1))), "Muon", &["whole parameter"]);
+    refused(
+        Optimiser::new(Muon::new(0.1).with_fallback(AdamW::new(0.1))),
+        "Muon",
+        &["whole parameter"],
+    );
     refused(
         Optimiser::new(Offload::new(AdamW::new(0.1)).everywhere()),
         &Offload::new(AdamW::new(0.1)).everywhere().name(),
         &["Offload", "buffers"],
     );
     let chosen = optimisers::Fallback::new(AdamW::new(0.1), Descent::new(0.1));
-    refused(Optimiser::new(chosen), "Fallback(AdamW, Descent)", &["path and shape"]);
-    for listing in rules::catalogue().into_iter().filter(|listing| listing.rule.kind() != Kind::Elementwise) {
-        refused(Optimiser::new(listing.rule), listing.name, &["a printed kernel sees one element at a time"]);
+    refused(
+        Optimiser::new(chosen),
+        "Fallback(AdamW, Descent)",
+        &["path and shape"],
+    );
+    for listing in rules::catalogue()
+        .into_iter()
+        .filter(|listing| listing.rule.kind() != Kind::Elementwise)
+    {
+        refused(
+            Optimiser::new(listing.rule),
+            listing.name,
+            &["a printed kernel sees one element at a time"],
+        );
     }
 
     let refused = |optimiser: Optimiser, parameter, gradient, kind, got, words| {
@@ -765,7 +1011,21 @@ fn what_is_not_elementwise_is_refused_by_name() {
         "U32",
         "the dtype of the gradient",
     );
-    refused(Optimiser::new(Adam::new(-0.1)), F32, F32, ErrorKind::Argument, "-0.1", "Adam: eta is");
+    refused(
+        Optimiser::new(Adam::new(-0.1)),
+        F32,
+        F32,
+        ErrorKind::Argument,
+        "-0.1",
+        "Adam: eta is",
+    );
     let dtype = ErrorKind::Tensor;
-    refused(Optimiser::new(SplitMaster::new(Adam::new(0.1))), F16, F32, dtype, "F16", "SplitMaster");
+    refused(
+        Optimiser::new(SplitMaster::new(Adam::new(0.1))),
+        F16,
+        F32,
+        dtype,
+        "F16",
+        "SplitMaster",
+    );
 }

@@ -13,7 +13,10 @@ fn variables(world: &LocalRank) -> Vars {
     let seed = 10 * world.rank() as u64;
     let mut model: Vars = BTreeMap::new();
     let mut add = |name: &str, shape: &[usize], dtype| {
-        model.insert(name.to_string(), var(&random(seed + 1, shape, dtype, &Device::Cpu)))
+        model.insert(
+            name.to_string(),
+            var(&random(seed + 1, shape, dtype, &Device::Cpu)),
+        )
     };
     add("large", &[1_300_000], DType::BF16);
     add("matrix", &[30, 7], DType::F64);
@@ -40,8 +43,9 @@ fn all_ranks_get_the_values_of_the_first() {
                 .filter(|(_, x)| x.dtype().is_float())
                 .map(|(path, x)| (path.clone(), x.clone()))
                 .collect();
-            let _ =
-                Setup::over(&world).build(AdamW::new(0.1), &floats).expect("the same values on all ranks");
+            let _ = Setup::over(&world)
+                .build(AdamW::new(0.1), &floats)
+                .expect("the same values on all ranks");
             (before, model.values().map(|x| bits(x)).collect::<Vec<_>>())
         });
         for (rank, (before, after)) in all.iter().enumerate() {
@@ -55,9 +59,17 @@ fn all_ranks_get_the_values_of_the_first() {
 fn other_models_are_refused_on_all() {
     type Change = fn(&mut Vars);
     let changes: [(Change, &str); 3] = [
-        (|model| drop(model.remove("tied")), "[\"matrix\"] of shape [30, 7] in F64 on rank 1; all"),
         (
-            |model| drop(model.insert("scalar".to_string(), var(&random(1, &[1], DType::F16, &Device::Cpu)))),
+            |model| drop(model.remove("tied")),
+            "[\"matrix\"] of shape [30, 7] in F64 on rank 1; all",
+        ),
+        (
+            |model| {
+                drop(model.insert(
+                    "scalar".to_string(),
+                    var(&random(1, &[1], DType::F16, &Device::Cpu)),
+                ))
+            },
             "[\"scalar\"] of shape [1] in F16",
         ),
         (
@@ -77,7 +89,8 @@ fn other_models_are_refused_on_all() {
             error
         });
         assert!(
-            told.iter().all(|error| error.contains("rank 1 differs in a variable") && error.contains(words)),
+            told.iter()
+                .all(|error| error.contains("rank 1 differs in a variable") && error.contains(words)),
             "{told:?}"
         );
     }

@@ -28,14 +28,20 @@ struct Mover {
 
 impl Mover {
     fn new(host: LocalRank, device: Device) -> Self {
-        Mover { host, device, moved: Arc::default() }
+        Mover {
+            host,
+            device,
+            moved: Arc::default(),
+        }
     }
 }
 
 /// The numbers as F64, which holds those of all dtypes.
 fn told(tensor: &Tensor) -> Vec<u8> {
-    let numbers: Vec<f64> =
-        tensor.to_dtype(DType::F64).and_then(|numbers| numbers.to_vec1()).expect("numbers");
+    let numbers: Vec<f64> = tensor
+        .to_dtype(DType::F64)
+        .and_then(|numbers| numbers.to_vec1())
+        .expect("numbers");
     numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
 }
 
@@ -69,7 +75,10 @@ impl Communicator for Mover {
                     && tensor.device().same_device(&self.device)
             );
         }
-        let sent: Vec<Vec<Vec<u8>>> = to.iter().map(|tensors| tensors.iter().map(told).collect()).collect();
+        let sent: Vec<Vec<Vec<u8>>> = to
+            .iter()
+            .map(|tensors| tensors.iter().map(told).collect())
+            .collect();
         let mut got: Vec<Vec<Vec<u8>>> = from
             .iter()
             .map(|rooms| rooms.iter().map(|room| vec![0; 8 * room.elem_count()]).collect())
@@ -89,15 +98,28 @@ impl Communicator for Mover {
                 .collect();
             let mut from: Vec<Vec<&mut [u8]>> = got
                 .iter_mut()
-                .map(|messages| messages.get_mut(turn).map(|bytes| &mut bytes[..]).into_iter().collect())
+                .map(|messages| {
+                    messages
+                        .get_mut(turn)
+                        .map(|bytes| &mut bytes[..])
+                        .into_iter()
+                        .collect()
+                })
                 .collect();
             self.host.exchange(&to, &mut from)?;
         }
-        for (room, bytes) in
-            from.iter().flatten().zip(got.iter().flatten()).filter(|(room, _)| room.elem_count() > 0)
+        for (room, bytes) in from
+            .iter()
+            .flatten()
+            .zip(got.iter().flatten())
+            .filter(|(room, _)| room.elem_count() > 0)
         {
-            let numbers: Vec<f64> =
-                bytes.as_chunks().0.iter().map(|number| f64::from_le_bytes(*number)).collect();
+            let numbers: Vec<f64> = bytes
+                .as_chunks()
+                .0
+                .iter()
+                .map(|number| f64::from_le_bytes(*number))
+                .collect();
             let values = Tensor::new(numbers, &self.device)
                 .and_then(|values| values.to_dtype(room.dtype()))
                 .expect("a tensor");
@@ -123,7 +145,10 @@ fn optimisers() -> Vec<Optimiser> {
             DType::F32,
             OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1))),
         )),
-        Optimiser::new(SplitMaster::new(OptimiserChain::new((AccumGrad::new(2), LAMB::new(0.1))))),
+        Optimiser::new(SplitMaster::new(OptimiserChain::new((
+            AccumGrad::new(2),
+            LAMB::new(0.1),
+        )))),
         Optimiser::new(Kahan::new(AdamW::new(0.1))),
         Optimiser::new(MixedPrecision::new(DType::F32, muon())),
     ]
@@ -132,13 +157,18 @@ fn optimisers() -> Vec<Optimiser> {
 #[test]
 fn equal_gradients_give_the_bits_of_one_process() {
     for (optimiser, engine) in
-        optimisers().into_iter().zip([Engine::Fused, Engine::Fused, Engine::Tensors, Engine::Fused])
+        optimisers()
+            .into_iter()
+            .zip([Engine::Fused, Engine::Fused, Engine::Tensors, Engine::Fused])
     {
         let whole = steps(Setup::default(), engine, optimiser.clone(), [DType::BF16; 2], 3);
         let rule = optimiser.clone();
-        let ranks =
-            on_movers(3, move |world| steps(Setup::over(world), engine, rule.clone(), [DType::BF16; 2], 3));
-        ranks.iter().for_each(|own| assert_part(own, &whole, &optimiser.name()));
+        let ranks = on_movers(3, move |world| {
+            steps(Setup::over(world), engine, rule.clone(), [DType::BF16; 2], 3)
+        });
+        ranks
+            .iter()
+            .for_each(|own| assert_part(own, &whole, &optimiser.name()));
     }
 }
 
@@ -151,12 +181,16 @@ fn train<C: Communicator + Clone + 'static>(world: &C, file: &Path) -> (Vec<Said
     let mut state = setup.build(rule, &model).expect("a state");
     let step = |state: &mut StateTree, call| {
         let update = Update::new(state).weight(1 + world.rank() as u64);
-        let outcome =
-            update.apply(&model, &gradients(call, world.rank() as u64, DType::F32)).expect("an update");
+        let outcome = update
+            .apply(&model, &gradients(call, world.rank() as u64, DType::F32))
+            .expect("an update");
         said(outcome, &model, state)
     };
     let mut all: Vec<Said> = (0..3).map(|call| step(&mut state, call)).collect();
-    Checkpoint::new(&state).model(&model).save(file).expect("a checkpoint");
+    Checkpoint::new(&state)
+        .model(&model)
+        .save(file)
+        .expect("a checkpoint");
     let of_model = || Ok::<_, optimisers::Error>(model.values().map(|x| bits(x)).collect());
     let averages = state.with_averages(&model, of_model).expect("averages");
     CheckpointFile::open(file)
@@ -188,9 +222,19 @@ fn different_gradients_checkpoints_and_averages_are_those_of_bytes() {
 fn initial_values_of_every_dtype_are_those_of_the_first_rank() {
     let values = on_movers(2, |world| {
         let variable = |dtype: DType| {
-            var(&tensor(world.rank() as u64, &[33_000], DType::F64).to_dtype(dtype).expect("values"))
+            var(&tensor(world.rank() as u64, &[33_000], DType::F64)
+                .to_dtype(dtype)
+                .expect("values"))
         };
-        let dtypes = [DType::U8, DType::U32, DType::I64, DType::F16, DType::BF16, DType::F32, DType::F64];
+        let dtypes = [
+            DType::U8,
+            DType::U32,
+            DType::I64,
+            DType::F16,
+            DType::BF16,
+            DType::F32,
+            DType::F64,
+        ];
         let model: Vars = dtypes.map(|dtype| (format!("{dtype:?}"), variable(dtype))).into();
         broadcast(world, &model).expect("one model");
         model.values().map(|x| bits(x)).collect::<Vec<_>>()
@@ -206,13 +250,26 @@ fn a_parameter_that_the_transport_cannot_move_is_refused_by_all() {
 
     let errors = on(3, |host| {
         let is_elsewhere = host.rank() == 1;
-        let device = if is_elsewhere { Device::Cuda(candle_core::CudaDevice) } else { CPU.clone() };
+        let device = if is_elsewhere {
+            Device::Cuda(candle_core::CudaDevice)
+        } else {
+            CPU.clone()
+        };
         let world = Mover::new(host.clone(), device);
         let model = model(&parameters(DType::F32));
         let before: Vec<_> = model.values().map(|x| bits(x)).collect();
-        let error = Setup::over(&world).build(AdamW::new(0.1), &model).expect_err("another device");
-        let kind = if is_elsewhere { ErrorKind::Tensor } else { ErrorKind::Ranks };
-        assert_eq!(broadcast(&world, &model).expect_err("another device").kind(), kind);
+        let error = Setup::over(&world)
+            .build(AdamW::new(0.1), &model)
+            .expect_err("another device");
+        let kind = if is_elsewhere {
+            ErrorKind::Tensor
+        } else {
+            ErrorKind::Ranks
+        };
+        assert_eq!(
+            broadcast(&world, &model).expect_err("another device").kind(),
+            kind
+        );
         assert!(model.values().map(|x| bits(x)).eq(before));
         let rank = (!is_elsewhere).then_some(1);
         assert_eq!(
@@ -221,8 +278,12 @@ fn a_parameter_that_the_transport_cannot_move_is_refused_by_all() {
             "{error}"
         );
         // All are in step, and the host's own transport takes the model.
-        let mut state = Setup::over(&host).build(AdamW::new(0.1), &model).expect("a state");
-        Update::new(&mut state).apply(&model, &gradients(0, 0, DType::F32)).expect("an update");
+        let mut state = Setup::over(&host)
+            .build(AdamW::new(0.1), &model)
+            .expect("a state");
+        Update::new(&mut state)
+            .apply(&model, &gradients(0, 0, DType::F32))
+            .expect("an update");
         error.to_string()
     });
     let told = "parameter \"0\": it is on Cpu, expected Cuda(CudaDevice); the transport moves tensors of no \
@@ -231,6 +292,10 @@ fn a_parameter_that_the_transport_cannot_move_is_refused_by_all() {
                 `ranks`";
     assert_eq!(
         errors,
-        [format!("rank 1 refused: {told}"), told.to_string(), format!("rank 1 refused: {told}")]
+        [
+            format!("rank 1 refused: {told}"),
+            told.to_string(),
+            format!("rank 1 refused: {told}")
+        ]
     );
 }

@@ -18,7 +18,9 @@ use support::threads::on;
 /// What each rank says after each call.
 fn run(size: usize, engine: Engine, optimiser: &Optimiser, dtypes: [DType; 2], calls: u64) -> Vec<Vec<Said>> {
     let optimiser = optimiser.clone();
-    on(size, move |world| steps(Setup::over(&world), engine, optimiser.clone(), dtypes, calls))
+    on(size, move |world| {
+        steps(Setup::over(&world), engine, optimiser.clone(), dtypes, calls)
+    })
 }
 
 /// Every rank has the parameters of one process, and its part of that process's state.
@@ -47,7 +49,11 @@ pub fn assert_divides(optimiser: &Optimiser, dtype: DType, sizes: &[usize]) {
     let whole = in_one_process(Engine::Fused, optimiser, [dtype, dtype], 3);
     for &size in sizes {
         let ranks = run(size, Engine::Fused, optimiser, [dtype, dtype], 3);
-        assert_divided(&ranks, &whole, &format!("{} in {dtype:?} on {size}", optimiser.name()));
+        assert_divided(
+            &ranks,
+            &whole,
+            &format!("{} in {dtype:?} on {size}", optimiser.name()),
+        );
     }
 }
 
@@ -74,7 +80,11 @@ fn equal_gradients_give_the_bits_of_one_process() {
             assert_divides(
                 &optimiser,
                 dtype,
-                if is_whole { sizes } else { &sizes[index % sizes.len()..][..1] },
+                if is_whole {
+                    sizes
+                } else {
+                    &sizes[index % sizes.len()..][..1]
+                },
             );
         }
     }
@@ -84,7 +94,10 @@ fn equal_gradients_give_the_bits_of_one_process() {
 #[test]
 fn every_engine_divides() {
     let rules: [Optimiser; 3] = [
-        Optimiser::new(SplitMaster::new(OptimiserChain::new((ClipNorm::new(0.3), LAMB::new(0.1))))),
+        Optimiser::new(SplitMaster::new(OptimiserChain::new((
+            ClipNorm::new(0.3),
+            LAMB::new(0.1),
+        )))),
         Optimiser::new(MixedPrecision::new(
             DType::F32,
             OptimiserChain::new((ClipGlobalNorm::new(0.5), Cautious::new(Lion::new(0.1)))),
@@ -118,8 +131,9 @@ fn different_gradients_have_a_weighted_mean() {
         let mut state = Setup::over(&world).build(rule.clone(), &model).expect("a state");
         let step = |call| {
             let update = Update::new(&mut state).weight(weights[world.rank()]);
-            let outcome =
-                update.apply(&model, &gradients(call, world.rank() as u64, DType::F32)).expect("an update");
+            let outcome = update
+                .apply(&model, &gradients(call, world.rank() as u64, DType::F32))
+                .expect("an update");
             said(outcome, &model, &state)
         };
         (0..3).map(step).collect::<Vec<_>>()
@@ -130,16 +144,28 @@ fn different_gradients_have_a_weighted_mean() {
     let mean = |call| -> Grads {
         let of = |rank: usize| gradients(call, rank as u64, DType::F32);
         let of_path = |(path, first): (&String, &Tensor)| {
-            let flat =
-                |rank: usize| of(rank)[path].flatten_all().and_then(|x| x.to_vec1::<f32>()).expect("values");
+            let flat = |rank: usize| {
+                of(rank)[path]
+                    .flatten_all()
+                    .and_then(|x| x.to_vec1::<f32>())
+                    .expect("values")
+            };
             let (a, b, d) = (flat(0), flat(1), flat(3));
-            let values: Vec<f32> = (0..a.len()).map(|i| ((a[i] * 3.0 + b[i]) + d[i] * 2.0) / 6.0).collect();
-            (path.clone(), Tensor::from_vec(values, first.shape(), CPU).expect("a tensor"))
+            let values: Vec<f32> = (0..a.len())
+                .map(|i| ((a[i] * 3.0 + b[i]) + d[i] * 2.0) / 6.0)
+                .collect();
+            (
+                path.clone(),
+                Tensor::from_vec(values, first.shape(), CPU).expect("a tensor"),
+            )
         };
         of(0).iter().map(of_path).collect()
     };
     let step = |call| {
-        let outcome = Update::new(&mut state).weight(6).apply(&model, &mean(call)).expect("an update");
+        let outcome = Update::new(&mut state)
+            .weight(6)
+            .apply(&model, &mean(call))
+            .expect("an update");
         said(outcome, &model, &state)
     };
     assert_divided(&divided, &(0..3).map(step).collect::<Vec<_>>(), "weights");
@@ -168,7 +194,9 @@ fn ranks_and_windows_are_exchangeable() {
     // the others.
     let apart = |a: &[Vec<u64>], b: &[Vec<u64>]| -> f64 {
         let pairs = a.iter().flatten().zip(b.iter().flatten());
-        pairs.map(|(a, b)| (f64::from_bits(*a) - f64::from_bits(*b)).abs()).fold(0.0, f64::max)
+        pairs
+            .map(|(a, b)| (f64::from_bits(*a) - f64::from_bits(*b)).abs())
+            .fold(0.0, f64::max)
     };
     assert!(two.iter().all(|rank| rank == &two[0]) && four.iter().all(|rank| rank == &four[0]));
     assert!(apart(&one[0], &two[0]) < 1e-5 && apart(&one[0], &four[0]) < 1e-5);
@@ -177,10 +205,15 @@ fn ranks_and_windows_are_exchangeable() {
 #[test]
 fn a_gradient_on_some_ranks_only_counts_as_zeros_on_the_others() {
     let moved = on(3, |world| {
-        let model =
-            model(&[tensor(1, &[4], DType::F32), tensor(2, &[4], DType::F32), tensor(3, &[4], DType::F32)]);
+        let model = model(&[
+            tensor(1, &[4], DType::F32),
+            tensor(2, &[4], DType::F32),
+            tensor(3, &[4], DType::F32),
+        ]);
         let before: Vec<_> = model.values().map(|x| bits(x)).collect();
-        let mut state = Setup::over(&world).build(Momentum::new(1.0), &model).expect("a state");
+        let mut state = Setup::over(&world)
+            .build(Momentum::new(1.0), &model)
+            .expect("a state");
         let three = Tensor::new(&[3f32; 4], CPU).expect("a tensor");
         let all = grads([Some(three.clone()), (world.rank() == 1).then_some(three), None]);
         // The last rank has no data at all, and still takes part.
@@ -191,7 +224,11 @@ fn a_gradient_on_some_ranks_only_counts_as_zeros_on_the_others() {
         let outcome = outcome.expect("an update");
         assert_eq!((outcome.applied, outcome.without_gradient.len()), (2, 1));
         let moved = model.values().zip(before).map(|(x, before)| {
-            bits(x).iter().zip(before).map(|(x, b)| f64::from_bits(*x) - f64::from_bits(b)).sum::<f64>()
+            bits(x)
+                .iter()
+                .zip(before)
+                .map(|(x, b)| f64::from_bits(*x) - f64::from_bits(b))
+                .sum::<f64>()
         });
         (
             moved.map(|by| (by * 1e4).round() / 1e4).collect::<Vec<_>>(),
@@ -201,14 +238,21 @@ fn a_gradient_on_some_ranks_only_counts_as_zeros_on_the_others() {
     assert_eq!(moved, vec![(vec![-12.0, -6.0, 0.0], 0); 3]);
     let weightless = on(2, |world| {
         let model = model(&[tensor(1, &[4], DType::F32)]);
-        let mut state = Setup::over(&world).build(Descent::new(0.1), &model).expect("a state");
+        let mut state = Setup::over(&world)
+            .build(Descent::new(0.1), &model)
+            .expect("a state");
         Update::new(&mut state)
             .weight(0)
             .apply(&model, &grads([Some(tensor(2, &[4], DType::F32))]))
             .expect_err("no weight")
             .to_string()
     });
-    assert!(weightless.iter().all(|error| error.contains("weights of all 2 ranks are 0")), "{weightless:?}");
+    assert!(
+        weightless
+            .iter()
+            .all(|error| error.contains("weights of all 2 ranks are 0")),
+        "{weightless:?}"
+    );
 }
 
 #[test]
@@ -219,17 +263,24 @@ fn an_overflow_on_one_rank_is_one_on_all() {
         let mut state = Setup::over(&world).build(rule, &model).expect("a state");
         let mut scaler = LossScaler::dynamic();
         // The gradients stand for those of this loss.
-        let _ = scaler.scale(&Tensor::new(1f32, CPU).expect("a loss")).expect("a scaled loss");
+        let _ = scaler
+            .scale(&Tensor::new(1f32, CPU).expect("a loss"))
+            .expect("a scaled loss");
         let before = snapshot(&model, &state);
         let mut bad = gradients(0, 0, DType::F32);
         if world.rank() == 2 {
             let infinite = (&bad["2"] * f64::INFINITY).expect("a product");
             bad.insert("2".to_string(), infinite);
         }
-        let skipped = Update::new(&mut state).scaler(&mut scaler).apply(&model, &bad).expect("an update");
+        let skipped = Update::new(&mut state)
+            .scaler(&mut scaler)
+            .apply(&model, &bad)
+            .expect("an update");
         assert_eq!(skipped.status, not_finite("2"));
         assert_same(&[snapshot(&model, &state)], &[before], "nothing moves");
-        let _ = scaler.scale(&Tensor::new(1f32, CPU).expect("a loss")).expect("a scaled loss");
+        let _ = scaler
+            .scale(&Tensor::new(1f32, CPU).expect("a loss"))
+            .expect("a scaled loss");
         let stepped = Update::new(&mut state)
             .scaler(&mut scaler)
             .apply(&model, &gradients(2, 0, DType::F32))
@@ -253,19 +304,30 @@ fn each_rank_has_its_share() {
     });
     let elements: usize = shapes.iter().map(|shape| shape.iter().product::<usize>()).sum();
     assert_eq!(bytes.iter().sum::<usize>(), 12 * elements);
-    assert!(bytes.iter().all(|bytes| bytes.abs_diff(3 * elements) <= 12 * (1 << 14)), "{bytes:?}");
+    assert!(
+        bytes
+            .iter()
+            .all(|bytes| bytes.abs_diff(3 * elements) <= 12 * (1 << 14)),
+        "{bytes:?}"
+    );
     // Weighted windows go on with the weight of all ranks.
     let weighted = on(2, |world| {
         let x = Var::new(&[1f32], CPU).expect("a variable");
         let rule = OptimiserChain::new((
-            AccumGrad { average: Average::Weighted, ..AccumGrad::new(2) },
+            AccumGrad {
+                average: Average::Weighted,
+                ..AccumGrad::new(2)
+            },
             Descent::new(1.0),
         ));
         let mut state = Setup::over(&world).build(rule, &x).expect("a state");
         for (call, tokens) in [(0, [1, 3]), (1, [2, 2])] {
             let gradient = [[8f32, 0.0], [4.0, 0.0]][call][world.rank()];
             let grads = [("", Tensor::new(&[gradient], CPU).expect("a tensor"))];
-            Update::new(&mut state).weight(tokens[world.rank()]).apply(&x, &grads).expect("an update");
+            Update::new(&mut state)
+                .weight(tokens[world.rank()])
+                .apply(&x, &grads)
+                .expect("an update");
         }
         x.to_vec1::<f32>().expect("values")
     });
@@ -290,7 +352,11 @@ fn windows_are_released_on_all_ranks() {
                 0 => call.release_windows(&x),
                 _ => call.apply(&x, &Grads::new()),
             };
-            is_kind(&error.expect_err("refused"), ErrorKind::Ranks, &["release_windows"]);
+            is_kind(
+                &error.expect_err("refused"),
+                ErrorKind::Ranks,
+                &["release_windows"],
+            );
         }
         let outcome = Update::new(&mut state).release_windows(&x).expect("a release");
         assert_eq!((outcome.status, outcome.open_calls), (Status::Stepped, 0));

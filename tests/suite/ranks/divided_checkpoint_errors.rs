@@ -50,7 +50,10 @@ fn an_error_in_a_save_is_one_on_all_ranks() {
     fn whole<'s>(state: &'s StateTree, model: &'s Vars) -> Checkpoint<'s> {
         Checkpoint::new(state).model(model).bytes("step", "1")
     }
-    let bytes = &["\"more\": 0 bytes, checksum 00000000 on rank 1", "\"step\": 1 bytes"];
+    let bytes = &[
+        "\"more\": 0 bytes, checksum 00000000 on rank 1",
+        "\"step\": 1 bytes",
+    ];
     let etas = &["optimiser of \"3\": eta = 0.1 on ranks 0 and 2; eta = 0.5 on rank 1"];
     let wrongs: [(Save, &[&str]); 10] = [
         (
@@ -58,12 +61,30 @@ fn an_error_in_a_save_is_one_on_all_ranks() {
             &["the bytes", "\"step\": 1 bytes, checksum 1ad5be0d"],
         ),
         (|x, own, path| whole(x, own).bytes("more", "").save(path), bytes),
-        (|x, own, path| Checkpoint::new(x).model(own).save(path), &["\"step\": 1 bytes", "nothing more"]),
-        (|x, _, path| Checkpoint::new(x).bytes("step", "1").save(path), &["model", "none"]),
-        (|x, _, path| whole(x, &model(&parameters(DType::BF16))).save(path), &["model"]),
-        (|x, own, path| whole(x, own).scaler(&LossScaler::dynamic()).save(path), &["loss scaler", "none"]),
-        (|x, own, path| whole(x, own).scaler(&LossScaler::fixed(f64::NAN)).save(path), &["scale", "NaN"]),
-        (|x, own, path| whole(x, own).save(path.with_file_name("other")), &["path", "other", "run"]),
+        (
+            |x, own, path| Checkpoint::new(x).model(own).save(path),
+            &["\"step\": 1 bytes", "nothing more"],
+        ),
+        (
+            |x, _, path| Checkpoint::new(x).bytes("step", "1").save(path),
+            &["model", "none"],
+        ),
+        (
+            |x, _, path| whole(x, &model(&parameters(DType::BF16))).save(path),
+            &["model"],
+        ),
+        (
+            |x, own, path| whole(x, own).scaler(&LossScaler::dynamic()).save(path),
+            &["loss scaler", "none"],
+        ),
+        (
+            |x, own, path| whole(x, own).scaler(&LossScaler::fixed(f64::NAN)).save(path),
+            &["scale", "NaN"],
+        ),
+        (
+            |x, own, path| whole(x, own).save(path.with_file_name("other")),
+            &["path", "other", "run"],
+        ),
         (
             |x, own, path| {
                 x.at("3")?.adjust(0.5)?;
@@ -95,9 +116,14 @@ fn an_error_in_a_save_is_one_on_all_ranks() {
         }
         // Only the first rank makes a file.
         for (missing, words) in [("none/run", "temporary file"), (".", "no regular file")] {
-            let error = whole(&state, &model).save(folder.path().join(missing)).expect_err("an error on all");
+            let error = whole(&state, &model)
+                .save(folder.path().join(missing))
+                .expect_err("an error on all");
             says(&error, &[words]);
-            assert!(world.rank() == 0 || error.to_string().starts_with("rank 0 refused"), "{error}");
+            assert!(
+                world.rank() == 0 || error.to_string().starts_with("rank 0 refused"),
+                "{error}"
+            );
         }
         update(&mut state, &model, &gradients(1, 0, DType::BF16)).expect("an update");
         whole(&state, &model).save(&path).expect("the next save");
@@ -127,12 +153,21 @@ struct Watched {
 impl Watched {
     fn new(own: LocalRank, folder: &Path, then: Then) -> Self {
         let (rank, size, calls) = (own.rank(), own.size(), Arc::new(AtomicI64::new(i64::MAX)));
-        Watched { rank, size, own: Arc::new(Mutex::new(Some(own))), calls, then, folder: folder.into() }
+        Watched {
+            rank,
+            size,
+            own: Arc::new(Mutex::new(Some(own))),
+            calls,
+            then,
+            folder: folder.into(),
+        }
     }
 
     fn call(&self, call: impl FnOnce(&LocalRank) -> Sent) -> Sent {
         let mut own = self.own.lock().expect("one caller");
-        let outcome = own.as_ref().map_or(Err(CommunicationError::Gone { rank: self.rank }), call);
+        let outcome = own
+            .as_ref()
+            .map_or(Err(CommunicationError::Gone { rank: self.rank }), call);
         if self.calls.fetch_sub(1, Ordering::Relaxed) == 0 {
             (self.then)(&mut own, &self.folder);
         }
@@ -164,7 +199,10 @@ const PIECES: i64 = 5;
 
 #[test]
 fn a_rank_that_leaves_in_the_middle_of_a_save() {
-    for (leaves, calls) in [1, 0].into_iter().flat_map(|rank| (0..=PIECES).map(move |calls| (rank, calls))) {
+    for (leaves, calls) in [1, 0]
+        .into_iter()
+        .flat_map(|rank| (0..=PIECES).map(move |calls| (rank, calls)))
+    {
         let folder = Arc::new(tempfile::tempdir().expect("a folder"));
         let path = folder.path().join("run");
         let files = on(3, move |own| {
@@ -177,7 +215,10 @@ fn a_rank_that_leaves_in_the_middle_of_a_save() {
             if world.rank() == leaves {
                 world.calls.store(calls, Ordering::Relaxed);
             }
-            says(&Checkpoint::new(&state).save(&path).expect_err("an error on all"), &["has left"]);
+            says(
+                &Checkpoint::new(&state).save(&path).expect_err("an error on all"),
+                &["has left"],
+            );
             (folder.clone(), old)
         });
         for (folder, old) in files {
@@ -199,7 +240,9 @@ fn a_folder_that_one_rank_does_not_see() {
     on(3, move |own| {
         let path = folder.path().join("run");
         let world = Watched::new(own, folder.path(), |_, folder| {
-            let partial = names(folder).into_iter().filter(|name| name.ends_with(".partial"));
+            let partial = names(folder)
+                .into_iter()
+                .filter(|name| name.ends_with(".partial"));
             partial.for_each(|name| fs::remove_file(folder.join(name)).expect("it is there"));
         });
         let (model, state) = trained(&world);
@@ -224,9 +267,13 @@ fn a_folder_that_one_rank_does_not_see() {
 /// A file that is right, and others that are not.
 fn make_files(folder: &Path) {
     let whole = |length: usize, steps: u64| {
-        let parameters = parameters(DType::BF16)
-            .into_iter()
-            .map(|x| if x.dims() == [5] { tensor(2, &[length], DType::BF16) } else { x });
+        let parameters = parameters(DType::BF16).into_iter().map(|x| {
+            if x.dims() == [5] {
+                tensor(2, &[length], DType::BF16)
+            } else {
+                x
+            }
+        });
         let model = model(&parameters.collect::<Vec<_>>());
         let mut state = setup(rule(), &model).expect("a state");
         for step in 0..steps {
@@ -253,13 +300,17 @@ fn make_files(folder: &Path) {
 fn an_error_in_a_restore_is_one_on_all_ranks() {
     type Restore = fn(&mut StateTree, &Vars, &Path) -> Result<()>;
     fn whole(state: &mut StateTree, model: &Vars, path: &Path) -> Result<()> {
-        CheckpointFile::open(path)?.restore_with_model(state, model).map(drop)
+        CheckpointFile::open(path)?
+            .restore_with_model(state, model)
+            .map(drop)
     }
     fn right(state: &mut StateTree, model: &Vars, folder: &Path) -> Result<()> {
         whole(state, model, &folder.join("right"))
     }
     fn state_alone(state: &mut StateTree, _: &Vars, folder: &Path) -> Result<()> {
-        CheckpointFile::open(folder.join("right"))?.restore(state).map(drop)
+        CheckpointFile::open(folder.join("right"))?
+            .restore(state)
+            .map(drop)
     }
     fn nan(state: &mut StateTree, model: &Vars, folder: &Path) -> Result<()> {
         whole(state, model, &folder.join("nan"))
@@ -268,18 +319,29 @@ fn an_error_in_a_restore_is_one_on_all_ranks() {
         whole(state, model, &folder.join("stale"))
     }
     fn converting(state: &mut StateTree, model: &Vars, folder: &Path) -> Result<()> {
-        CheckpointFile::open(folder.join("right"))?.converting().restore_with_model(state, model).map(drop)
+        CheckpointFile::open(folder.join("right"))?
+            .converting()
+            .restore_with_model(state, model)
+            .map(drop)
     }
     /// What rank 1 does, what the others do, and what is said of it.
     type Wrong = (Restore, Restore, &'static [&'static str]);
     let wrongs: [Wrong; 7] = [
-        (|state, model, folder| whole(state, model, &folder.join("shape")), right, &["\"1\"", "[6]", "[5]"]),
+        (
+            |state, model, folder| whole(state, model, &folder.join("shape")),
+            right,
+            &["\"1\"", "[6]", "[5]"],
+        ),
         (
             |state, model, folder| whole(state, model, &folder.join("later")),
             right,
             &["a file with the checksum"],
         ),
-        (|state, _, folder| right(state, &model(&parameters(DType::BF16)), folder), right, &["model"]),
+        (
+            |state, _, folder| right(state, &model(&parameters(DType::BF16)), folder),
+            right,
+            &["model"],
+        ),
         (nan, nan, &["\"0/m\"", "NaN", "33000"]),
         (stale, stale, &["\"0\"", "33000", "its master, 7"]),
         (converting, right, &["converting"]),
@@ -308,20 +370,26 @@ fn an_error_in_a_restore_is_one_on_all_ranks() {
 #[test]
 fn shapes_that_only_the_owner_knows() {
     let small = || model(&[tensor(1, &[6, 4], DType::F32), tensor(2, &[40_000], DType::F32)]);
-    let mut pieces =
-        Pieces::of(&file_of(Checkpoint::new(&setup(Adafactor::new(0.1), &small()).expect("a state"))));
+    let mut pieces = Pieces::of(&file_of(Checkpoint::new(
+        &setup(Adafactor::new(0.1), &small()).expect("a state"),
+    )));
     pieces.tensors["0/row_v"]["shape"] = serde_json::json!([1, 6]);
     let bytes = pieces.bytes();
     let owners = on(3, move |world| {
         let model = small();
-        let mut state = Setup::over(&world).build(Adafactor::new(0.1), &model).expect("a state");
+        let mut state = Setup::over(&world)
+            .build(Adafactor::new(0.1), &model)
+            .expect("a state");
         let file = CheckpointFile::from_bytes("file", bytes.clone()).expect("a checkpoint");
         let before = snapshot(&model, &state);
         let error = file.restore(&mut state).expect_err("an error on all");
         says(&error, &["\"0/row_v\"", "[1, 6]", "[6, 1]"]);
         assert_same(&[snapshot(&model, &state)], &[before], "as it was");
         let is_owner = error.kind() == ErrorKind::Tensor;
-        assert!(is_owner || (error.kind(), error.rank().is_some()) == (ErrorKind::Ranks, true), "{error}");
+        assert!(
+            is_owner || (error.kind(), error.rank().is_some()) == (ErrorKind::Ranks, true),
+            "{error}"
+        );
         assert_eq!(error.file(), is_owner.then_some(Path::new("file")), "{error}");
         is_owner
     });
@@ -333,7 +401,10 @@ fn new_masters_that_are_not_the_same() {
     on(3, move |world| {
         let (model, mut state) = trained(&world);
         let values = |seed: u64| -> Grads {
-            model.iter().map(|(path, x)| (path.clone(), tensor(seed, x.dims(), DType::F32))).collect()
+            model
+                .iter()
+                .map(|(path, x)| (path.clone(), tensor(seed, x.dims(), DType::F32)))
+                .collect()
         };
         let before = snapshot(&model, &state);
         let mut wrong = |seed: u64, unknown: bool, words: &[&str]| {

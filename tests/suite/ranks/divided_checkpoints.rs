@@ -30,7 +30,9 @@ fn variables(dtype: DType, seed: u64) -> Vars {
         "tokens".to_string(),
         var(&Tensor::new(&[seed as u32, 5], crate::model::models::CPU).expect("a tensor")),
     );
-    model["2"].set(&tensor(seed + 2, &[130, 140], dtype)).expect("values");
+    model["2"]
+        .set(&tensor(seed + 2, &[130, 140], dtype))
+        .expect("values");
     model
 }
 
@@ -66,10 +68,16 @@ fn optimisers() -> Vec<Optimiser> {
     let clipped = || OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1)));
     vec![
         Optimiser::new(MixedPrecision::new(DType::F32, AdamW::new(0.1))),
-        Optimiser::new(MixedPrecision::new(DType::F64, OptimiserChain::new((AccumGrad::new(3), clipped())))),
+        Optimiser::new(MixedPrecision::new(
+            DType::F64,
+            OptimiserChain::new((AccumGrad::new(3), clipped())),
+        )),
         Optimiser::new(SplitMaster::new(clipped())),
         Optimiser::new(SplitMaster::of_24_bits(StoreAs::new([("v", Q8)], clipped()))),
-        Optimiser::new(Kahan::new(OptimiserChain::new((Adam::new(0.1), Lookahead::new(3))))),
+        Optimiser::new(Kahan::new(OptimiserChain::new((
+            Adam::new(0.1),
+            Lookahead::new(3),
+        )))),
         Optimiser::new(MixedPrecision::new(DType::F32, Adafactor::new(0.1))),
         Optimiser::new(OptimiserChain::new((muon(), Adam::new(0.1)))),
         Optimiser::new(MixedPrecision::new(DType::F32, Prodigy::new(1.0))),
@@ -90,7 +98,9 @@ fn of_one_process(optimiser: &Optimiser) -> [Vec<u8>; 3] {
     let mut state = state_of(None, optimiser, &model);
     train(&mut state, &model, 0..4);
     let early = file_of(full(&state, &model));
-    state.save_masters(&model, folder.path().join("masters")).expect("a save");
+    state
+        .save_masters(&model, folder.path().join("masters"))
+        .expect("a save");
     let masters = fs::read(folder.path().join("masters")).expect("the file");
     train(&mut state, &model, 4..7);
     [early, file_of(full(&state, &model)), masters]
@@ -115,7 +125,9 @@ fn files_do_not_know_how_many_ranks_wrote_them() {
                 train(&mut state, &model, 0..4);
                 if world.rank() > 0 {
                     // What is no parameter is the first rank's.
-                    model["tokens"].set(&model["tokens"].zeros_like().expect("zeros")).expect("values");
+                    model["tokens"]
+                        .set(&model["tokens"].zeros_like().expect("zeros"))
+                        .expect("values");
                 }
                 full(&state, &model).save(at("early")).expect("a save");
                 state.save_masters(&model, at("masters")).expect("a save");
@@ -127,7 +139,9 @@ fn files_do_not_know_how_many_ranks_wrote_them() {
                 train(&mut state, &model, 11..13);
                 let file = CheckpointFile::open(at("early")).expect("a checkpoint");
                 file.restore_with_model(&mut state, &model).expect("a restore");
-                CheckpointFile::open(at("early")).and_then(|file| file.restore(&mut state)).expect("a load");
+                CheckpointFile::open(at("early"))
+                    .and_then(|file| file.restore(&mut state))
+                    .expect("a load");
                 train(&mut state, &model, 4..7);
                 full(&state, &model).save(at("late")).expect("a save");
                 same("late", &files[1]);
@@ -149,22 +163,31 @@ fn entries_are_set_over_ranks() {
             let model = variables(DType::BF16, 50);
             let mut state = state_of(Some(&world), &optimiser, &model);
             train(&mut state, &model, 11..13);
-            model.iter().for_each(|(path, x)| x.set(&alone[path]).expect("values"));
+            model
+                .iter()
+                .for_each(|(path, x)| x.set(&alone[path]).expect("values"));
             // Each rank in another order, as maps have.
             let mut entries = whole.entries().expect("entries");
             entries.rotate_left(5 * world.rank());
             state.set_entries(entries).expect("new entries");
-            full(&state, &model).save(folder.path().join("early")).expect("a save");
+            full(&state, &model)
+                .save(folder.path().join("early"))
+                .expect("a save");
             let file = fs::read(folder.path().join("early")).expect("the file");
             assert!(file == expected[0], "{}", optimiser.name());
 
-            says(&state.entries().expect_err("a part"), &["`entries` needs the whole state"]);
+            says(
+                &state.entries().expect_err("a part"),
+                &["`entries` needs the whole state"],
+            );
             says(
                 &full(&state, &model).to_bytes().expect_err("a part"),
                 &["`to_bytes` needs the whole state"],
             );
             let steps = StateValue::Counter(world.rank() as u64);
-            let differs = state.set_entries([("0", "leaf.steps", steps)]).expect_err("other entries");
+            let differs = state
+                .set_entries([("0", "leaf.steps", steps)])
+                .expect_err("other entries");
             assert_eq!(differs.kind(), ErrorKind::Ranks, "{differs}");
         });
     }
@@ -185,14 +208,18 @@ fn conversions_are_those_of_one_process() {
     let mut state = state_of(None, &bare, &model);
     train(&mut state, &model, 0..2);
     let wide = file_of(full(&state, &model));
-    for (file, dtype, optimiser) in
-        [(&narrow, DType::F32, &bare), (&wide, DType::BF16, &mixed), (&narrow, DType::F16, &mixed)]
-    {
+    for (file, dtype, optimiser) in [
+        (&narrow, DType::F32, &bare),
+        (&wide, DType::BF16, &mixed),
+        (&narrow, DType::F16, &mixed),
+    ] {
         let restored = move |world: Option<&LocalRank>, file: &[u8], optimiser: &Optimiser| {
             let model = variables(dtype, 9);
             let mut state = state_of(world, optimiser, &model);
             let file = CheckpointFile::from_bytes("file", file.to_vec()).expect("a checkpoint");
-            file.converting().restore_with_model(&mut state, &model).expect("a restore");
+            file.converting()
+                .restore_with_model(&mut state, &model)
+                .expect("a restore");
             (model, state)
         };
         let (model, state) = restored(None, file, optimiser);
@@ -201,7 +228,9 @@ fn conversions_are_those_of_one_process() {
         let folder = Arc::new(tempfile::tempdir().expect("a folder"));
         on(3, move |world| {
             let (model, state) = restored(Some(&world), &file, &optimiser);
-            full(&state, &model).save(folder.path().join("run")).expect("a save");
+            full(&state, &model)
+                .save(folder.path().join("run"))
+                .expect("a save");
             assert!(
                 fs::read(folder.path().join("run")).expect("the file") == expected,
                 "{dtype:?} on rank {}",
@@ -216,8 +245,11 @@ fn conversions_are_those_of_one_process() {
 fn new_masters_are_those_of_one_process() {
     let values = || -> Grads {
         let model = variables(DType::F32, 30);
-        let all = model.iter().filter(|(path, x)| *path != "tied" && x.dtype().is_float());
-        all.map(|(path, x)| (path.clone(), (x.as_tensor() * 1.0001).expect("a product"))).collect()
+        let all = model
+            .iter()
+            .filter(|(path, x)| *path != "tied" && x.dtype().is_float());
+        all.map(|(path, x)| (path.clone(), (x.as_tensor() * 1.0001).expect("a product")))
+            .collect()
     };
     for optimiser in optimisers() {
         let [folder, expected] = [(); 2].map(|()| Arc::new(tempfile::tempdir().expect("a folder")));
@@ -228,10 +260,14 @@ fn new_masters_are_those_of_one_process() {
                 let mut state = state_of(world, &optimiser, &model);
                 train(&mut state, &model, 0..2);
                 state.set_masters(&model, &values()).expect("new masters");
-                state.check_masters(&model).expect("parameters that are their masters rounded");
+                state
+                    .check_masters(&model)
+                    .expect("parameters that are their masters rounded");
                 full(&state, &model).save(&path).expect("a save");
-                let parameters: Vec<_> =
-                    model.values().map(|x| bits(&x.to_dtype(DType::F64).expect("values"))).collect();
+                let parameters: Vec<_> = model
+                    .values()
+                    .map(|x| bits(&x.to_dtype(DType::F64).expect("values")))
+                    .collect();
                 (fs::read(&path).expect("the file"), parameters)
             }
         };

@@ -15,7 +15,10 @@ use support::threads::on;
 type Seen = Vec<(String, Vec<u64>)>;
 
 fn seen<'t>(tensors: impl IntoIterator<Item = (&'t String, &'t Tensor)>) -> Seen {
-    tensors.into_iter().map(|(path, tensor)| (path.clone(), bits(tensor))).collect()
+    tensors
+        .into_iter()
+        .map(|(path, tensor)| (path.clone(), bits(tensor)))
+        .collect()
 }
 
 fn of_model(model: &Vars) -> Seen {
@@ -30,7 +33,9 @@ fn alike(
 ) {
     let whole = run(Setup::default(), &model(&parameters(dtype)));
     for &size in sizes {
-        let ranks = on(size, move |world| run(Setup::over(&world), &model(&parameters(dtype))));
+        let ranks = on(size, move |world| {
+            run(Setup::over(&world), &model(&parameters(dtype)))
+        });
         for (rank, own) in ranks.into_iter().enumerate() {
             for (place, (own, whole)) in own.iter().zip(&whole).enumerate() {
                 assert!(own == whole, "rank {rank} of {size}, {dtype:?}, at {place}");
@@ -49,17 +54,30 @@ fn averages_and_masters_are_those_of_one_process() {
         let mut state = setup.build(optimiser.clone(), model).expect("a state");
         let first = of_model(model);
         assert_eq!(
-            state.with_averages(model, || Ok::<_, Error>(of_model(model))).expect("no step yet"),
+            state
+                .with_averages(model, || Ok::<_, Error>(of_model(model)))
+                .expect("no step yet"),
             first
         );
         (0..3).for_each(|call| step(&mut state, model, call));
         let averages = state.averages(model).expect("averages");
         let masters = state.masters(model).expect("masters");
-        assert!(masters.values().chain(averages.values()).all(|x| x.is_contiguous()));
+        assert!(
+            masters
+                .values()
+                .chain(averages.values())
+                .all(|x| x.is_contiguous())
+        );
         let before = of_model(model);
-        let inside = state.with_averages(model, || Ok::<_, Error>(of_model(model))).expect("averages");
+        let inside = state
+            .with_averages(model, || Ok::<_, Error>(of_model(model)))
+            .expect("averages");
         assert_eq!(
-            inside.iter().zip(&before).filter(|(inside, before)| inside != before).count(),
+            inside
+                .iter()
+                .zip(&before)
+                .filter(|(inside, before)| inside != before)
+                .count(),
             averages.len() - 1,
             "one is empty"
         );
@@ -70,19 +88,34 @@ fn averages_and_masters_are_those_of_one_process() {
     for dtype in [DType::F32, DType::BF16] {
         alike(&[2, 4], dtype, |setup, model| {
             let average = OptimiserChain::new((AdamW::new(0.1), Ema::new(0.9)));
-            run(&Optimiser::new(MixedPrecision::new(DType::F32, average)), setup, model)
+            run(
+                &Optimiser::new(MixedPrecision::new(DType::F32, average)),
+                setup,
+                model,
+            )
         });
         alike(&[4, 8], dtype, |setup, model| {
-            run(&Optimiser::new(MixedPrecision::new(DType::F32, ScheduleFree::new(0.1))), setup, model)
+            run(
+                &Optimiser::new(MixedPrecision::new(DType::F32, ScheduleFree::new(0.1))),
+                setup,
+                model,
+            )
         });
         // Of whole parameters, each on one rank.
         alike(&[2], dtype, |setup, model| {
-            run(&Optimiser::new(OptimiserChain::new((muon(), UniformAverage::default()))), setup, model)
+            run(
+                &Optimiser::new(OptimiserChain::new((muon(), UniformAverage::default()))),
+                setup,
+                model,
+            )
         });
     }
     alike(&[4], DType::BF16, |setup, model| {
         run(
-            &Optimiser::new(SplitMaster::new(OptimiserChain::new((Momentum::new(0.1), Ema::new(0.5))))),
+            &Optimiser::new(SplitMaster::new(OptimiserChain::new((
+                Momentum::new(0.1),
+                Ema::new(0.5),
+            )))),
             setup,
             model,
         )
@@ -104,7 +137,10 @@ fn another_rule_and_other_variables() {
             (Optimiser::new(SplitMaster::new(AdamW::new(0.1))), "rest"),
             (Optimiser::new(SplitMaster::of_24_bits(AdamW::new(0.1))), "rest"),
             (Optimiser::new(Kahan::new(AdamW::new(0.1))), "compensation"),
-            (Optimiser::new(MixedPrecision::new(DType::F32, AdamW::new(0.1))), "master"),
+            (
+                Optimiser::new(MixedPrecision::new(DType::F32, AdamW::new(0.1))),
+                "master",
+            ),
         ];
         for (call, (store, own)) in (5..).zip(stores) {
             let replaced = state.all().replace(store, first).expect("another store");
@@ -127,7 +163,11 @@ fn another_rule_and_other_variables() {
             &["\"0\""],
         );
         step(&mut state, &second, 4);
-        vec![of_model(first), of_model(&second), seen(&state.masters(&second).expect("masters"))]
+        vec![
+            of_model(first),
+            of_model(&second),
+            seen(&state.masters(&second).expect("masters")),
+        ]
     });
 }
 
@@ -135,21 +175,33 @@ fn another_rule_and_other_variables() {
 fn another_rule_on_one_rank_is_found_by_the_next_update() {
     on(2, |world| {
         let model = model(&parameters(DType::F32));
-        let mut state = Setup::over(&world).build(Adam::new(0.1), &model).expect("a state");
+        let mut state = Setup::over(&world)
+            .build(Adam::new(0.1), &model)
+            .expect("a state");
         step(&mut state, &model, 0);
         let error = state.all().replace(muon(), &model).expect_err("cut parameters");
         assert_eq!(error.path(), Some("0"), "{error}");
-        is_kind(&error, ErrorKind::Unsupported, &["divided among ranks", "Adafactor", "restore"]);
+        is_kind(
+            &error,
+            ErrorKind::Unsupported,
+            &["divided among ranks", "Adafactor", "restore"],
+        );
         if world.rank() == 1 {
             // The same fields with the same values.
-            state.all().replace(optimisers::AMSGrad::new(0.1), &model).expect("another rule");
+            state
+                .all()
+                .replace(optimisers::AMSGrad::new(0.1), &model)
+                .expect("another rule");
         }
         let error = Update::new(&mut state)
             .engine(Engine::Fused)
             .apply(&model, &gradients(1, 0, DType::F32))
             .expect_err("two rules");
         says(&error, &["rank 1", "\"0\"", "Adam on rank 0; AMSGrad on rank 1"]);
-        state.all().replace(Adam::new(0.1), &model).expect("the same again");
+        state
+            .all()
+            .replace(Adam::new(0.1), &model)
+            .expect("the same again");
         step(&mut state, &model, 2);
     });
 }

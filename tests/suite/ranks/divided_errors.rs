@@ -27,18 +27,34 @@ fn an_error_on_one_rank_is_an_error_on_all() {
         (
             "name",
             |_, state, model| {
-                update(state, model, &Grads::from([("x".to_string(), tensor(1, &[5], DType::F32))]))
+                update(
+                    state,
+                    model,
+                    &Grads::from([("x".to_string(), tensor(1, &[5], DType::F32))]),
+                )
             },
             &["rank 1", "\"x\""],
         ),
         (
             "dtype",
-            |_, state, model| update(state, model, &grads([None, Tensor::zeros(5, DType::U32, CPU).ok()])),
+            |_, state, model| {
+                update(
+                    state,
+                    model,
+                    &grads([None, Tensor::zeros(5, DType::U32, CPU).ok()]),
+                )
+            },
             &["rank 1", "U32"],
         ),
         (
             "model",
-            |_, state, _| update(state, &model(&parameters(DType::BF16)), &gradients(0, 0, DType::F32)),
+            |_, state, _| {
+                update(
+                    state,
+                    &model(&parameters(DType::BF16)),
+                    &gradients(0, 0, DType::F32),
+                )
+            },
             &["rank 1"],
         ),
         (
@@ -80,7 +96,11 @@ fn an_error_on_one_rank_is_an_error_on_all() {
         ),
         (
             "way",
-            |_, state, model| Update::new(state).finite_only().apply(model, &gradients(0, 0, DType::F32)),
+            |_, state, model| {
+                Update::new(state)
+                    .finite_only()
+                    .apply(model, &gradients(0, 0, DType::F32))
+            },
             &["rank 1", "the options of the call", "finite_only on rank"],
         ),
         (
@@ -95,8 +115,12 @@ fn an_error_on_one_rank_is_an_error_on_all() {
             &["rank 1", "\"0\""],
         ),
     ];
-    let mixed =
-        || MixedPrecision::new(DType::F32, OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1))));
+    let mixed = || {
+        MixedPrecision::new(
+            DType::F32,
+            OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1))),
+        )
+    };
     let optimisers: [Optimiser; 9] = [
         Optimiser::new(mixed()),
         Optimiser::new(MixedPrecision::new(
@@ -136,16 +160,25 @@ fn an_error(
 ) {
     on(3, move |world| {
         let model = model(&parameters(DType::BF16));
-        let mut state = Setup::over(&world).build(optimiser.clone(), &model).expect("a state");
+        let mut state = Setup::over(&world)
+            .build(optimiser.clone(), &model)
+            .expect("a state");
         let good = |state: &mut StateTree, call| update(state, &model, &gradients(call, 0, DType::F32));
         good(&mut state, 0).expect("a good call");
         let before = snapshot(&model, &state);
-        let error = if world.rank() == bad { wrong(&world, &mut state, &model) } else { good(&mut state, 1) };
+        let error = if world.rank() == bad {
+            wrong(&world, &mut state, &model)
+        } else {
+            good(&mut state, 1)
+        };
         let error = error.expect_err("an error on all");
         // A rank's own error does not name it, and what all compare with rank 0 names the first that differs.
         let is_own = world.rank() == bad && error.kind() != ErrorKind::Ranks;
         says(&error, &words[1..]);
-        assert!(is_own || bad == 0 || error.to_string().contains(&format!("rank {bad}")), "{error}");
+        assert!(
+            is_own || bad == 0 || error.to_string().contains(&format!("rank {bad}")),
+            "{error}"
+        );
         assert_same(&[snapshot(&model, &state)], &[before], what);
         good(&mut state, 1).expect("the next call");
     });
@@ -200,18 +233,48 @@ fn states_of_other_models_and_rules_are_refused() {
             rule,
             &model(&[
                 tensor(1, &[3], DType::F32),
-                tensor(if last { seed } else { 2 }, &[if last { length } else { 4 }], DType::F32),
+                tensor(
+                    if last { seed } else { 2 },
+                    &[if last { length } else { 4 }],
+                    DType::F32,
+                ),
             ]),
         )
     }
-    told(|world| of(world, 3, 4, Descent::new(0.1)), &["rank 2", "values", "\"1\"", "same weights"]);
-    told(|world| of(world, 2, 5, Descent::new(0.1)), &["rank 2", "shape", "\"1\"", "[5]", "[4]"]);
     told(
-        |world| of(world, 2, 4, Descent::new(if world.rank() == 2 { 0.2 } else { 0.1 })),
+        |world| of(world, 3, 4, Descent::new(0.1)),
+        &["rank 2", "values", "\"1\"", "same weights"],
+    );
+    told(
+        |world| of(world, 2, 5, Descent::new(0.1)),
+        &["rank 2", "shape", "\"1\"", "[5]", "[4]"],
+    );
+    told(
+        |world| {
+            of(
+                world,
+                2,
+                4,
+                Descent::new(if world.rank() == 2 { 0.2 } else { 0.1 }),
+            )
+        },
         &["rank 2", "optimiser", "0.2"],
     );
-    told(|world| of(world, 2, 4, Descent::new(if world.rank() == 1 { -1.0 } else { 0.1 })), &["eta"]);
-    told(|world| Setup::over(world).build(Descent::new(0.1), &Vars::new()), &["no trainable"]);
+    told(
+        |world| {
+            of(
+                world,
+                2,
+                4,
+                Descent::new(if world.rank() == 1 { -1.0 } else { 0.1 }),
+            )
+        },
+        &["eta"],
+    );
+    told(
+        |world| Setup::over(world).build(Descent::new(0.1), &Vars::new()),
+        &["no trainable"],
+    );
 }
 
 /// Who has the element finds what was changed there, and all hear of it.
@@ -224,11 +287,18 @@ fn masters_are_looked_at_by_those_who_have_them() {
             .expect("a state");
         update(&mut state, &model, &gradients(0, 0, DType::F32)).expect("an update");
         state.check_masters(&model).expect("as they were left");
-        assert_eq!(state.leaf("0").expect("a leaf").part(), [0..32_768, 32_768..33_001][world.rank()]);
-        let mut values: Vec<f32> = model["0"].to_dtype(DType::F32).and_then(|x| x.to_vec1()).expect("values");
+        assert_eq!(
+            state.leaf("0").expect("a leaf").part(),
+            [0..32_768, 32_768..33_001][world.rank()]
+        );
+        let mut values: Vec<f32> = model["0"]
+            .to_dtype(DType::F32)
+            .and_then(|x| x.to_vec1())
+            .expect("values");
         values[33_000] = 7.0;
-        let values =
-            Tensor::from_vec(values, 33_001, CPU).and_then(|x| x.to_dtype(DType::BF16)).expect("values");
+        let values = Tensor::from_vec(values, 33_001, CPU)
+            .and_then(|x| x.to_dtype(DType::BF16))
+            .expect("values");
         model["0"].set(&values).expect("a change");
         says(
             &state.check_masters(&model).expect_err("one rank finds it"),
@@ -251,9 +321,16 @@ fn what_is_not_done_over_ranks_is_refused() {
         let parameters = trainables(&model).expect("parameters");
         let refusals: Vec<Error> = vec![
             state.add(Descent::new(0.1), &model).expect_err("refused"),
-            state.add_with(&model, |_, _| Some(Descent::new(0.1))).expect_err("refused"),
-            Update::functional(&state).apply(&parameters, &gradients(0, 0, DType::F32)).expect_err("refused"),
-            state.all().replace(Offload::new(Descent::new(0.1)).everywhere(), &model).expect_err("refused"),
+            state
+                .add_with(&model, |_, _| Some(Descent::new(0.1)))
+                .expect_err("refused"),
+            Update::functional(&state)
+                .apply(&parameters, &gradients(0, 0, DType::F32))
+                .expect_err("refused"),
+            state
+                .all()
+                .replace(Offload::new(Descent::new(0.1)).everywhere(), &model)
+                .expect_err("refused"),
         ];
         for error in refusals {
             is_kind(&error, ErrorKind::Unsupported, &["2 ranks"]);
@@ -281,7 +358,11 @@ fn a_rank_that_leaves_anywhere_wakes_the_others() {
             let model = model(&weights);
             let average = || Ema::new(0.9);
             let rules: [Box<dyn Rule>; 2] = [
-                Box::new(OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1), average()))),
+                Box::new(OptimiserChain::new((
+                    ClipGlobalNorm::new(0.5),
+                    AdamW::new(0.1),
+                    average(),
+                ))),
                 Box::new(OptimiserChain::new((Momentum::new(0.1), average()))),
             ];
             let run = || -> optimisers::Result<()> {
@@ -292,7 +373,9 @@ fn a_rank_that_leaves_anywhere_wakes_the_others() {
                 }
                 Checkpoint::new(&state).model(&model).save(&*path)?;
                 state.with_averages(&model, || Ok::<_, optimisers::Error>(()))?;
-                CheckpointFile::open(&*path).and_then(|file| file.restore(&mut state)).map(drop)
+                CheckpointFile::open(&*path)
+                    .and_then(|file| file.restore(&mut state))
+                    .map(drop)
             };
             run().map_err(|error| error.to_string())
         });
@@ -302,7 +385,10 @@ fn a_rank_that_leaves_anywhere_wakes_the_others() {
                 Err(error) if rank == leaver => {
                     assert!(error.contains("this rank leaves"), "{seed}: {error}")
                 }
-                Err(error) => assert!(error.contains(&format!("rank {leaver} has left")), "{seed}: {error}"),
+                Err(error) => assert!(
+                    error.contains(&format!("rank {leaver} has left")),
+                    "{seed}: {error}"
+                ),
             }
         }
     }
@@ -339,7 +425,11 @@ fn a_divisible_rule_keeps_a_number_for_each_element() {
             .build(Counting::new(0.1), &model(&[tensor(1, &[33_001], DType::F32)]))
             .expect_err("refused")
     }) {
-        is_kind(&error, ErrorKind::Contract, &["\"0\"", "Counting", "\"count\"", "[1]", "`is_divisible`"]);
+        is_kind(
+            &error,
+            ErrorKind::Contract,
+            &["\"0\"", "Counting", "\"count\"", "[1]", "`is_divisible`"],
+        );
     }
 }
 
@@ -350,7 +440,9 @@ fn apart(
 ) -> Vec<Error> {
     let errors = on(2, move |world| {
         let model = model(&parameters(DType::BF16));
-        let mut state = Setup::over(&world).build(optimiser.clone(), &model).expect("a state");
+        let mut state = Setup::over(&world)
+            .build(optimiser.clone(), &model)
+            .expect("a state");
         let error = call(world.rank(), &mut state, &model).expect_err("an error on each rank");
         update(&mut state, &model, &gradients(0, 0, DType::F32)).expect("the ranks are in step again");
         error
@@ -370,7 +462,10 @@ fn a_loss_that_one_rank_has_not_scaled() {
         if rank == 0 {
             let _ = scaler.scale(&Tensor::zeros((), DType::F32, CPU)?)?;
         }
-        Update::new(state).scaler(&mut scaler).apply(model, &gradients(0, 0, DType::F32)).map(|_| ())
+        Update::new(state)
+            .scaler(&mut scaler)
+            .apply(model, &gradients(0, 0, DType::F32))
+            .map(|_| ())
     });
     is_kind(&errors[0], ErrorKind::Ranks, &["rank 1", "scale"]);
     is_kind(&errors[1], ErrorKind::LossScale, &["scale"]);
@@ -384,22 +479,36 @@ fn another_look_at_masters_on_one_rank() {
         _ => state.masters(model).map(|_| ()),
     });
     errors.iter().for_each(|error| {
-        is_kind(error, ErrorKind::Ranks, &["rank 1 called `masters`", "rank 0 `check_masters`"])
+        is_kind(
+            error,
+            ErrorKind::Ranks,
+            &["rank 1 called `masters`", "rank 0 `check_masters`"],
+        )
     });
     let errors = apart(mixed_adamw(), |rank, state, model| match rank {
         0 => state.refresh_masters(model),
         _ => state.masters(model).map(|_| ()),
     });
     errors.iter().for_each(|error| {
-        is_kind(error, ErrorKind::Ranks, &["rank 1 called `masters`", "rank 0 `refresh_masters`"])
+        is_kind(
+            error,
+            ErrorKind::Ranks,
+            &["rank 1 called `masters`", "rank 0 `refresh_masters`"],
+        )
     });
-    let errors =
-        apart(OptimiserChain::new((Momentum::new(0.1), Ema::new(0.9))), |rank, state, model| match rank {
+    let errors = apart(
+        OptimiserChain::new((Momentum::new(0.1), Ema::new(0.9))),
+        |rank, state, model| match rank {
             0 => state.averages(model).map(|_| ()),
             _ => state.with_averages(model, || Ok(())),
-        });
+        },
+    );
     errors.iter().for_each(|error| {
-        is_kind(error, ErrorKind::Ranks, &["rank 1 called `with_averages`", "rank 0 `averages`"])
+        is_kind(
+            error,
+            ErrorKind::Ranks,
+            &["rank 1 called `with_averages`", "rank 0 `averages`"],
+        )
     });
 }
 
@@ -413,7 +522,9 @@ fn other_weights_on_one_rank_are_no_new_masters() {
         model["0"].set(&before)?;
         refreshed
     });
-    errors.iter().for_each(|error| is_kind(error, ErrorKind::Ranks, &["rank 1", "the values of \"0\""]));
+    errors
+        .iter()
+        .for_each(|error| is_kind(error, ErrorKind::Ranks, &["rank 1", "the values of \"0\""]));
 }
 
 /// All ranks write one file, of optimisers that are the same.
@@ -421,19 +532,31 @@ fn other_weights_on_one_rank_are_no_new_masters() {
 fn other_files_and_other_rates_on_one_rank() {
     let errors = apart(mixed_adamw(), |rank, state, model| {
         let folder = tempfile::tempdir().expect("a folder");
-        state.save_masters(model, folder.path().join(format!("{rank}.safetensors"))).map(|_| ())
+        state
+            .save_masters(model, folder.path().join(format!("{rank}.safetensors")))
+            .map(|_| ())
     });
     errors.iter().for_each(|error| {
-        is_kind(error, ErrorKind::Ranks, &["rank 1", "the path to save at", "1.safetensors"])
+        is_kind(
+            error,
+            ErrorKind::Ranks,
+            &["rank 1", "the path to save at", "1.safetensors"],
+        )
     });
     let errors = apart(AdamW::new(0.1), |rank, state, _| {
         state.adjust(if rank == 1 { 0.2 } else { 0.1 })?;
-        let saved = state.save_torch(std::env::temp_dir().join("never.safetensors")).map(|_| ());
+        let saved = state
+            .save_torch(std::env::temp_dir().join("never.safetensors"))
+            .map(|_| ());
         state.adjust(0.1)?;
         saved
     });
     errors.iter().for_each(|error| {
-        is_kind(error, ErrorKind::Ranks, &["rank 1", "the optimiser of \"0\"", "eta = 0.2 on rank 1"])
+        is_kind(
+            error,
+            ErrorKind::Ranks,
+            &["rank 1", "the optimiser of \"0\"", "eta = 0.2 on rank 1"],
+        )
     });
 }
 
@@ -443,19 +566,30 @@ fn the_odd_one_of_four_ranks_is_named() {
     for odd in 0..4 {
         on(4, move |world| {
             let model = model(&parameters(DType::F32));
-            let mut state = Setup::over(&world).build(AdamW::new(0.1), &model).expect("a state");
+            let mut state = Setup::over(&world)
+                .build(AdamW::new(0.1), &model)
+                .expect("a state");
             if world.rank() == odd {
                 state.adjust(0.5).expect("another rate");
             }
             let error = update(&mut state, &model, &gradients(0, 0, DType::F32)).expect_err("another rate");
             assert_eq!(error.rank(), Some(odd), "{error}");
-            says(&error, &[&format!("rank {odd} differs"), &format!("eta = 0.5 on rank {odd}")]);
+            says(
+                &error,
+                &[
+                    &format!("rank {odd} differs"),
+                    &format!("eta = 0.5 on rank {odd}"),
+                ],
+            );
             let called = if world.rank() == odd {
                 state.check_masters(&model)
             } else {
                 state.masters(&model).map(|_| ())
             };
-            says(&called.expect_err("another call"), &[&format!("rank {odd} called `check_masters`")]);
+            says(
+                &called.expect_err("another call"),
+                &[&format!("rank {odd} called `check_masters`")],
+            );
         });
     }
 }

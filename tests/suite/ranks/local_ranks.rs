@@ -31,14 +31,17 @@ fn four(sender: usize, receiver: usize) -> usize {
 }
 
 fn other(reason: &str) -> Outcome {
-    Err(Other { reason: reason.to_string() })
+    Err(Other {
+        reason: reason.to_string(),
+    })
 }
 
 #[test]
 fn bytes_arrive_whole_whatever_their_lengths() {
     for size in [1, 2, 3, 4, 8] {
-        let outcomes =
-            together(ranks(size), move |world| (0..60).map(|at| call(&world, size, at)).collect::<Vec<_>>());
+        let outcomes = together(ranks(size), move |world| {
+            (0..60).map(|at| call(&world, size, at)).collect::<Vec<_>>()
+        });
         assert_eq!(outcomes, vec![Some(vec![Ok(()); 60]); size]);
     }
 }
@@ -76,12 +79,19 @@ fn several_ranks_that_leave_are_one_story_for_the_others() {
     for program in 0..100 {
         let outcomes = together(ranks(4), move |world| {
             let calls = if world.rank() < 2 { 5 } else { 8 };
-            (0..calls).map(|at| call(&world, program, at)).collect::<Vec<Outcome>>()
+            (0..calls)
+                .map(|at| call(&world, program, at))
+                .collect::<Vec<Outcome>>()
         });
         let [second, third] = [2, 3].map(|rank| outcomes[rank].clone().expect("no panic"));
         assert_eq!(second, third);
         assert_eq!(second[..5], vec![Ok(()); 5]);
-        assert!([0, 1].iter().any(|rank| second[5..] == vec![Err(Gone { rank: *rank }); 3]), "{second:?}");
+        assert!(
+            [0, 1]
+                .iter()
+                .any(|rank| second[5..] == vec![Err(Gone { rank: *rank }); 3]),
+            "{second:?}"
+        );
     }
 }
 
@@ -96,7 +106,10 @@ fn a_panic_is_noticed_although_another_handle_of_the_rank_lies_elsewhere() {
         }
         call(&world, 0, 1)
     });
-    assert_eq!(outcomes, [Some(Err(Gone { rank: 1 })), None, Some(Err(Gone { rank: 1 }))]);
+    assert_eq!(
+        outcomes,
+        [Some(Err(Gone { rank: 1 })), None, Some(Err(Gone { rank: 1 }))]
+    );
     assert_eq!(call(&elsewhere[1], 0, 2), Err(Gone { rank: 1 }));
 }
 
@@ -115,22 +128,57 @@ fn a_rank_has_left_when_its_last_handle_is_dropped() {
 #[test]
 fn another_length_is_an_error_on_all_ranks_and_nothing_arrives() {
     let outcomes = together(ranks(4), |world| {
-        let sent = |sender, receiver| if (sender, receiver) == (1, 2) { 5 } else { four(sender, receiver) };
-        let expected =
-            |sender, receiver| if (sender, receiver) == (3, 0) { 0 } else { four(sender, receiver) };
-        [exchanged(&world, sent, four), exchanged(&world, four, expected), exchanged(&world, four, four)]
+        let sent = |sender, receiver| {
+            if (sender, receiver) == (1, 2) {
+                5
+            } else {
+                four(sender, receiver)
+            }
+        };
+        let expected = |sender, receiver| {
+            if (sender, receiver) == (3, 0) {
+                0
+            } else {
+                four(sender, receiver)
+            }
+        };
+        [
+            exchanged(&world, sent, four),
+            exchanged(&world, four, expected),
+            exchanged(&world, four, four),
+        ]
     });
     let error = |rank, expected, got| (Err(Length { rank, expected, got }), false);
-    assert_eq!(outcomes, vec![Some([error(1, 4, 5), error(3, 0, 4), (Ok(()), true)]); 4]);
+    assert_eq!(
+        outcomes,
+        vec![Some([error(1, 4, 5), error(3, 0, 4), (Ok(()), true)]); 4]
+    );
     let outcomes = together(ranks(3), |world| {
         let mut others = [[0; 4]; 3];
         let mut from: Vec<Vec<&mut [u8]>> = others.iter_mut().map(|bytes| vec![&mut bytes[..]]).collect();
         from[world.rank()].clear();
-        let own: &[&[u8]] = if world.rank() == 2 { &[&[1], &[1]] } else { &[&[1; 4]] };
+        let own: &[&[u8]] = if world.rank() == 2 {
+            &[&[1], &[1]]
+        } else {
+            &[&[1; 4]]
+        };
         let outcome = world.gather(own, &mut from);
         (outcome, others.concat().contains(&1))
     });
-    assert_eq!(outcomes, vec![Some((Err(Length { rank: 2, expected: 4, got: 2 }), false)); 3]);
+    assert_eq!(
+        outcomes,
+        vec![
+            Some((
+                Err(Length {
+                    rank: 2,
+                    expected: 4,
+                    got: 2
+                }),
+                false
+            ));
+            3
+        ]
+    );
 }
 
 #[test]
@@ -140,13 +188,27 @@ fn wrong_lists_on_one_rank_are_an_error_on_all() {
         let empty = |_| Vec::<&mut [u8]>::new();
         let mut from: Vec<_> = (0..3).map(empty).collect();
         let few = world.exchange(&vec![vec![]; if rank == 1 { 2 } else { 3 }], &mut from);
-        let many = world.gather(&[], &mut (0..if rank == 2 { 4 } else { 3 }).map(empty).collect::<Vec<_>>());
-        let own = exchanged(&world, |sender, receiver| usize::from((sender, receiver) == (1, 1)), |_, _| 0).0;
+        let many = world.gather(
+            &[],
+            &mut (0..if rank == 2 { 4 } else { 3 }).map(empty).collect::<Vec<_>>(),
+        );
+        let own = exchanged(
+            &world,
+            |sender, receiver| usize::from((sender, receiver) == (1, 1)),
+            |_, _| 0,
+        )
+        .0;
         let mut byte = [0];
         if rank == 0 {
             from[0] = vec![&mut byte];
         }
-        [few, many, own, world.gather(&[], &mut from), exchanged(&world, four, four).0]
+        [
+            few,
+            many,
+            own,
+            world.gather(&[], &mut from),
+            exchanged(&world, four, four).0,
+        ]
     });
     let expected = [
         other("rank 1 gave `to` 2 entries; give it one for each of the 3 ranks"),
@@ -192,7 +254,10 @@ fn calls_of_one_rank_in_two_threads_run_one_after_another() {
 #[test]
 fn ranks_know_their_place() {
     assert_eq!(
-        ranks(3).iter().map(|world| (world.rank(), world.size())).collect::<Vec<_>>(),
+        ranks(3)
+            .iter()
+            .map(|world| (world.rank(), world.size()))
+            .collect::<Vec<_>>(),
         [(0, 3), (1, 3), (2, 3)]
     );
     assert_eq!(format!("{:?}", ranks(2)[1]), "LocalRank { rank: 1, size: 2 }");
@@ -203,8 +268,14 @@ fn ranks_know_their_place() {
 fn errors_of_communication_say_what_to_do() {
     let told = [
         Gone { rank: 1 },
-        Length { rank: 2, expected: 4, got: 5 },
-        Other { reason: "no network".to_string() },
+        Length {
+            rank: 2,
+            expected: 4,
+            got: 5,
+        },
+        Other {
+            reason: "no network".to_string(),
+        },
     ]
     .map(|error| optimisers::Error::from(error).to_string());
     assert_eq!(

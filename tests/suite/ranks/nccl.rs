@@ -37,7 +37,12 @@ fn on_gpus<T: Send + 'static>(
 }
 
 fn parameters(dtype: DType, device: &Device) -> Vars {
-    model(&(1..).zip(SHAPES).map(|(seed, shape)| random(seed, shape, dtype, device)).collect::<Vec<_>>())
+    model(
+        &(1..)
+            .zip(SHAPES)
+            .map(|(seed, shape)| random(seed, shape, dtype, device))
+            .collect::<Vec<_>>(),
+    )
 }
 
 fn gradients(call: u64, rank: u64, device: &Device) -> Vec<Option<Tensor>> {
@@ -55,7 +60,10 @@ fn without_norms() -> Vec<Optimiser> {
 }
 
 fn with_a_norm() -> Optimiser {
-    Optimiser::new(SplitMaster::new(OptimiserChain::new((ClipGlobalNorm::new(0.5), AdamW::new(0.1)))))
+    Optimiser::new(SplitMaster::new(OptimiserChain::new((
+        ClipGlobalNorm::new(0.5),
+        AdamW::new(0.1),
+    ))))
 }
 
 /// The parameters after three calls with the gradients that `of` says.
@@ -64,7 +72,9 @@ fn trained(setup: Setup, optimiser: &Optimiser, device: &Device, weight: u64, of
     let mut state = setup.build(optimiser.clone(), &model).expect("a state");
     for call in 0..3 {
         let update = Update::new(&mut state).engine(Engine::Fused).weight(weight);
-        update.apply(&model, &grads(gradients(call, of, device))).expect("an update");
+        update
+            .apply(&model, &grads(gradients(call, of, device)))
+            .expect("an update");
     }
     model.values().map(|x| bits(x)).collect()
 }
@@ -77,18 +87,41 @@ fn a_world_of_one_changes_no_bit() {
     }
     on_gpus(1, |world, device| {
         world.exchange_tensors(&[vec![]], &[vec![]]).expect("nothing");
-        for dtype in [DType::U8, DType::U32, DType::I64, DType::F16, DType::BF16, DType::F32, DType::F64] {
-            let values = random(1, &[1000], DType::F64, device).to_dtype(dtype).expect("values");
+        for dtype in [
+            DType::U8,
+            DType::U32,
+            DType::I64,
+            DType::F16,
+            DType::BF16,
+            DType::F32,
+            DType::F64,
+        ] {
+            let values = random(1, &[1000], DType::F64, device)
+                .to_dtype(dtype)
+                .expect("values");
             let memory = Tensor::zeros(2000, dtype, device).expect("memory");
             let place = |tensor: &Tensor, start, length| tensor.narrow(0, start, length).expect("a place");
-            let to = [vec![place(&values, 0, 0), place(&values, 10, 300), place(&values, 500, 1)]];
-            let from = [vec![place(&memory, 0, 0), place(&memory, 64, 300), place(&memory, 1999, 1)]];
-            world.exchange_tensors(&to, &from).expect("an exchange with itself");
+            let to = [vec![
+                place(&values, 0, 0),
+                place(&values, 10, 300),
+                place(&values, 500, 1),
+            ]];
+            let from = [vec![
+                place(&memory, 0, 0),
+                place(&memory, 64, 300),
+                place(&memory, 1999, 1),
+            ]];
+            world
+                .exchange_tensors(&to, &from)
+                .expect("an exchange with itself");
             // What is sent may be dropped as soon as the call has returned.
             let sent: Vec<_> = to[0].iter().map(bits).collect();
             drop((to, values));
             assert_eq!(from[0].iter().map(bits).collect::<Vec<_>>(), sent, "{dtype:?}");
-            assert!(bits(&place(&memory, 364, 1635)).iter().all(|bits| *bits == 0), "{dtype:?}");
+            assert!(
+                bits(&place(&memory, 364, 1635)).iter().all(|bits| *bits == 0),
+                "{dtype:?}"
+            );
         }
         for optimiser in without_norms().into_iter().chain([with_a_norm()]) {
             let [own, whole] =
@@ -110,11 +143,19 @@ fn what_is_moved_is_in_order_with_every_thread() {
             let send = || {
                 let values = (Tensor::ones(1 << 20, DType::F32, device).expect("ones") * f64::from(turn))
                     .expect("values");
-                world.exchange_tensors(&[vec![values]], &[vec![memory.clone()]]).expect("an exchange");
+                world
+                    .exchange_tensors(&[vec![values]], &[vec![memory.clone()]])
+                    .expect("an exchange");
             };
             std::thread::scope(|scope| scope.spawn(send).join()).expect("no panic");
         }
-        assert!(memory.to_vec1::<f32>().expect("values").iter().all(|value| *value == 49.0));
+        assert!(
+            memory
+                .to_vec1::<f32>()
+                .expect("values")
+                .iter()
+                .all(|value| *value == 49.0)
+        );
     });
 }
 
@@ -123,15 +164,26 @@ fn two_ranks_on_one_gpu_are_refused_on_both() {
     if gpus() == 0 {
         return;
     }
-    let errors = on(2, |host| World::over(&host, &gpu(0)).expect_err("one GPU").to_string());
-    assert!(errors.iter().all(|error| error.contains("ranks 0 and 1 have the same")), "{errors:?}");
+    let errors = on(2, |host| {
+        World::over(&host, &gpu(0)).expect_err("one GPU").to_string()
+    });
+    assert!(
+        errors
+            .iter()
+            .all(|error| error.contains("ranks 0 and 1 have the same")),
+        "{errors:?}"
+    );
 }
 
 #[test]
 fn a_device_that_is_no_gpu_is_refused_on_all() {
-    let errors = on(2, |host| World::over(&host, &Device::Cpu).expect_err("no GPU").to_string());
+    let errors = on(2, |host| {
+        World::over(&host, &Device::Cpu).expect_err("no GPU").to_string()
+    });
     assert!(
-        errors.iter().all(|error| error.contains("NCCL moves tensors between CUDA devices")),
+        errors
+            .iter()
+            .all(|error| error.contains("NCCL moves tensors between CUDA devices")),
         "{errors:?}"
     );
 }
@@ -147,7 +199,9 @@ fn parameters_on_another_device_are_refused() {
                 .build(AdamW::new(0.1), &parameters(DType::F32, &device))
                 .expect_err("another device");
             assert!(
-                error.to_string().contains("make the model on a clone of the transport's device"),
+                error
+                    .to_string()
+                    .contains("make the model on a clone of the transport's device"),
                 "{error}"
             );
         }
@@ -165,8 +219,12 @@ fn several_gpus_have_the_bits_of_one_and_of_the_host() {
     for optimiser in without_norms() {
         let whole = trained(Setup::default(), &optimiser, &gpu(0), 1, 0);
         let rule = optimiser.clone();
-        let equal = on_gpus(size, move |world, device| trained(Setup::over(world), &rule, device, 1, 0));
-        equal.iter().for_each(|own| assert_eq!(own, &whole, "{}", optimiser.name()));
+        let equal = on_gpus(size, move |world, device| {
+            trained(Setup::over(world), &rule, device, 1, 0)
+        });
+        equal
+            .iter()
+            .for_each(|own| assert_eq!(own, &whole, "{}", optimiser.name()));
     }
     for optimiser in without_norms().into_iter().chain([with_a_norm()]) {
         let [rule, other] = [optimiser.clone(), optimiser.clone()];
@@ -182,9 +240,10 @@ fn several_gpus_have_the_bits_of_one_and_of_the_host() {
     }
     let values = on_gpus(size, |world, device| {
         let model = parameters(DType::F32, device);
-        model
-            .values()
-            .for_each(|x| x.set(&x.affine(world.rank() as f64, 0.5).expect("values")).expect("a value"));
+        model.values().for_each(|x| {
+            x.set(&x.affine(world.rank() as f64, 0.5).expect("values"))
+                .expect("a value")
+        });
         broadcast(world, &model).expect("one model");
         model.values().map(|x| bits(x)).collect::<Vec<_>>()
     });

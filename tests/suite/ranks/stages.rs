@@ -29,27 +29,42 @@ fn parameter_bits(model: &Vars) -> Vec<Vec<u64>> {
 #[test]
 fn an_accumulator_is_a_window_outside_of_the_state() {
     let weights = [3, 0, 1, 5];
-    for (dtype, average) in
-        [(DType::F32, Average::Mean), (DType::BF16, Average::Mean), (DType::F32, Average::Weighted)]
-    {
+    for (dtype, average) in [
+        (DType::F32, Average::Mean),
+        (DType::BF16, Average::Mean),
+        (DType::F32, Average::Weighted),
+    ] {
         let (inside, outside) = (model(&parameters(dtype)), model(&parameters(dtype)));
         let optimiser = || MixedPrecision::new(DType::F32, AdamW::new(0.1));
-        let window = AccumGrad { average, ..AccumGrad::new(4) };
-        let mut chain =
-            setup(MixedPrecision::new(DType::F32, OptimiserChain::new((window, AdamW::new(0.1)))), &inside)
-                .expect("a state");
-        let (mut state, mut collected) =
-            (setup(optimiser(), &outside).expect("a state"), Accumulator::new(DType::F32, &outside).unwrap());
+        let window = AccumGrad {
+            average,
+            ..AccumGrad::new(4)
+        };
+        let mut chain = setup(
+            MixedPrecision::new(DType::F32, OptimiserChain::new((window, AdamW::new(0.1)))),
+            &inside,
+        )
+        .expect("a state");
+        let (mut state, mut collected) = (
+            setup(optimiser(), &outside).expect("a state"),
+            Accumulator::new(DType::F32, &outside).unwrap(),
+        );
         for step in 0..3 {
             for (call, weight) in (0..).zip(weights) {
                 // All parameters in each call: with a missing one `AccumGrad` divides by the calls, and this
                 // as well.
                 let gradients = gradients(2 * (4 * step + call), 0, dtype);
                 let weight = if average == Average::Weighted { weight } else { 1 };
-                Update::new(&mut chain).weight(weight).apply(&inside, &gradients).expect("an update");
+                Update::new(&mut chain)
+                    .weight(weight)
+                    .apply(&inside, &gradients)
+                    .expect("an update");
                 collected.add_weighted(&gradients, weight).expect("a sum");
             }
-            assert_eq!(collected.weight(), if average == Average::Weighted { 9 } else { 4 });
+            assert_eq!(
+                collected.weight(),
+                if average == Average::Weighted { 9 } else { 4 }
+            );
             update(&mut state, &outside, &collected.take().expect("means")).expect("an update");
             assert_eq!(collected.weight(), 0);
             assert_eq!(
@@ -72,22 +87,39 @@ fn an_accumulator_takes_what_an_update_takes() {
     let mut collected = Accumulator::new(DType::F32, &model).expect("an accumulator");
     assert!(collected.take().expect("nothing").is_empty());
     // candle's store, both parts of a tied gradient, and none for "b".
-    collected.add(&(x.as_tensor() * 2.0).and_then(|y| y.sum_all()?.backward()).unwrap()).expect("a store");
     collected
-        .add(&[("a", constant(1.0, 3, DType::F32)), ("tied", constant(3.0, 3, DType::BF16))])
+        .add(
+            &(x.as_tensor() * 2.0)
+                .and_then(|y| y.sum_all()?.backward())
+                .unwrap(),
+        )
+        .expect("a store");
+    collected
+        .add(&[
+            ("a", constant(1.0, 3, DType::F32)),
+            ("tied", constant(3.0, 3, DType::BF16)),
+        ])
         .expect("a list");
 
     let wrong = |result: Result<(), Error>, words: &[&str]| says(&result.expect_err("an error"), words);
     wrong(
-        collected.add(&[("a", constant(9.0, 3, DType::F32)), ("b", constant(9.0, 3, DType::F32))]),
+        collected.add(&[
+            ("a", constant(9.0, 3, DType::F32)),
+            ("b", constant(9.0, 3, DType::F32)),
+        ]),
         &["\"b\"", "[2]", "[3]"],
     );
     wrong(collected.add(&[("c", constant(9.0, 3, DType::F32))]), &["\"c\""]);
     wrong(
-        collected.add(&[("a", constant(9.0, 3, DType::F32)), ("a", constant(8.0, 3, DType::F32))]),
+        collected.add(&[
+            ("a", constant(9.0, 3, DType::F32)),
+            ("a", constant(8.0, 3, DType::F32)),
+        ]),
         &["\"a\""],
     );
-    collected.add_weighted(&[("a", constant(f64::NAN, 3, DType::F32))], 0).expect("not read");
+    collected
+        .add_weighted(&[("a", constant(f64::NAN, 3, DType::F32))], 0)
+        .expect("not read");
     let means = collected.take().expect("means");
     assert_eq!(means.keys().collect::<Vec<_>>(), ["a"]);
     assert_eq!(values(&means["a"]), [3.0; 3]);
@@ -96,7 +128,10 @@ fn an_accumulator_takes_what_an_update_takes() {
     collected.add(&means).expect("a map");
     assert_eq!(values(&means["a"]), [3.0; 3]);
     drop(collected.take());
-    assert_eq!((collected.weight(), collected.take().expect("nothing").len()), (0, 0));
+    assert_eq!(
+        (collected.weight(), collected.take().expect("nothing").len()),
+        (0, 0)
+    );
     is_kind(
         &Accumulator::new(DType::F32, &Vars::new()).expect_err("an error"),
         ErrorKind::Model,
@@ -126,7 +161,10 @@ impl Communicator for Counting {
     }
 
     fn exchange(&self, to: &[Vec<&[u8]>], from: &mut [Vec<&mut [u8]>]) -> Result<(), CommunicationError> {
-        self.sent.fetch_add(to.iter().flatten().map(|slice| slice.len()).sum(), Ordering::Relaxed);
+        self.sent.fetch_add(
+            to.iter().flatten().map(|slice| slice.len()).sum(),
+            Ordering::Relaxed,
+        );
         self.rank.exchange(to, from)
     }
 
@@ -155,22 +193,36 @@ fn four_ways_to_collect_gradients() {
     };
     let narrow: Rule = || {
         let collect = StoreAs::new([("acc", DType::BF16)], AccumGrad::new(CALLS as u64));
-        Optimiser::new(MixedPrecision::new(DType::F32, OptimiserChain::new((collect, AdamW::new(0.1)))))
+        Optimiser::new(MixedPrecision::new(
+            DType::F32,
+            OptimiserChain::new((collect, AdamW::new(0.1))),
+        ))
     };
     let cases: [Case; 5] = [
         ("stage 1, same dtype", adam, Some(DType::BF16), None, [4, 2]),
         ("stage 1, other dtype", adam, Some(DType::F32), None, [8, 4]),
-        ("stage 1, other dtype, narrow wire", adam, Some(DType::F32), Some(DType::BF16), [8, 2]),
+        (
+            "stage 1, other dtype, narrow wire",
+            adam,
+            Some(DType::F32),
+            Some(DType::BF16),
+            [8, 2],
+        ),
         ("stage 2, same dtype", narrow, None, None, [2, 2 * CALLS]),
         ("stage 2, other dtype", inside, None, None, [4, 2 * CALLS]),
     ];
     let mut first: Option<Vec<Vec<Vec<u64>>>> = None;
     for (what, rule, outside, wire, [held, sent]) in cases {
         let trained = on(RANKS, move |rank| {
-            let world = Counting { rank, sent: Arc::default() };
+            let world = Counting {
+                rank,
+                sent: Arc::default(),
+            };
             let model = model(&[tensor(1, &[LENGTH], DType::BF16)]);
-            let mut state =
-                Setup::over(&world).wire(move |_, _| wire).build(rule(), &model).expect("a state");
+            let mut state = Setup::over(&world)
+                .wire(move |_, _| wire)
+                .build(rule(), &model)
+                .expect("a state");
             let mut collected = outside.map(|dtype| Accumulator::new(dtype, &model).expect("an accumulator"));
             let mut accumulators = state.bytes() - 12 * LENGTH / RANKS;
             for call in 0..CALLS {
@@ -196,7 +248,11 @@ fn four_ways_to_collect_gradients() {
                 update(&mut state, &model, &means).expect("an update");
             }
             assert_eq!(2 * accumulators, held * LENGTH, "{what}: bytes of accumulators");
-            assert_eq!(2 * world.sent.load(Ordering::Relaxed), sent * LENGTH, "{what}: bytes on the wire");
+            assert_eq!(
+                2 * world.sent.load(Ordering::Relaxed),
+                sent * LENGTH,
+                "{what}: bytes on the wire"
+            );
             parameter_bits(&model)
         });
         assert_eq!(first.get_or_insert_with(|| trained.clone()), &trained, "{what}");
@@ -207,8 +263,10 @@ fn four_ways_to_collect_gradients() {
 fn sent_in(wire: Option<DType>, of: fn(u64, u64) -> Grads) -> Vec<Vec<Vec<u64>>> {
     on(3, move |world| {
         let model = model(&parameters(DType::F32));
-        let mut state =
-            Setup::over(&world).wire(move |_, _| wire).build(AdamW::new(0.1), &model).expect("a state");
+        let mut state = Setup::over(&world)
+            .wire(move |_, _| wire)
+            .build(AdamW::new(0.1), &model)
+            .expect("a state");
         for call in 0..2 {
             update(&mut state, &model, &of(call, world.rank() as u64)).expect("an update");
         }
@@ -217,18 +275,37 @@ fn sent_in(wire: Option<DType>, of: fn(u64, u64) -> Grads) -> Vec<Vec<Vec<u64>>>
 }
 
 fn rounded(call: u64, rank: u64) -> Grads {
-    let round = |g: &Tensor| g.to_dtype(DType::BF16).and_then(|g| g.to_dtype(DType::F32)).unwrap();
-    gradients(call, rank, DType::F32).iter().map(|(path, g)| (path.clone(), round(g))).collect()
+    let round = |g: &Tensor| {
+        g.to_dtype(DType::BF16)
+            .and_then(|g| g.to_dtype(DType::F32))
+            .unwrap()
+    };
+    gradients(call, rank, DType::F32)
+        .iter()
+        .map(|(path, g)| (path.clone(), round(g)))
+        .collect()
 }
 
 #[test]
 fn each_value_is_rounded_once_to_the_dtype_of_the_wire() {
     let full = |call, rank| gradients(call, rank, DType::F32);
     let expected = sent_in(None, rounded);
-    assert_eq!(sent_in(Some(DType::BF16), rounded), expected, "values of that dtype go as they are");
-    assert_eq!(sent_in(Some(DType::BF16), full), expected, "others are rounded, those of the owner too");
+    assert_eq!(
+        sent_in(Some(DType::BF16), rounded),
+        expected,
+        "values of that dtype go as they are"
+    );
+    assert_eq!(
+        sent_in(Some(DType::BF16), full),
+        expected,
+        "others are rounded, those of the owner too"
+    );
     assert_ne!(sent_in(None, full), expected);
-    assert_eq!(sent_in(Some(DType::F64), full), sent_in(None, full), "nothing is widened");
+    assert_eq!(
+        sent_in(Some(DType::F64), full),
+        sent_in(None, full),
+        "nothing is widened"
+    );
 }
 
 /// `Autocast` decides for arithmetic and wire alike: half of the bytes, the same bits. A list that differs
@@ -238,25 +315,42 @@ fn t57_the_layers_of_autocast_decide_the_wire() {
     type Wire = fn(Setup) -> Setup;
     let trained = |wire: Wire| {
         let ranks = on(2, move |rank| {
-            let world = Counting { rank, sent: Arc::default() };
+            let world = Counting {
+                rank,
+                sent: Arc::default(),
+            };
             let (mut variables, autocast) = (VarMap::new(), Autocast::new(DType::BF16).expect("autocast"));
             let root = VarBuilder::from_varmap(&variables, DType::F32, CPU);
-            let layer =
-                |name| autocast.layer(root.pp(name), |builder| linear(64, 64, builder)).expect("a layer");
+            let layer = |name| {
+                autocast
+                    .layer(root.pp(name), |builder| linear(64, 64, builder))
+                    .expect("a layer")
+            };
             let layers = ["hidden", "tied", "tied"].map(layer);
             let norm = autocast.layer(root.pp("norm"), |builder| layer_norm_no_bias(64, 1e-5, builder));
             let norm = norm.expect("a layer");
             for (seed, (path, x)) in (0..).zip(trainables(&variables).expect("variables")) {
-                variables.set_one(path, tensor(seed, x.dims(), DType::F32)).expect("equal values");
+                variables
+                    .set_one(path, tensor(seed, x.dims(), DType::F32))
+                    .expect("equal values");
             }
-            let mut state = wire(Setup::over(&world)).build(AdamW::new(0.1), &variables).expect("a state");
+            let mut state = wire(Setup::over(&world))
+                .build(AdamW::new(0.1), &variables)
+                .expect("a state");
             let input = tensor(world.rank() as u64, &[4, 64], DType::F32);
-            let output = layers.iter().chain([&norm]).try_fold(input, |x, layer| layer.forward(&x));
+            let output = layers
+                .iter()
+                .chain([&norm])
+                .try_fold(input, |x, layer| layer.forward(&x));
             let loss = output.and_then(|output| output.sqr()?.sum_all()).expect("a loss");
             let gradients = loss.backward().expect("gradients");
             let outcome = update(&mut state, &variables, &gradients).expect("a step");
             assert_eq!((outcome.applied, &outcome.warnings[..]), (5, state.warnings()));
-            let numbers: Vec<_> = trainables(&variables).expect("variables").values().map(bits).collect();
+            let numbers: Vec<_> = trainables(&variables)
+                .expect("variables")
+                .values()
+                .map(bits)
+                .collect();
             (world.sent.load(Ordering::Relaxed), outcome.warnings, numbers)
         });
         let sent: usize = ranks.iter().map(|(sent, ..)| sent).sum();
@@ -265,14 +359,30 @@ fn t57_the_layers_of_autocast_decide_the_wire() {
     };
     let differ = |parameters, path: &str, values: &str, travels: &str, loses_bits| {
         let (path, values, travels) = (path.to_string(), values.to_string(), travels.to_string());
-        vec![Warning::WireDiffers { parameters, path, values, travels, loses_bits }]
+        vec![Warning::WireDiffers {
+            parameters,
+            path,
+            values,
+            travels,
+            loses_bits,
+        }]
     };
     let (whole, warned, numbers) = trained(|setup| setup);
-    assert_eq!((whole, warned), (4 * (2 * 65 * 64 + 64), differ(2, "hidden.bias", "BF16", "F32", false)));
+    assert_eq!(
+        (whole, warned),
+        (
+            4 * (2 * 65 * 64 + 64),
+            differ(2, "hidden.bias", "BF16", "F32", false)
+        )
+    );
     let halved = whole - 2 * 65 * 64;
     let ways: [(Wire, usize, Vec<Warning>); 6] = [
         (|setup| setup.wire_as_computed(), halved, vec![]),
-        (|setup| setup.wire(|path, _| path.starts_with("hidden").then_some(DType::BF16)), halved, vec![]),
+        (
+            |setup| setup.wire(|path, _| path.starts_with("hidden").then_some(DType::BF16)),
+            halved,
+            vec![],
+        ),
         (|setup| setup.wire(|_, _| Some(DType::F32)), whole, vec![]),
         (
             |setup| setup.wire(|path, _| path.starts_with("hidden").then_some(DType::F16)),
@@ -293,7 +403,11 @@ fn t57_the_layers_of_autocast_decide_the_wire() {
     for (way, (wire, bytes, expected)) in ways.into_iter().enumerate() {
         let (sent, warned, others) = trained(wire);
         assert_eq!((sent, warned), (bytes, expected), "{way}");
-        assert_eq!(others == numbers, way < 4, "{way}: tied variables and the norm have gradients of F32");
+        assert_eq!(
+            others == numbers,
+            way < 4,
+            "{way}: tied variables and the norm have gradients of F32"
+        );
     }
 }
 
@@ -305,12 +419,18 @@ fn a_wire_for_layers_that_compute_in_f32() {
         let root = VarBuilder::from_varmap(&variables, DType::F32, CPU);
         // Layers that are gone have no say.
         let norm = {
-            let _gone = autocast.layer(root.pp("fc"), |builder| linear(2, 2, builder)).expect("a layer");
-            autocast.layer(root.pp("norm"), |builder| layer_norm_no_bias(2, 1e-5, builder)).expect("a layer")
+            let _gone = autocast
+                .layer(root.pp("fc"), |builder| linear(2, 2, builder))
+                .expect("a layer");
+            autocast
+                .layer(root.pp("norm"), |builder| layer_norm_no_bias(2, 1e-5, builder))
+                .expect("a layer")
         };
         let conv = |name| {
             autocast
-                .layer(root.pp(name), |builder| conv2d(1, 1, 1, Default::default(), builder))
+                .layer(root.pp(name), |builder| {
+                    conv2d(1, 1, 1, Default::default(), builder)
+                })
                 .expect("a layer")
         };
         let (early, late) = (conv("early"), conv("late"));
@@ -320,7 +440,9 @@ fn a_wire_for_layers_that_compute_in_f32() {
         let setup = || Setup::over(&world).wire_as_computed();
         let mut state = setup().build(Descent::new(0.1), &variables).expect("a state");
         assert_eq!(state.warnings(), []);
-        let loss = late.forward(&early.forward(&input).expect("an output")).and_then(|y| y.sum_all());
+        let loss = late
+            .forward(&early.forward(&input).expect("an output"))
+            .and_then(|y| y.sum_all());
         let gradients = loss.and_then(|loss| loss.backward()).expect("gradients");
         let outcome = update(&mut state, &variables, &gradients).expect("a step");
         // What is collected in BF16 is not rounded by the wire.
@@ -331,7 +453,9 @@ fn a_wire_for_layers_that_compute_in_f32() {
         let is_of_wire = |warning: &&Warning| matches!(warning, Warning::WireDiffers { .. });
         assert_eq!(of_sums.warnings().iter().find(is_of_wire), None);
         drop((norm, early, late));
-        let error = setup().build(Descent::new(0.1), &variables).expect_err("no layer");
+        let error = setup()
+            .build(Descent::new(0.1), &variables)
+            .expect_err("no layer");
         is_kind(&error, ErrorKind::Model, &["`Autocast`", "wire_as_computed"]);
         outcome.warnings
     });
@@ -352,14 +476,20 @@ fn what_overflows_on_the_wire_is_an_error_or_a_skipped_step() {
     on(3, |world| {
         let model = model(&parameters(DType::F32));
         let wire = |path: &str, _: Parameter<'_>| (path == "2").then_some(DType::F16);
-        let mut state = Setup::over(&world).wire(wire).build(AdamW::new(0.1), &model).expect("a state");
+        let mut state = Setup::over(&world)
+            .wire(wire)
+            .build(AdamW::new(0.1), &model)
+            .expect("a state");
         let good = |state: &mut _| {
             update(state, &model, &gradients(0, world.rank() as u64, DType::F32)).expect("an update")
         };
         good(&mut state);
         let mut large = gradients(0, world.rank() as u64, DType::F32);
         if world.rank() == 1 {
-            large.insert("2".to_string(), tensor(3, &[130, 140], DType::F32).affine(0.0, 65_520.0).unwrap());
+            large.insert(
+                "2".to_string(),
+                tensor(3, &[130, 140], DType::F32).affine(0.0, 65_520.0).unwrap(),
+            );
         }
         let before = snapshot(&model, &state);
         let error = update(&mut state, &model, &large).expect_err("an overflow");
@@ -367,19 +497,38 @@ fn what_overflows_on_the_wire_is_an_error_or_a_skipped_step() {
         let own = (ErrorKind::Tensor, None);
         assert_eq!(
             (error.kind(), error.rank()),
-            if world.rank() == 1 { own } else { (ErrorKind::Ranks, Some(1)) },
+            if world.rank() == 1 {
+                own
+            } else {
+                (ErrorKind::Ranks, Some(1))
+            },
             "{error}"
         );
-        assert_same(&[snapshot(&model, &state)], std::slice::from_ref(&before), "nothing has moved");
+        assert_same(
+            &[snapshot(&model, &state)],
+            std::slice::from_ref(&before),
+            "nothing has moved",
+        );
 
-        let outcome = Update::new(&mut state).finite_only().apply(&model, &large).expect("a skipped call");
+        let outcome = Update::new(&mut state)
+            .finite_only()
+            .apply(&model, &large)
+            .expect("a skipped call");
         assert_eq!(outcome.status, not_finite("2"));
         let mut scaler = LossScaler::dynamic();
-        let _ = scaler.scale(&constant(1.0, 1, DType::F32)).expect("a scaled loss");
-        let outcome =
-            Update::new(&mut state).scaler(&mut scaler).apply(&model, &large).expect("a skipped call");
+        let _ = scaler
+            .scale(&constant(1.0, 1, DType::F32))
+            .expect("a scaled loss");
+        let outcome = Update::new(&mut state)
+            .scaler(&mut scaler)
+            .apply(&model, &large)
+            .expect("a skipped call");
         assert_eq!((outcome.status, scaler.current()), (not_finite("2"), 32_768.0));
-        assert_same(&[snapshot(&model, &state)], std::slice::from_ref(&before), "nothing has moved");
+        assert_same(
+            &[snapshot(&model, &state)],
+            std::slice::from_ref(&before),
+            "nothing has moved",
+        );
         good(&mut state);
     });
 }
@@ -396,10 +545,23 @@ fn all_ranks_send_in_one_dtype() {
                 .expect_err("an error")
                 .to_string()
         };
-        [setup(if world.rank() == 0 { DType::BF16 } else { DType::F16 }), setup(DType::U8)]
+        [
+            setup(if world.rank() == 0 {
+                DType::BF16
+            } else {
+                DType::F16
+            }),
+            setup(DType::U8),
+        ]
     });
     for [differ, unsupported] in errors {
-        assert!(differ.contains("dtype on the wire of \"1\"") && differ.contains("F16"), "{differ}");
-        assert!(unsupported.contains("U8") && unsupported.contains("\"1\""), "{unsupported}");
+        assert!(
+            differ.contains("dtype on the wire of \"1\"") && differ.contains("F16"),
+            "{differ}"
+        );
+        assert!(
+            unsupported.contains("U8") && unsupported.contains("\"1\""),
+            "{unsupported}"
+        );
     }
 }

@@ -13,8 +13,12 @@ use support::crafted_checkpoints::{file_of, open};
 
 /// Rates at 5, 6.0 and 6.3; a `None` at 0 and 6.1.
 fn chain() -> impl Rule + Clone + PartialEq {
-    let inner =
-        (Cautious::new(AdamW::new(0.25)), None::<Descent>, WeightDecay::new(0.5), Descent::new(0.125));
+    let inner = (
+        Cautious::new(AdamW::new(0.25)),
+        None::<Descent>,
+        WeightDecay::new(0.5),
+        Descent::new(0.125),
+    );
     OptimiserChain::new((
         None::<ClipGrad>,
         AccumGrad::new(1),
@@ -95,19 +99,47 @@ fn bad() -> Vec<Bad> {
             0.5,
             "AdamW: beta is 0.5, expected a pair of reals; pass such a value, or set one number, as in `beta2`",
         ),
-        value("beta", (0.9, 1.0), "AdamW: beta is (0.9, 1), expected two numbers in [0, 1)"),
+        value(
+            "beta",
+            (0.9, 1.0),
+            "AdamW: beta is (0.9, 1), expected two numbers in [0, 1)",
+        ),
         value("eta", true, "Momentum: eta is true, expected a real number"),
-        value("6.0.eta", -1, "AdamW: eta is -1, expected a finite number of 0 or more"),
-        value("5.eta", f64::NAN, "Momentum: eta is NaN, expected a finite number of 0 or more"),
-        value("eta", -1.0, "Descent: eta is -8, expected a finite number of 0 or more"),
-        value("omega", 0.0, "ClipGlobalNorm: omega is 0, expected a number above 0"),
+        value(
+            "6.0.eta",
+            -1,
+            "AdamW: eta is -1, expected a finite number of 0 or more",
+        ),
+        value(
+            "5.eta",
+            f64::NAN,
+            "Momentum: eta is NaN, expected a finite number of 0 or more",
+        ),
+        value(
+            "eta",
+            -1.0,
+            "Descent: eta is -8, expected a finite number of 0 or more",
+        ),
+        value(
+            "omega",
+            0.0,
+            "ClipGlobalNorm: omega is 0, expected a number above 0",
+        ),
         value("n", 0u64, "AccumGrad: n is 0, expected 1 or more"),
         value("n", 2.0, "AccumGrad: n is 2, expected a count"),
         value("n", -2, "AccumGrad: n is -2, expected a count"),
-        value("non_finite", Other::Skip, "non_finite is Skip, expected one of Error, Pass, Skip"),
+        value(
+            "non_finite",
+            Other::Skip,
+            "non_finite is Skip, expected one of Error, Pass, Skip",
+        ),
     ];
     let nowhere = "alpha 0.eta 7.eta 6.1.eta 05.eta +5.eta 5..eta .eta 5. eta.5 5.0.eta 6.0.0.eta -5.eta";
-    all.extend(nowhere.split(' ').map(|name| (name, 0.5.into(), ErrorKind::UnknownName, "has no field")));
+    all.extend(
+        nowhere
+            .split(' ')
+            .map(|name| (name, 0.5.into(), ErrorKind::UnknownName, "has no field")),
+    );
     all
 }
 
@@ -136,12 +168,18 @@ fn wrapped() -> Vec<Optimiser> {
 }
 
 fn variables() -> Vars {
-    model(&[random(1, &[3], DType::BF16, &Device::Cpu), random(2, &[2, 2], DType::BF16, &Device::Cpu)])
+    model(&[
+        random(1, &[3], DType::BF16, &Device::Cpu),
+        random(2, &[2, 2], DType::BF16, &Device::Cpu),
+    ])
 }
 
 fn with_places(optimiser: &Optimiser) -> Vec<(String, FieldValue)> {
-    let fields =
-        optimiser.places().into_iter().zip(optimiser.fields()).map(|(place, (_, value))| (place, value));
+    let fields = optimiser
+        .places()
+        .into_iter()
+        .zip(optimiser.fields())
+        .map(|(place, (_, value))| (place, value));
     fields.filter(|(place, _)| place != "seed").collect()
 }
 
@@ -152,29 +190,60 @@ fn of_leaves(state: &StateTree) -> Vec<Vec<(String, FieldValue)>> {
 /// A field reads as it was set, no other one changes, and steps are those of a state that was set up so.
 #[test]
 fn a_name_sets_what_it_reaches_through_everything_around_it() {
-    let gradients =
-        |seed| grads(variables().values().map(|x| Some(random(seed, x.dims(), DType::F32, &Device::Cpu))));
+    let gradients = |seed| {
+        grads(
+            variables()
+                .values()
+                .map(|x| Some(random(seed, x.dims(), DType::F32, &Device::Cpu))),
+        )
+    };
     for optimiser in wrapped() {
         let before = with_places(&optimiser);
-        assert_eq!(before.iter().map(|(place, _)| place.as_str()).collect::<Vec<_>>().join(", "), PLACES);
+        assert_eq!(
+            before
+                .iter()
+                .map(|(place, _)| place.as_str())
+                .collect::<Vec<_>>()
+                .join(", "),
+            PLACES
+        );
         for (name, value, set, reached) in good() {
             let of = |(place, old): &(String, FieldValue)| {
-                (place.clone(), if reached.contains(&place.as_str()) { set } else { *old })
+                (
+                    place.clone(),
+                    if reached.contains(&place.as_str()) {
+                        set
+                    } else {
+                        *old
+                    },
+                )
             };
             let after: Vec<_> = before.iter().map(of).collect();
             for spelling in spellings(value) {
                 let what = format!("{name} = {spelling:?} in {}", optimiser.name());
                 let mut rule = optimiser.clone();
                 rule.adjust_field(name, spelling).expect("a field of the rule");
-                assert_eq!((with_places(&rule), rule.field(name)), (after.clone(), Some(value)), "{what}");
+                assert_eq!(
+                    (with_places(&rule), rule.field(name)),
+                    (after.clone(), Some(value)),
+                    "{what}"
+                );
 
                 let [model, expected] = [variables(), variables()];
                 let mut state = setup(optimiser.clone(), &model).expect("a state");
-                state.at("1").and_then(|mut leaf| leaf.adjust_field(name, spelling)).expect("a leaf's field");
+                state
+                    .at("1")
+                    .and_then(|mut leaf| leaf.adjust_field(name, spelling))
+                    .expect("a leaf's field");
                 assert_eq!(of_leaves(&state), [before.clone(), after.clone()], "{what}");
-                state.all().adjust_field(name, spelling).expect("a field of all leaves");
+                state
+                    .all()
+                    .adjust_field(name, spelling)
+                    .expect("a field of all leaves");
                 assert_eq!(of_leaves(&state), [after.clone(), after.clone()], "{what}");
-                let rates = state.leaves().map(|leaf| leaf.learning_rate().map(FieldValue::Real));
+                let rates = state
+                    .leaves()
+                    .map(|leaf| leaf.learning_rate().map(FieldValue::Real));
                 assert!(rates.eq([rule.field("eta"), rule.field("eta")]), "{what}");
 
                 let mut adjusted = setup(rule, &expected).expect("a state");
@@ -194,12 +263,17 @@ fn a_name_sets_what_it_reaches_through_everything_around_it() {
 
 #[test]
 fn bad_names_types_and_values_change_nothing() {
-    let optimisers: [Optimiser; 2] =
-        [Optimiser::new(chain()), Optimiser::new(MixedPrecision::new(DType::F32, chain()))];
+    let optimisers: [Optimiser; 2] = [
+        Optimiser::new(chain()),
+        Optimiser::new(MixedPrecision::new(DType::F32, chain())),
+    ];
     for optimiser in optimisers {
         let model = variables();
         let mut state = setup(optimiser.clone(), &model).expect("a state");
-        state.at("1").and_then(|mut leaf| leaf.adjust_field("rho", 0.75)).expect("an optimiser of its own");
+        state
+            .at("1")
+            .and_then(|mut leaf| leaf.adjust_field("rho", 0.75))
+            .expect("an optimiser of its own");
         let before = snapshot(&model, &state);
         for (name, value, kind, words) in bad() {
             let (mut rule, good) = (optimiser.clone(), ("epsilon", 0.5.into()));
@@ -208,16 +282,25 @@ fn bad_names_types_and_values_change_nothing() {
                 rule.adjust_fields([good, (name, value)]),
                 state.all().adjust_field(name, value),
                 state.all().adjust_fields([good, (name, value)]),
-                state.at("1").and_then(|mut leaf| leaf.adjust_fields([good, (name, value)])),
+                state
+                    .at("1")
+                    .and_then(|mut leaf| leaf.adjust_fields([good, (name, value)])),
             ];
             for error in errors.map(|outcome| outcome.expect_err(name)) {
                 is_kind(&error, kind, &[words]);
                 let names = if name == "alpha" { NAMES } else { PLACES };
                 let listed = (kind == ErrorKind::UnknownName).then(|| format!("one of: {names}"));
-                assert!(listed.is_none() || error.expected() == listed.as_deref(), "{error}");
+                assert!(
+                    listed.is_none() || error.expected() == listed.as_deref(),
+                    "{error}"
+                );
             }
             assert_eq!(with_places(&rule), with_places(&optimiser), "{name}");
-            assert_eq!(rule.field(name).is_none(), kind == ErrorKind::UnknownName, "{name}");
+            assert_eq!(
+                rule.field(name).is_none(),
+                kind == ErrorKind::UnknownName,
+                "{name}"
+            );
             assert_eq!(snapshot(&model, &state), before, "{name}");
         }
     }
@@ -227,29 +310,62 @@ fn bad_names_types_and_values_change_nothing() {
 #[test]
 fn a_field_that_decides_the_state_is_fixed() {
     let (centred, chain) = (
-        RMSProp { centred: true, ..RMSProp::new(0.1) },
+        RMSProp {
+            centred: true,
+            ..RMSProp::new(0.1)
+        },
         OptimiserChain::new((ClipGrad::new(1.0), RMSProp::new(0.1))),
     );
     type Fixed<'w> = (Optimiser, &'w str, FieldValue, &'w [&'w str]);
     let layout = "centred decides the layout";
     let cases: [Fixed<'_>; 5] = [
-        (Optimiser::new(centred), "centred", false.into(), &[layout, "eta, rho, epsilon"]),
-        (Optimiser::new(chain.clone()), "1.centred", true.into(), &[layout, "1.eta, 1.rho, 1.epsilon"]),
-        (Optimiser::new(chain.clone()), "centred", true.into(), &[layout, "delta, eta, rho, epsilon"]),
-        (Optimiser::new(MixedPrecision::new(DType::F64, chain)), "centred", true.into(), &[layout]),
+        (
+            Optimiser::new(centred),
+            "centred",
+            false.into(),
+            &[layout, "eta, rho, epsilon"],
+        ),
+        (
+            Optimiser::new(chain.clone()),
+            "1.centred",
+            true.into(),
+            &[layout, "1.eta, 1.rho, 1.epsilon"],
+        ),
+        (
+            Optimiser::new(chain.clone()),
+            "centred",
+            true.into(),
+            &[layout, "delta, eta, rho, epsilon"],
+        ),
+        (
+            Optimiser::new(MixedPrecision::new(DType::F64, chain)),
+            "centred",
+            true.into(),
+            &[layout],
+        ),
         (
             Optimiser::new(MixedPrecision::new(DType::F32, Adam::new(0.1))),
             "dtype",
             64u64.into(),
-            &["MixedPrecision", "dtype", "set up a new state", "eta, beta, epsilon"],
+            &[
+                "MixedPrecision",
+                "dtype",
+                "set up a new state",
+                "eta, beta, epsilon",
+            ],
         ),
     ];
     for (mut rule, name, value, words) in cases {
         let (model, own) = (variables(), rule.field(name));
         let mut state = setup(rule.clone(), &model).expect("a state");
         let before = snapshot(&model, &state);
-        is_kind(&state.all().adjust_field(name, value).expect_err("fixed"), ErrorKind::Argument, words);
-        own.into_iter().for_each(|own| state.all().adjust_field(name, own).expect("its own value"));
+        is_kind(
+            &state.all().adjust_field(name, value).expect_err("fixed"),
+            ErrorKind::Argument,
+            words,
+        );
+        own.into_iter()
+            .for_each(|own| state.all().adjust_field(name, own).expect("its own value"));
         assert_eq!(snapshot(&model, &state), before);
         // Without a state there is no layout yet.
         assert_eq!(rule.adjust_field(name, value).is_ok(), own.is_some(), "{name}");
@@ -268,28 +384,66 @@ fn one_leaf_that_refuses_a_value_refuses_it_for_all() {
     };
     let mut state = setup_with(&model, choose).expect("a state");
     let before = snapshot(&model, &state);
-    let error = state.all().adjust_field("alpha", -1.0).expect_err("an alpha of AdEMAMix");
-    is_kind(&error, ErrorKind::Argument, &["parameter \"1\": AdEMAMix: alpha is -1, expected"]);
+    let error = state
+        .all()
+        .adjust_field("alpha", -1.0)
+        .expect_err("an alpha of AdEMAMix");
+    is_kind(
+        &error,
+        ErrorKind::Argument,
+        &["parameter \"1\": AdEMAMix: alpha is -1, expected"],
+    );
     assert_eq!((error.path(), snapshot(&model, &state)), (Some("1"), before));
-    state.at("0").and_then(|mut leaf| leaf.adjust_field("alpha", -1.0)).expect("an alpha of Scale");
+    state
+        .at("0")
+        .and_then(|mut leaf| leaf.adjust_field("alpha", -1.0))
+        .expect("an alpha of Scale");
     // A leaf without the field is passed over; the error has the fields of all.
     state.all().adjust_field("rho", 0.25).expect("Momentum's");
     let fields = |name: &str| state.leaves().map(|leaf| leaf.field(name)).collect::<Vec<_>>();
     assert_eq!(fields("alpha"), [-1.0, 5.0].map(|alpha| Some(alpha.into())));
     assert_eq!(fields("rho"), [Some(0.25.into()), None]);
     let error = state.all().adjust_field("delta", 0.1).expect_err("nobody's");
-    assert_eq!(error.expected(), Some("one of: alpha, eta, rho, beta, lambda, epsilon, warmup"));
+    assert_eq!(
+        error.expected(),
+        Some("one of: alpha, eta, rho, beta, lambda, epsilon, warmup")
+    );
 }
 
 #[test]
 fn a_selection_ends_at_a_dot() {
-    let paths = ["encoder.0.weight", "encoder.bias", "encoder2.weight", "head.weight"];
-    let model: Vars =
-        paths.map(|path| (path.to_string(), var(&random(1, &[3], DType::F32, &Device::Cpu)))).into();
-    let rates = |state: &StateTree| state.leaves().map(|leaf| leaf.learning_rate()).collect::<Vec<_>>();
-    let selected = [("", "0123"), ("encoder", "01"), ("encoder.0", "0"), ("encoder.0.weight", "0")];
-    let others = [("encoder2", "2"), ("head.weight", "3"), ("enc", ""), ("encoder.", "")];
-    let none = [("encoder.0.weigh", ""), ("weight", ""), ("encoder.0.weight.x", "")];
+    let paths = [
+        "encoder.0.weight",
+        "encoder.bias",
+        "encoder2.weight",
+        "head.weight",
+    ];
+    let model: Vars = paths
+        .map(|path| (path.to_string(), var(&random(1, &[3], DType::F32, &Device::Cpu))))
+        .into();
+    let rates = |state: &StateTree| {
+        state
+            .leaves()
+            .map(|leaf| leaf.learning_rate())
+            .collect::<Vec<_>>()
+    };
+    let selected = [
+        ("", "0123"),
+        ("encoder", "01"),
+        ("encoder.0", "0"),
+        ("encoder.0.weight", "0"),
+    ];
+    let others = [
+        ("encoder2", "2"),
+        ("head.weight", "3"),
+        ("enc", ""),
+        ("encoder.", ""),
+    ];
+    let none = [
+        ("encoder.0.weigh", ""),
+        ("weight", ""),
+        ("encoder.0.weight.x", ""),
+    ];
     for (path, places) in selected.into_iter().chain(others).chain(none) {
         let mut state = setup(Adam::new(0.1), &model).expect("a state");
         if let Err(error) = state.at(path).and_then(|mut leaves| leaves.adjust(0.5)) {
@@ -318,7 +472,10 @@ fn places_are_those_of_state_tensors() {
         let state = setup(optimiser, &variables()).expect("a state");
         let names = state.leaf("0").expect("a leaf").tensor_names();
         let members: Vec<_> = names.iter().filter_map(|name| name.rsplit_once('.')).collect();
-        assert_eq!(members, [("1", "acc"), ("5", "velocity"), ("6.0", "m"), ("6.0", "v")]);
+        assert_eq!(
+            members,
+            [("1", "acc"), ("5", "velocity"), ("6.0", "m"), ("6.0", "v")]
+        );
     }
 }
 
@@ -334,28 +491,43 @@ impl optimisers::Describe for Ordered {
         rule.kind("Ordered");
         rule.field("low", &mut self.low, 0.0, optimisers::range::any);
         rule.field("high", &mut self.high, 1.0, optimisers::range::any);
-        rule.require(
-            || {
-                if self.low < self.high { Ok(()) } else { Err(Error::other("low is not below high")) }
-            },
-        );
+        rule.require(|| {
+            if self.low < self.high {
+                Ok(())
+            } else {
+                Err(Error::other("low is not below high"))
+            }
+        });
     }
 }
 
 #[test]
 fn several_fields_are_set_in_their_order_and_checked_together() {
     let mut rule = Ordered { low: 0.0, high: 1.0 };
-    is_kind(&rule.adjust_field("low", 2.0).expect_err("alone"), ErrorKind::Other, &["low is not below high"]);
-    rule.adjust_fields([("low", 2.0.into()), ("high", 2.0.into()), ("high", 3.into())]).expect("together");
+    is_kind(
+        &rule.adjust_field("low", 2.0).expect_err("alone"),
+        ErrorKind::Other,
+        &["low is not below high"],
+    );
+    rule.adjust_fields([("low", 2.0.into()), ("high", 2.0.into()), ("high", 3.into())])
+        .expect("together");
     assert_eq!(rule, Ordered { low: 2.0, high: 3.0 });
     rule.adjust_fields([]).expect("nothing to change");
 
     let mut state = setup(chain(), &variables()).expect("a state");
-    let values = [("5.eta", 1.into()), ("eta", 1e-3.into()), ("5.eta", 2.into()), ("6.lambda", 0.0.into())];
+    let values = [
+        ("5.eta", 1.into()),
+        ("eta", 1e-3.into()),
+        ("5.eta", 2.into()),
+        ("6.lambda", 0.0.into()),
+    ];
     state.all().adjust_fields(values).expect("four fields");
     for leaf in state.leaves() {
         let expected = [2.0, 0.25, 1e-3 / 0.25, 0.0].map(|value| Some(value.into()));
-        assert_eq!(["5.eta", "6.0.eta", "6.3.eta", "6.2.lambda"].map(|place| leaf.field(place)), expected);
+        assert_eq!(
+            ["5.eta", "6.0.eta", "6.3.eta", "6.2.lambda"].map(|place| leaf.field(place)),
+            expected
+        );
     }
 }
 
@@ -381,7 +553,11 @@ fn nothing_is_required_behind_the_first_fault() {
         }
     }
     let chain = OptimiserChain::new((Adam::new(-1.0), OptimiserChain::new((Fussy, Fussy))));
-    is_kind(&chain.check().expect_err("a negative rate"), ErrorKind::Argument, &["Adam: eta is -1"]);
+    is_kind(
+        &chain.check().expect_err("a negative rate"),
+        ErrorKind::Argument,
+        &["Adam: eta is -1"],
+    );
 }
 
 mod raw {
@@ -429,10 +605,16 @@ impl Rule for Namesake {
 fn a_setting_is_refused_by_its_name_unless_a_field_has_that_name() {
     let with = |name: &'static str, optimiser: Optimiser| (name, optimiser);
     let settings = [
-        with("dtype", Optimiser::new(MixedPrecision::new(DType::F32, Adam::new(0.1)))),
+        with(
+            "dtype",
+            Optimiser::new(MixedPrecision::new(DType::F32, Adam::new(0.1))),
+        ),
         with("bits", Optimiser::new(SplitMaster::of_24_bits(Adam::new(0.1)))),
         with("unscaled", Optimiser::new(Cautious::new(Adam::new(0.1)))),
-        with("slots", Optimiser::new(StoreAs::all(optimisers::SlotFormat::Q8, Adam::new(0.1)))),
+        with(
+            "slots",
+            Optimiser::new(StoreAs::all(optimisers::SlotFormat::Q8, Adam::new(0.1))),
+        ),
     ];
     for (name, mut optimiser) in settings {
         let words = format!("{name} is a setting, which cannot be adjusted, expected one of: eta, beta");
@@ -443,7 +625,10 @@ fn a_setting_is_refused_by_its_name_unless_a_field_has_that_name() {
     split.adjust_field("bits", 3.0).expect("a field");
     let mut mixed = Optimiser::new(MixedPrecision::new(DType::F32, Namesake::default()));
     mixed.adjust_field("dtype", 5.0).expect("a field");
-    assert_eq!((split.field("bits"), mixed.field("dtype")), (Some(3.0.into()), Some(5.0.into())));
+    assert_eq!(
+        (split.field("bits"), mixed.field("dtype")),
+        (Some(3.0.into()), Some(5.0.into()))
+    );
     // Nor does the setting of one leaf hide the field of another.
     let model = variables();
     let mut state = setup_with(&model, |path, _| {
@@ -453,11 +638,22 @@ fn a_setting_is_refused_by_its_name_unless_a_field_has_that_name() {
         })
     })
     .expect("a state");
-    state.all().adjust_field("bits", 3.0).expect("a field of other leaves");
+    state
+        .all()
+        .adjust_field("bits", 3.0)
+        .expect("a field of other leaves");
     let bits: Vec<Option<FieldValue>> = state.leaves().map(|leaf| leaf.field("bits")).collect();
     assert_eq!((bits[0], bits[1]), (None, Some(3.0.into())));
-    let refused = state.at("0").expect("a leaf").adjust_field("bits", 3.0).expect_err("a setting");
-    is_kind(&refused, ErrorKind::Argument, &["parameter \"0\"", "SplitMaster: bits is a setting"]);
+    let refused = state
+        .at("0")
+        .expect("a leaf")
+        .adjust_field("bits", 3.0)
+        .expect_err("a setting");
+    is_kind(
+        &refused,
+        ErrorKind::Argument,
+        &["parameter \"0\"", "SplitMaster: bits is a setting"],
+    );
 }
 
 #[test]
@@ -467,7 +663,11 @@ fn all_fields_are_set_by_as_many_values() {
     let more = [&values[..], &[1.0.into()]].concat();
     for others in [&values[1..], &more] {
         let refused = rule.set_fields(others).expect_err("another count").to_string();
-        let words = format!("the number of values is {}, expected {}", others.len(), values.len());
+        let words = format!(
+            "the number of values is {}, expected {}",
+            others.len(),
+            values.len()
+        );
         assert!(refused.contains(&words), "{refused}");
     }
     rule.set_fields(&values).expect("a value for each field");

@@ -24,23 +24,35 @@ const ALL: usize = BEFORE + 10;
 fn tensors(seed: u64, is_cut: bool) -> Vec<Tensor> {
     let shapes: [&[usize]; 3] = [&[4, 3], &[3], &[40_000]];
     let shapes = if is_cut { &shapes[..] } else { &shapes[..2] };
-    shapes.iter().zip(seed..).map(|(shape, seed)| random(seed, shape, DType::BF16, &Device::Cpu)).collect()
+    shapes
+        .iter()
+        .zip(seed..)
+        .map(|(shape, seed)| random(seed, shape, DType::BF16, &Device::Cpu))
+        .collect()
 }
 
 fn gradients(is_cut: bool) -> Vec<Grads> {
-    (0..ALL as u64).map(|step| grads(tensors(100 + 3 * step, is_cut).into_iter().map(Some))).collect()
+    (0..ALL as u64)
+        .map(|step| grads(tensors(100 + 3 * step, is_cut).into_iter().map(Some)))
+        .collect()
 }
 
 /// A state of this optimiser after some steps; `None` if the optimiser refuses the model or a step.
 fn trained(optimiser: Optimiser, is_cut: bool, gradients: &[Grads]) -> Option<(Vars, StateTree)> {
     let model = model(&tensors(1, is_cut));
     let mut state = setup(optimiser, &model).ok()?;
-    gradients.iter().try_for_each(|gradients| update(&mut state, &model, gradients).map(drop)).ok()?;
+    gradients
+        .iter()
+        .try_for_each(|gradients| update(&mut state, &model, gradients).map(drop))
+        .ok()?;
     Some((model, state))
 }
 
 fn described(state: &StateTree) -> Vec<String> {
-    state.leaves().map(|leaf| format!("{}: {:?}", leaf.path(), leaf.optimiser())).collect()
+    state
+        .leaves()
+        .map(|leaf| format!("{}: {:?}", leaf.path(), leaf.optimiser()))
+        .collect()
 }
 
 fn made(seed: u64) -> Optimiser {
@@ -52,7 +64,10 @@ fn made(seed: u64) -> Optimiser {
 fn other(seed: u64, is_cut: bool, gradients: &[Grads]) -> Option<(Vars, StateTree)> {
     let (mut optimiser, mut dice) = (made(seed), Dice(!seed));
     for (place, (_, value)) in optimiser.places().into_iter().zip(optimiser.fields()) {
-        if matches!(value, FieldValue::Real(_) | FieldValue::Pair(..) | FieldValue::Triple(..)) {
+        if matches!(
+            value,
+            FieldValue::Real(_) | FieldValue::Pair(..) | FieldValue::Triple(..)
+        ) {
             // What does not fit the other fields is left as it is.
             let _ = optimiser.adjust_field(&place, near(value, &mut dice));
         }
@@ -79,12 +94,19 @@ fn a_thousand_random_optimisers_go_on_from_a_checkpoint() {
         let restored = file
             .restore_with_model(&mut state, &other)
             .unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-        assert!(restored.differences.iter().all(|other| other.file.is_some()), "seed {seed}");
+        assert!(
+            restored.differences.iter().all(|other| other.file.is_some()),
+            "seed {seed}"
+        );
         assert_eq!(described(&state), described(&saved), "seed {seed}");
         gradients[BEFORE..]
             .iter()
             .for_each(|gradients| drop(update(&mut state, &other, gradients).expect("a step")));
-        assert_same(&[snapshot(&other, &state)], &[snapshot(&whole, &end)], format!("seed {seed}"));
+        assert_same(
+            &[snapshot(&other, &state)],
+            &[snapshot(&whole, &end)],
+            format!("seed {seed}"),
+        );
         went_on += 1;
         if went_on == CASES {
             break;
@@ -146,7 +168,10 @@ fn a_thousand_random_optimisers_go_over_ranks_and_back() {
                     described(&state),
                 ))
             };
-            seeds(3 * CASES as u64).filter_map(of_seed).take(CASES).collect::<Vec<_>>()
+            seeds(3 * CASES as u64)
+                .filter_map(of_seed)
+                .take(CASES)
+                .collect::<Vec<_>>()
         }
     });
     let (mut went_on, mut divided) = (0, 0);
@@ -154,7 +179,8 @@ fn a_thousand_random_optimisers_go_over_ranks_and_back() {
         let (cut, gradients) = (is_cut(seed), &all[usize::from(is_cut(seed))]);
         let (other, mut state) = other(seed, cut, gradients).unwrap_or_else(|| panic!("seed {seed}"));
         let file = open(&file.expect("rank 0 has it")).expect("a file");
-        file.restore_with_model(&mut state, &other).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        file.restore_with_model(&mut state, &other)
+            .unwrap_or_else(|error| panic!("seed {seed}: {error}"));
         assert_eq!(described(&state), descriptions, "seed {seed}");
         gradients[BEFORE..]
             .iter()

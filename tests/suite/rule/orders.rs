@@ -53,28 +53,47 @@ impl<R: Rule + Clone> Rule for Afterwards<R> {
 fn a_role_stands_where_it_is_said() {
     let around = |role, inner| Afterwards { role, inner };
     assert_eq!(faults(around(Role::Average, Adam::new(0.1))), [] as [&str; 0]);
-    let [clipped] = &faults(around(Role::Clip, Adam::new(0.1)))[..] else { panic!("one fault") };
+    let [clipped] = &faults(around(Role::Clip, Adam::new(0.1)))[..] else {
+        panic!("one fault")
+    };
     assert!(
         clipped.starts_with("Afterwards comes after Adam, so Afterwards limits the steps of Adam"),
         "{clipped}"
     );
-    let [averaged] =
-        &faults(OptimiserChain::new((around(Role::Average, Adam::new(0.1)), Descent::new(1.0))))[..]
-    else {
+    let [averaged] = &faults(OptimiserChain::new((
+        around(Role::Average, Adam::new(0.1)),
+        Descent::new(1.0),
+    )))[..] else {
         panic!("one fault")
     };
-    assert!(averaged.starts_with("Afterwards comes before Descent"), "{averaged}");
+    assert!(
+        averaged.starts_with("Afterwards comes before Descent"),
+        "{averaged}"
+    );
 }
 
 #[test]
 fn an_order_that_cannot_be_meant_is_warned_of_once() {
-    let rule = || MixedPrecision::new(DType::F64, OptimiserChain::new((Adam::new(0.1), ClipNorm::new(1.0))));
+    let rule = || {
+        MixedPrecision::new(
+            DType::F64,
+            OptimiserChain::new((Adam::new(0.1), ClipNorm::new(1.0))),
+        )
+    };
     let model = matrix();
     let (mut state, lines) = logged(|| setup(rule(), &model).expect("a state"));
-    let [expected @ Warning::WrongOrder { rule: name, faults, .. }] = state.warnings() else {
+    let [
+        expected @ Warning::WrongOrder {
+            rule: name, faults, ..
+        },
+    ] = state.warnings()
+    else {
         panic!("{:?}", state.warnings())
     };
-    assert_eq!((name.as_str(), faults.len(), lines), ("OptimiserChain(Adam, ClipNorm)", 1, vec![]));
+    assert_eq!(
+        (name.as_str(), faults.len(), lines),
+        ("OptimiserChain(Adam, ClipNorm)", 1, vec![])
+    );
     let (expected, text) = (expected.clone(), expected.to_string());
     assert!(text.starts_with(
         "the rules of \"0\", OptimiserChain(Adam, ClipNorm), are in a wrong order: ClipNorm comes after Adam"
@@ -104,11 +123,18 @@ fn each_wrong_order_is_named_with_the_right_one() {
             &[&["Ema comes before Adam", "put Ema after Adam"]],
         ),
         (
-            boxed(OptimiserChain::new((UniformAverage::default(), Descent::new(0.1)))),
+            boxed(OptimiserChain::new((
+                UniformAverage::default(),
+                Descent::new(0.1),
+            ))),
             &[&["UniformAverage comes before Descent"]],
         ),
         (
-            boxed(OptimiserChain::new((Momentum::new(1.0), Ema::new(0.9), Descent::new(0.1)))),
+            boxed(OptimiserChain::new((
+                Momentum::new(1.0),
+                Ema::new(0.9),
+                Descent::new(0.1),
+            ))),
             &[&["Ema comes before Descent"]],
         ),
         (
@@ -119,9 +145,16 @@ fn each_wrong_order_is_named_with_the_right_one() {
             boxed(OptimiserChain::new((Adam::new(0.1), ClipGrad::new(1.0)))),
             &[&["ClipGrad comes after Adam", "put ClipGrad before Adam"]],
         ),
-        (boxed(OptimiserChain::new((Lion::new(0.1), ClipNorm::new(1.0)))), &[&["ClipNorm comes after Lion"]]),
         (
-            boxed(OptimiserChain::new((Muon::new(0.1), WeightDecay::new(0.1), ClipGlobalNorm::new(1.0)))),
+            boxed(OptimiserChain::new((Lion::new(0.1), ClipNorm::new(1.0)))),
+            &[&["ClipNorm comes after Lion"]],
+        ),
+        (
+            boxed(OptimiserChain::new((
+                Muon::new(0.1),
+                WeightDecay::new(0.1),
+                ClipGlobalNorm::new(1.0),
+            ))),
             &[&["ClipGlobalNorm comes after Muon"]],
         ),
         (
@@ -141,7 +174,11 @@ fn each_wrong_order_is_named_with_the_right_one() {
             &[&["AdamW comes after Adam,", "leave one of the two out"]],
         ),
         (
-            boxed(OptimiserChain::new((RMSProp::new(1.0), Momentum::new(1.0), Muon::new(0.1)))),
+            boxed(OptimiserChain::new((
+                RMSProp::new(1.0),
+                Momentum::new(1.0),
+                Muon::new(0.1),
+            ))),
             &[&["Muon comes after RMSProp"]],
         ),
         // Through wrappers and chains in chains.
@@ -200,12 +237,22 @@ fn no_order_that_is_recommended_is_warned_of() {
     right.extend(OF_TORCH.iter().map(|(_, with_rate)| with_rate(0.1)));
     let makes_steps =
         |rule: &Boxed| !faults(OptimiserChain::new((rule.clone(), AccumGrad::new(2)))).is_empty();
-    for rule in rules::catalogue().into_iter().map(|listing| for_any_shape(listing.rule)).filter(makes_steps)
+    for rule in rules::catalogue()
+        .into_iter()
+        .map(|listing| for_any_shape(listing.rule))
+        .filter(makes_steps)
     {
-        right.push(boxed(OptimiserChain::new((ClipGlobalNorm::new(1.0), rule.clone()))));
+        right.push(boxed(OptimiserChain::new((
+            ClipGlobalNorm::new(1.0),
+            rule.clone(),
+        ))));
         right.push(boxed(OptimiserChain::new((AccumGrad::new(4), rule.clone()))));
         right.push(boxed(OptimiserChain::new((rule.clone(), Ema::new(0.999)))));
-        right.push(boxed(OptimiserChain::new((rule.clone(), Lookahead::new(6), UniformAverage::default()))));
+        right.push(boxed(OptimiserChain::new((
+            rule.clone(),
+            Lookahead::new(6),
+            UniformAverage::default(),
+        ))));
         right.push(boxed(OptimiserChain::new((
             SkipOutliers::default(),
             ClipGlobalNorm::new(1.0),
@@ -255,13 +302,28 @@ fn all_rules_but_those_that_may_stand_anywhere_say_their_roles() {
     let silent: Vec<&str> = rules::catalogue()
         .into_iter()
         .map(|listing| listing.name)
-        .filter(|name| [&averages, &behind_steps, &steps].iter().all(|said| !said.contains(name)))
+        .filter(|name| {
+            [&averages, &behind_steps, &steps]
+                .iter()
+                .all(|said| !said.contains(name))
+        })
         .collect();
     assert_eq!(
         silent,
-        ["WeightDecay", "SignDecay", "Scale", "Clamp", "SkipOutliers", "Centralise", "GradNoise"]
+        [
+            "WeightDecay",
+            "SignDecay",
+            "Scale",
+            "Clamp",
+            "SkipOutliers",
+            "Centralise",
+            "GradNoise"
+        ]
     );
-    let linear: Vec<&str> = steps.into_iter().filter(|name| !behind_steps.contains(name)).collect();
+    let linear: Vec<&str> = steps
+        .into_iter()
+        .filter(|name| !behind_steps.contains(name))
+        .collect();
     assert_eq!(linear, ["Descent", "Momentum", "Nesterov", "ScheduleFreeSGD"]);
 }
 
@@ -270,11 +332,17 @@ fn all_rules_but_those_that_may_stand_anywhere_say_their_roles() {
 fn alternatives_are_in_no_order() {
     assert_eq!(faults(Switch::new(Adam::new(0.1), AdamW::new(0.1))), [""; 0]);
     assert_eq!(
-        faults(OptimiserChain::new((Switch::new(Adam::new(0.1), Lion::new(0.1)), Ema::new(0.9)))),
+        faults(OptimiserChain::new((
+            Switch::new(Adam::new(0.1), Lion::new(0.1)),
+            Ema::new(0.9)
+        ))),
         [""; 0]
     );
     let chain = OptimiserChain::new((Switch::new(Scale::new(1.0), Adam::new(0.1)), ClipNorm::new(1.0)));
     assert!(faults(chain)[0].starts_with("ClipNorm comes after Adam"));
-    let inside = Switch::new(Scale::new(1.0), OptimiserChain::new((Ema::new(0.9), Descent::new(0.1))));
+    let inside = Switch::new(
+        Scale::new(1.0),
+        OptimiserChain::new((Ema::new(0.9), Descent::new(0.1))),
+    );
     assert!(faults(inside)[0].starts_with("Ema comes before Descent"));
 }

@@ -46,8 +46,14 @@ fn set(fault: u8) {
 fn scheduled(rule: impl Rule) -> (Vars, StateTree, Grads) {
     let model = model(&[random(1, &[5], DType::F32, &Device::Cpu)]);
     let mut state = setup(rule, &model).expect("a state");
-    state.schedule(Schedule::linear(0.5, 0.25, 10).relative()).expect("a schedule");
-    (model, state, grads([Some(random(2, &[5], DType::F32, &Device::Cpu))]))
+    state
+        .schedule(Schedule::linear(0.5, 0.25, 10).relative())
+        .expect("a schedule");
+    (
+        model,
+        state,
+        grads([Some(random(2, &[5], DType::F32, &Device::Cpu))]),
+    )
 }
 
 #[test]
@@ -65,16 +71,29 @@ fn an_update_refuses_them_before_it_writes() {
             let moved = update(&mut state, &model, &grads);
             assert_eq!(moved.expect("a step").applied, 1, "{fault} {nested}");
             let before = snapshot(&model, &state);
-            let words = ["`Describe::describe` of", "is wrong: it has described other fields before"];
-            is_kind(&update(&mut state, &model, &grads).expect_err("a fault"), ErrorKind::Contract, &words);
-            is_kind(&state.set_steps(7).expect_err("a fault"), ErrorKind::Contract, &words);
+            let words = [
+                "`Describe::describe` of",
+                "is wrong: it has described other fields before",
+            ];
+            is_kind(
+                &update(&mut state, &model, &grads).expect_err("a fault"),
+                ErrorKind::Contract,
+                &words,
+            );
+            is_kind(
+                &state.set_steps(7).expect_err("a fault"),
+                ErrorKind::Contract,
+                &words,
+            );
             assert!(snapshot(&model, &state) == before && state.steps() == 2);
             set(0);
             update(&mut state, &model, &grads).expect("a step");
             let rate = state.leaf("0").and_then(|leaf| leaf.learning_rate());
             assert_eq!(
                 rate.zip(
-                    state.leaf("0").and_then(|leaf| leaf.acting().field("eta")?.to_string().parse().ok())
+                    state
+                        .leaf("0")
+                        .and_then(|leaf| leaf.acting().field("eta")?.to_string().parse().ok())
                 ),
                 Some((0.425, 0.425))
             );

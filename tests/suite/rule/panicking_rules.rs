@@ -60,25 +60,37 @@ hyper_parameters! {
 
 impl Rule for PanickingFunction {
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        Ok(Flow::Step(dx.with_tensors(state, |_, _, _, _| panic!("on purpose"))))
+        Ok(Flow::Step(
+            dx.with_tensors(state, |_, _, _, _| panic!("on purpose")),
+        ))
     }
 }
 
 /// A model of which `b` has this rule, and the others one that does nothing wrong.
 fn started(length: usize, rule: &(impl IntoOptimiser + Clone)) -> (Vars, StateTree, Grads) {
     let tensor = |value: f64| {
-        Tensor::full(value, length, &Device::Cpu).and_then(|x| x.to_dtype(DType::F32)).expect("a tensor")
+        Tensor::full(value, length, &Device::Cpu)
+            .and_then(|x| x.to_dtype(DType::F32))
+            .expect("a tensor")
     };
-    let model: Vars = ["a", "b", "c"].map(|path| (path.to_string(), var(&tensor(3.0)))).into();
+    let model: Vars = ["a", "b", "c"]
+        .map(|path| (path.to_string(), var(&tensor(3.0))))
+        .into();
     let grads = model.keys().map(|path| (path.clone(), tensor(1.0))).collect();
     let choose = |path: &str, _: Parameter<'_>| -> Option<Optimiser> {
-        Some(if path == "b" { Optimiser::new(rule.clone()) } else { Optimiser::new(Panicking::default()) })
+        Some(if path == "b" {
+            Optimiser::new(rule.clone())
+        } else {
+            Optimiser::new(Panicking::default())
+        })
     };
     (model.clone(), setup_with(&model, choose).expect("a state"), grads)
 }
 
 fn panics(engine: Engine, model: &Vars, state: &mut StateTree, grads: &Grads) {
-    let outcome = catch_unwind(AssertUnwindSafe(|| Update::new(state).engine(engine).apply(model, grads)));
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        Update::new(state).engine(engine).apply(model, grads)
+    }));
     assert!(outcome.is_err(), "on {engine:?}");
 }
 
@@ -89,8 +101,9 @@ fn a_panic_leaves_what_the_documentation_says() {
     let function = PanickingFunction::default();
     let before_a_norm = OptimiserChain::new((Panicking::new(2), ClipNorm::new(1.0)));
     let early: [Box<dyn Rule>; 3] = [Box::new(first), Box::new(function), Box::new(before_a_norm)];
-    for (engine, rule) in
-        engines().into_iter().flat_map(|engine| early.iter().map(move |rule| (engine, rule)))
+    for (engine, rule) in engines()
+        .into_iter()
+        .flat_map(|engine| early.iter().map(move |rule| (engine, rule)))
     {
         STEPS_LEFT.store(0, Ordering::Relaxed);
         let (model, mut state, grads) = started(5, rule);
@@ -98,10 +111,13 @@ fn a_panic_leaves_what_the_documentation_says() {
         panics(engine, &model, &mut state, &grads);
         assert!(snapshot(&model, &state) == before, "{rule:?} on {engine:?}");
     }
-    let recording =
-        engines().into_iter().filter(|engine| *engine != Engine::Fused).map(|engine| (engine, 1000, 0));
-    for (engine, length, steps) in
-        [(Engine::Fused, 5, 0), (Engine::Fused, 100_000, 2)].into_iter().chain(recording)
+    let recording = engines()
+        .into_iter()
+        .filter(|engine| *engine != Engine::Fused)
+        .map(|engine| (engine, 1000, 0));
+    for (engine, length, steps) in [(Engine::Fused, 5, 0), (Engine::Fused, 100_000, 2)]
+        .into_iter()
+        .chain(recording)
     {
         STEPS_LEFT.store(steps, Ordering::Relaxed);
         let (model, mut state, grads) = started(length, &Panicking::new(2));
@@ -113,23 +129,41 @@ fn a_panic_leaves_what_the_documentation_says() {
                 .into_iter()
                 .zip(sum)
                 .map(|(x, sum)| {
-                    assert!((x, sum) == (3.0, 0.0) || (x, sum) == (2.0, 1.0), "an element with its state");
+                    assert!(
+                        (x, sum) == (3.0, 0.0) || (x, sum) == (2.0, 1.0),
+                        "an element with its state"
+                    );
                     x == 2.0
                 })
                 .collect();
             let (any, all) = (moved.contains(&true), !moved.contains(&false));
             let counted = [leaf.steps(), leaf.counters()[0].1];
             if path == "b" {
-                assert!(!all && counted == [0, 0] && any == (steps > 0), "{engine:?}, {length}");
+                assert!(
+                    !all && counted == [0, 0] && any == (steps > 0),
+                    "{engine:?}, {length}"
+                );
             } else {
-                assert!(any == all && counted == [u64::from(all); 2], "{engine:?}, {length}: {path}");
+                assert!(
+                    any == all && counted == [u64::from(all); 2],
+                    "{engine:?}, {length}: {path}"
+                );
             }
         }
         // Nothing is locked.
-        state.at("b").and_then(|mut leaf| leaf.adjust_field("place", 0)).expect("a place");
-        model["b"].set(&of(&vec![3.0; length], DType::F32)).expect("a parameter");
+        state
+            .at("b")
+            .and_then(|mut leaf| leaf.adjust_field("place", 0))
+            .expect("a place");
+        model["b"]
+            .set(&of(&vec![3.0; length], DType::F32))
+            .expect("a parameter");
         assert_eq!(
-            Update::new(&mut state).engine(engine).apply(&model, &grads).expect("an update").applied,
+            Update::new(&mut state)
+                .engine(engine)
+                .apply(&model, &grads)
+                .expect("an update")
+                .applied,
             3
         );
     }

@@ -46,7 +46,10 @@ impl Rule for ClipNorm {
             Answer::Skip => NonFinite::Skip,
         };
         let factor = move |Norms { gradient, .. }| if gradient <= omega { 1.0 } else { omega / gradient };
-        Ok(Flow::Step(dx.scale_by_norm(Norm::new(self.p).on_non_finite(non_finite), factor)))
+        Ok(Flow::Step(dx.scale_by_norm(
+            Norm::new(self.p).on_non_finite(non_finite),
+            factor,
+        )))
     }
 }
 
@@ -92,15 +95,29 @@ impl Rule for LAMB {
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, counters, .. } = state.parts();
         let (dx, t) = dx.next_step(counters)?;
-        let LAMB { eta, beta, lambda, epsilon } = *self;
+        let LAMB {
+            eta,
+            beta,
+            lambda,
+            epsilon,
+        } = *self;
         let correction = |beta: f64| 1.0 / (1.0 - beta.powf(t as f64));
-        let direction =
-            Direction { beta, lambda, epsilon, corrections: (correction(beta.0), correction(beta.1)) };
-        let length = move |Norms { gradient, parameter, .. }| {
+        let direction = Direction {
+            beta,
+            lambda,
+            epsilon,
+            corrections: (correction(beta.0), correction(beta.1)),
+        };
+        let length = move |Norms {
+                               gradient, parameter, ..
+                           }| {
             let trusts = parameter > 0.0 && gradient > 0.0;
             if trusts { parameter / gradient * eta } else { eta }
         };
-        Ok(Flow::Step(dx.map(direction, slots).scale_by_norm(Norm::new(2.0).with_parameter(), length)))
+        Ok(Flow::Step(
+            dx.map(direction, slots)
+                .scale_by_norm(Norm::new(2.0).with_parameter(), length),
+        ))
     }
 }
 
@@ -181,19 +198,35 @@ impl Rule for Prodigy {
             Slot::zeros("scaled_v").second_moment(),
             Slot::zeros("path"),
         ];
-        Ok(State::for_slots(x, &slots)?.with_number("d", self.estimate, range::finite).with_number(
-            "r",
-            0.0,
-            range::finite,
-        ))
+        Ok(State::for_slots(x, &slots)?
+            .with_number("d", self.estimate, range::finite)
+            .with_number("r", 0.0, range::finite))
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let (d, r) = (state.number("d")?, state.number("r")?);
-        let Parts { slots, counters, numbers, .. } = state.parts();
+        let Parts {
+            slots,
+            counters,
+            numbers,
+            ..
+        } = state.parts();
         let (dx, t) = dx.next_step(counters)?;
-        let Prodigy { beta, lambda, epsilon, coefficient, bias_correction, .. } = *self;
-        let correction = |beta: f64| if bias_correction { 1.0 - beta.powf(t as f64) } else { 1.0 };
+        let Prodigy {
+            beta,
+            lambda,
+            epsilon,
+            coefficient,
+            bias_correction,
+            ..
+        } = *self;
+        let correction = |beta: f64| {
+            if bias_correction {
+                1.0 - beta.powf(t as f64)
+            } else {
+                1.0
+            }
+        };
         let eta = d * self.eta * correction(beta.1).sqrt() / correction(beta.0);
         let factor = d / self.estimate * eta;
         let path = Path(beta.1.sqrt(), factor);
@@ -206,7 +239,17 @@ impl Rule for Prodigy {
             let r = sums[0] + path.0 * r;
             let found = r * coefficient / sums[1];
             let next = if found.is_finite() && found > d { found } else { d };
-            Resolved::new(Step { path, beta, d, eta, lambda, epsilon: next * epsilon }, [next, r])
+            Resolved::new(
+                Step {
+                    path,
+                    beta,
+                    d,
+                    eta,
+                    lambda,
+                    epsilon: next * epsilon,
+                },
+                [next, r],
+            )
         })))
     }
 
@@ -223,8 +266,9 @@ fn assert_twins<A: IntoOptimiser + Clone, B: IntoOptimiser + Clone>(
     inside: B,
     dtypes: &[candle_core::DType],
 ) {
-    for (engine, &dtype) in
-        engines().into_iter().flat_map(|engine| dtypes.iter().map(move |dtype| (engine, dtype)))
+    for (engine, &dtype) in engines()
+        .into_iter()
+        .flat_map(|engine| dtypes.iter().map(move |dtype| (engine, dtype)))
     {
         let tensors = |seed: u64| {
             SHAPES
@@ -233,7 +277,9 @@ fn assert_twins<A: IntoOptimiser + Clone, B: IntoOptimiser + Clone>(
                 .map(|(shape, seed)| random(seed, shape, dtype, &Device::Cpu))
                 .collect::<Vec<_>>()
         };
-        let steps: Vec<Grads> = (1..5).map(|step| grads(tensors(step * 10).into_iter().map(Some))).collect();
+        let steps: Vec<Grads> = (1..5)
+            .map(|step| grads(tensors(step * 10).into_iter().map(Some)))
+            .collect();
         let expected = trajectory(engine, inside.clone(), &tensors(1), &steps);
         assert_same(
             &trajectory(engine, outside.clone(), &tensors(1), &steps),
@@ -246,8 +292,14 @@ fn assert_twins<A: IntoOptimiser + Clone, B: IntoOptimiser + Clone>(
 #[test]
 fn lamb_has_the_bits_of_the_crates_own() {
     let (own, theirs) = (
-        LAMB { lambda: 0.1, ..LAMB::new(0.05) },
-        optimisers::LAMB { lambda: 0.1, ..optimisers::LAMB::new(0.05) },
+        LAMB {
+            lambda: 0.1,
+            ..LAMB::new(0.05)
+        },
+        optimisers::LAMB {
+            lambda: 0.1,
+            ..optimisers::LAMB::new(0.05)
+        },
     );
     assert_twins(own.clone(), theirs.clone(), &[F32, F64, BF16, F16]);
     assert_twins(
@@ -262,24 +314,45 @@ fn lamb_has_the_bits_of_the_crates_own() {
 fn clip_norm_has_the_bits_of_the_crates_own() {
     for p in [1.0, 2.0, 3.0, f64::INFINITY] {
         let (own, theirs) = (
-            ClipNorm { p, ..ClipNorm::new(0.5) },
-            optimisers::ClipNorm { p, ..optimisers::ClipNorm::new(0.5) },
+            ClipNorm {
+                p,
+                ..ClipNorm::new(0.5)
+            },
+            optimisers::ClipNorm {
+                p,
+                ..optimisers::ClipNorm::new(0.5)
+            },
         );
         let (own, theirs) = ((own, LAMB::new(0.1)), (theirs, optimisers::LAMB::new(0.1)));
         let (own, theirs) = (OptimiserChain::new(own), OptimiserChain::new(theirs));
         assert_twins(own.clone(), theirs.clone(), &[F32, F64]);
-        assert_twins(MixedPrecision::new(F32, own), MixedPrecision::new(F32, theirs), &[BF16]);
+        assert_twins(
+            MixedPrecision::new(F32, own),
+            MixedPrecision::new(F32, theirs),
+            &[BF16],
+        );
     }
 }
 
 #[test]
 fn sums_over_the_model_have_the_bits_of_the_crates_own() {
     for bias_correction in [true, false] {
-        let theirs =
-            optimisers::Prodigy { estimate: 1e-3, bias_correction, ..optimisers::Prodigy::default() };
-        let own = Prodigy { estimate: 1e-3, bias_correction, ..Prodigy::default() };
+        let theirs = optimisers::Prodigy {
+            estimate: 1e-3,
+            bias_correction,
+            ..optimisers::Prodigy::default()
+        };
+        let own = Prodigy {
+            estimate: 1e-3,
+            bias_correction,
+            ..Prodigy::default()
+        };
         assert_twins(own.clone(), theirs.clone(), &[F32, F64]);
-        assert_twins(MixedPrecision::new(F32, own), MixedPrecision::new(F32, theirs), &[BF16, F16]);
+        assert_twins(
+            MixedPrecision::new(F32, own),
+            MixedPrecision::new(F32, theirs),
+            &[BF16, F16],
+        );
     }
 }
 
@@ -333,7 +406,12 @@ impl Rule for Part {
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let Parts { slots, counters, numbers, .. } = state.parts();
+        let Parts {
+            slots,
+            counters,
+            numbers,
+            ..
+        } = state.parts();
         let (dx, t) = dx.next_step(counters)?;
         Ok(Flow::Step(match self.way {
             0 => dx.step_of(&optimisers::Adam::new(0.1), t, Slots::none()),
@@ -349,23 +427,29 @@ impl Rule for Part {
             way @ 5..9 => {
                 let part = [3..3, usize::MAX..usize::MAX, Range { start: 2, end: 1 }, 3..4][way as usize - 5]
                     .clone();
-                dx.map_with_sums(Sums::new(slots, numbers).sum(Stateless, part).step_on(0..0), |_| {
-                    Resolved::new(Stateless, [])
-                })
+                dx.map_with_sums(
+                    Sums::new(slots, numbers).sum(Stateless, part).step_on(0..0),
+                    |_| Resolved::new(Stateless, []),
+                )
             }
-            9 => dx.map_with_sums(Sums::new(slots, numbers).sum(Stateless, 2..2).step_on(3..3), |_| {
-                Resolved::new(Stateless, [])
-            }),
-            _ => dx.map_with_sums(Sums::new(slots, numbers).sum(Way(1.0), 0..1).step_on(1..2), |_| {
-                Resolved::new(Way(1.0), [1.0])
-            }),
+            9 => dx.map_with_sums(
+                Sums::new(slots, numbers).sum(Stateless, 2..2).step_on(3..3),
+                |_| Resolved::new(Stateless, []),
+            ),
+            _ => dx.map_with_sums(
+                Sums::new(slots, numbers).sum(Way(1.0), 0..1).step_on(1..2),
+                |_| Resolved::new(Way(1.0), [1.0]),
+            ),
         }))
     }
 }
 
 #[test]
 fn parts_that_do_not_fit_are_refused_and_nothing_is_written() {
-    for (engine, part) in engines().into_iter().flat_map(|engine| (0..10).map(move |part| (engine, part))) {
+    for (engine, part) in engines()
+        .into_iter()
+        .flat_map(|engine| (0..10).map(move |part| (engine, part)))
+    {
         let model = support::common::model(&[random(1, &[4], F32, &Device::Cpu)]);
         let mut state = setup(Part::new(part), &model).expect("a state");
         let before = support::common::snapshot(&model, &state);
@@ -396,8 +480,14 @@ fn parts_that_do_not_fit_are_refused_and_nothing_is_written() {
             (ErrorKind::Contract, Some("0")),
             "{part}, {engine:?}: {error}"
         );
-        assert!(error.to_string().contains(expected), "{part}, {engine:?}: {error}");
-        assert!(!error.to_string().contains("defect of the library"), "{part}, {engine:?}: {error}");
+        assert!(
+            error.to_string().contains(expected),
+            "{part}, {engine:?}: {error}"
+        );
+        assert!(
+            !error.to_string().contains("defect of the library"),
+            "{part}, {engine:?}: {error}"
+        );
         if part == 3 || part == 4 {
             let expected = if part == 3 { "2" } else { "0" };
             assert_eq!(
@@ -406,7 +496,11 @@ fn parts_that_do_not_fit_are_refused_and_nothing_is_written() {
                 "{part}, {engine:?}: {error}"
             );
         }
-        assert_eq!(support::common::snapshot(&model, &state), before, "{part}, {engine:?}");
+        assert_eq!(
+            support::common::snapshot(&model, &state),
+            before,
+            "{part}, {engine:?}"
+        );
     }
 }
 
@@ -428,7 +522,9 @@ impl Rule for Both {
         let (momentum, adam) = slots.split_at(1).expect("three slots");
         let (dx, t) = dx.next_step(counters)?;
         let dx = dx.step_of(&optimisers::Momentum::new(self.eta), t, momentum);
-        Ok(Flow::Step(dx.step_of(&optimisers::Adam::new(self.eta), t, adam).scale(0.5)))
+        Ok(Flow::Step(
+            dx.step_of(&optimisers::Adam::new(self.eta), t, adam).scale(0.5),
+        ))
     }
 }
 
@@ -439,14 +535,19 @@ fn rules_that_are_parts_of_another_make_the_steps_of_a_chain() {
         optimisers::Adam::new(0.1),
         optimisers::Scale::new(0.5),
     ));
-    for (engine, dtype) in
-        engines().into_iter().flat_map(|engine| [F32, F64, BF16].map(|dtype| (engine, dtype)))
+    for (engine, dtype) in engines()
+        .into_iter()
+        .flat_map(|engine| [F32, F64, BF16].map(|dtype| (engine, dtype)))
     {
         let parameters = [random(1, &[40, 25], dtype, &Device::Cpu)];
-        let steps: Vec<Grads> =
-            (2..6).map(|seed| grads([Some(random(seed, &[40, 25], dtype, &Device::Cpu))])).collect();
+        let steps: Vec<Grads> = (2..6)
+            .map(|seed| grads([Some(random(seed, &[40, 25], dtype, &Device::Cpu))]))
+            .collect();
         let parameter = |snapshots: Vec<support::common::Snapshot>| {
-            snapshots.into_iter().map(|mut names| names.swap_remove(0)).collect::<Vec<_>>()
+            snapshots
+                .into_iter()
+                .map(|mut names| names.swap_remove(0))
+                .collect::<Vec<_>>()
         };
         let own = parameter(trajectory(engine, Both::default(), &parameters, &steps));
         assert_eq!(
@@ -463,9 +564,23 @@ fn choices_of_ones_own_are_adjusted_by_name() {
     let model = support::common::model(&[random(1, &[4], F32, &Device::Cpu)]);
     let mut state =
         setup(OptimiserChain::new((ClipNorm::new(1.0), LAMB::new(0.1))), &model).expect("a state");
-    state.all().adjust_field("non_finite", Answer::Pass).expect("a choice");
-    assert_eq!(state.leaf("0").and_then(|leaf| leaf.field("non_finite")), Some(Answer::Pass.into()));
-    let error = state.all().adjust_field("non_finite", true).expect_err("no choice");
-    assert!(error.to_string().contains("non_finite is true, expected one of Error, Pass, Skip"), "{error}");
+    state
+        .all()
+        .adjust_field("non_finite", Answer::Pass)
+        .expect("a choice");
+    assert_eq!(
+        state.leaf("0").and_then(|leaf| leaf.field("non_finite")),
+        Some(Answer::Pass.into())
+    );
+    let error = state
+        .all()
+        .adjust_field("non_finite", true)
+        .expect_err("no choice");
+    assert!(
+        error
+            .to_string()
+            .contains("non_finite is true, expected one of Error, Pass, Skip"),
+        "{error}"
+    );
     assert_eq!(optimisers::Adam::new(0.1).slots().len(), 2);
 }

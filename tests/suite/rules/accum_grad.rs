@@ -19,13 +19,18 @@ fn collecting(n: u64) -> OptimiserChain<(AccumGrad, Descent)> {
 }
 
 fn zeros(paths: &[&str]) -> Vars {
-    paths.iter().map(|path| (path.to_string(), var(&of(&[0.0], DType::F64)))).collect()
+    paths
+        .iter()
+        .map(|path| (path.to_string(), var(&of(&[0.0], DType::F64))))
+        .collect()
 }
 
 /// A call in which these leaves have these gradients.
 fn call(state: &mut StateTree, model: &Vars, gradients: &[(&str, f64)]) -> Outcome {
-    let grads: Grads =
-        gradients.iter().map(|(path, gradient)| (path.to_string(), of(&[*gradient], DType::F64))).collect();
+    let grads: Grads = gradients
+        .iter()
+        .map(|(path, gradient)| (path.to_string(), of(&[*gradient], DType::F64)))
+        .collect();
     update(state, model, &grads).expect("an update")
 }
 
@@ -49,7 +54,11 @@ fn expected(average: Average, calls: u64) -> f64 {
 /// A gradient of this number, with that weight.
 fn numbered(state: &mut StateTree, model: &Vars, number: u64) -> Status {
     let grads = Grads::from([("a".to_string(), of(&[number as f64], DType::F64))]);
-    Update::new(state).weight(number).apply(model, &grads).expect("an update").status
+    Update::new(state)
+        .weight(number)
+        .apply(model, &grads)
+        .expect("an update")
+        .status
 }
 
 /// A copy that a rule moves in each call of a window is no copy any more: only what waits behind the window
@@ -68,18 +77,27 @@ fn rules_with_copies_may_stand_in_front_of_a_window() {
         x["0"].set(&tensor(9, &[3, 4], DType::F32)).expect("new weights");
         // A rule that collects for itself may have begun a step.
         match call(3) {
-            Err(error) => {
-                is_kind(&error, ErrorKind::Changed, &["which the rule started as a copy of the parameter"])
-            }
+            Err(error) => is_kind(
+                &error,
+                ErrorKind::Changed,
+                &["which the rule started as a copy of the parameter"],
+            ),
             Ok(outcome) => assert_eq!(outcome.status, Status::Accumulated, "{name}"),
         }
     }
     // The average moves in each call, the parameter in each second one.
     let x = zeros(&["a"]);
-    let mut state = setup(OptimiserChain::new((Ema::new(0.5), AccumGrad::new(2), Descent::new(1.0))), &x)
-        .expect("a state");
+    let mut state = setup(
+        OptimiserChain::new((Ema::new(0.5), AccumGrad::new(2), Descent::new(1.0))),
+        &x,
+    )
+    .expect("a state");
     assert_eq!(
-        (all(&mut state, &x, 1.0), all(&mut state, &x, 1.0), all(&mut state, &x, 1.0)),
+        (
+            all(&mut state, &x, 1.0),
+            all(&mut state, &x, 1.0),
+            all(&mut state, &x, 1.0)
+        ),
         (vec![0.0], vec![-1.0], vec![-1.0])
     );
 }
@@ -88,12 +106,23 @@ fn rules_with_copies_may_stand_in_front_of_a_window() {
 #[test]
 fn a_new_length_divides_by_the_calls_that_were_counted() {
     for average in [Average::Mean, Average::Sum, Average::Weighted] {
-        for (before, calls, after, ends) in
-            [(8, 5, 2, 6), (8, 5, 6, 6), (8, 5, 1, 6), (8, 5, 4, 8), (2, 1, 8, 8), (3, 0, 5, 5), (3, 0, 2, 2)]
-        {
+        for (before, calls, after, ends) in [
+            (8, 5, 2, 6),
+            (8, 5, 6, 6),
+            (8, 5, 1, 6),
+            (8, 5, 4, 8),
+            (2, 1, 8, 8),
+            (3, 0, 5, 5),
+            (3, 0, 2, 2),
+        ] {
             let model = zeros(&["a"]);
-            let rule =
-                OptimiserChain::new((AccumGrad { average, ..AccumGrad::new(before) }, Descent::new(0.0)));
+            let rule = OptimiserChain::new((
+                AccumGrad {
+                    average,
+                    ..AccumGrad::new(before)
+                },
+                Descent::new(0.0),
+            ));
             let mut state = setup(rule, &model).expect("a state");
             // A whole window, and a part of the next.
             (1..=before).for_each(|number| _ = numbered(&mut state, &model, number));
@@ -105,7 +134,10 @@ fn a_new_length_divides_by_the_calls_that_were_counted() {
             }
             assert_eq!(numbered(&mut state, &model, ends), Status::Stepped);
             let (x, step) = (values(&model["a"])[0], expected(average, ends));
-            assert!((x + step).abs() < 1e-12, "{average:?}, {before} to {after}: {x} for {step}");
+            assert!(
+                (x + step).abs() < 1e-12,
+                "{average:?}, {before} to {after}: {x} for {step}"
+            );
         }
     }
 }
@@ -145,7 +177,10 @@ fn a_leaf_that_was_away_has_the_mean_of_its_own_calls() {
     all(&mut state, &model, 3.0);
     state.at("a").expect("a leaf").thaw();
     assert_eq!(all(&mut state, &model, 4.0), [0.0, 0.0]);
-    assert_eq!(all(&mut state, &model, 9.0), [-(2.0 + 4.0 + 9.0) / 3.0, -(2.0 + 3.0 + 4.0 + 9.0) / 4.0]);
+    assert_eq!(
+        all(&mut state, &model, 9.0),
+        [-(2.0 + 4.0 + 9.0) / 3.0, -(2.0 + 3.0 + 4.0 + 9.0) / 4.0]
+    );
 }
 
 #[test]
@@ -159,7 +194,10 @@ fn an_added_leaf_joins_the_window() {
     assert_eq!(all(&mut state, &model, 5.0), [-3.0, -4.0]);
     model.remove("a");
     state.remove("a").expect("a leaf");
-    assert_eq!([1.0, 1.0, 4.0].map(|gradient| all(&mut state, &model, gradient)[0]), [-4.0, -4.0, -6.0]);
+    assert_eq!(
+        [1.0, 1.0, 4.0].map(|gradient| all(&mut state, &model, gradient)[0]),
+        [-4.0, -4.0, -6.0]
+    );
 }
 
 /// Leaves with windows of 2 and 3 calls, and one without: each ends with the multiples of its length, and a
@@ -176,14 +214,26 @@ fn windows_of_several_lengths() {
         Some(OptimiserChain::new((n, Descent::new(1.0))))
     })
     .expect("a state");
-    let nan: Grads = model.keys().map(|path| (path.clone(), of(&[f64::NAN], DType::F64))).collect();
+    let nan: Grads = model
+        .keys()
+        .map(|path| (path.clone(), of(&[f64::NAN], DType::F64)))
+        .collect();
     let mut steps = Vec::new();
     for number in 1..=12 {
-        let outcome = Update::new(&mut state).finite_only().apply(&model, &nan).expect("an update");
+        let outcome = Update::new(&mut state)
+            .finite_only()
+            .apply(&model, &nan)
+            .expect("an update");
         assert_eq!(outcome.status, not_finite("none"));
         let before: Vec<f64> = model.values().map(|x| values(x)[0]).collect();
         let after = all(&mut state, &model, 1.0);
-        steps.push(before.iter().zip(after).map(|(before, after)| before - after).collect::<Vec<_>>());
+        steps.push(
+            before
+                .iter()
+                .zip(after)
+                .map(|(before, after)| before - after)
+                .collect::<Vec<_>>(),
+        );
         let expected = [1, 3, 2].map(|n| if number % n == 0 { 1.0 } else { 0.0 });
         assert_eq!(steps.last().expect("a step"), &expected, "call {number}");
     }
@@ -233,11 +283,17 @@ fn a_tree_that_changes_keeps_its_windows() {
     copy.rebind(&other).expect("another model");
     steps(&mut copy, &other);
 
-    let grads: Grads = model.keys().map(|path| (path.clone(), of(&[6.0], DType::F64))).collect();
+    let grads: Grads = model
+        .keys()
+        .map(|path| (path.clone(), of(&[6.0], DType::F64)))
+        .collect();
     let (_, next, outcome) = Update::functional(&state)
         .apply(&trainables(&model).expect("parameters"), &grads)
         .expect("an update");
-    assert_eq!((outcome.status, values(&next["a"])), (Status::Stepped, vec![-3.0]));
+    assert_eq!(
+        (outcome.status, values(&next["a"])),
+        (Status::Stepped, vec![-3.0])
+    );
 
     let (model, mut state) = at_two();
     state.rename("a", "c").expect("a new name");
@@ -251,11 +307,24 @@ fn a_tree_that_changes_keeps_its_windows() {
         .expect("another rule");
     assert_eq!(call(&mut state, &model, &[("a", 6.0), ("b", 6.0)]).applied, 2);
     // Without a window there is nothing to count, and new windows begin at once.
-    state.all().replace(Descent::new(0.0), &model).expect("another rule");
+    state
+        .all()
+        .replace(Descent::new(0.0), &model)
+        .expect("another rule");
     all(&mut state, &model, 1.0);
     state.all().replace(collecting(2), &model).expect("another rule");
-    let statuses: Vec<Status> = (0..4).map(|_| call(&mut state, &model, &[("a", 1.0)]).status).collect();
-    assert_eq!(statuses, [Status::Accumulated, Status::Stepped, Status::Accumulated, Status::Stepped]);
+    let statuses: Vec<Status> = (0..4)
+        .map(|_| call(&mut state, &model, &[("a", 1.0)]).status)
+        .collect();
+    assert_eq!(
+        statuses,
+        [
+            Status::Accumulated,
+            Status::Stepped,
+            Status::Accumulated,
+            Status::Stepped
+        ]
+    );
 }
 
 #[test]
@@ -263,20 +332,41 @@ fn windows_that_are_ended_begin_together() {
     let model = zeros(&["a", "b"]);
     let rule = |path: &str| Some(collecting(if path == "a" { 2 } else { 4 }));
     let mut state = setup_with(&model, |path, _| rule(path)).expect("a state");
-    let fixed = DynamicScale { growth_interval: 1000, initial: 1.0, ..DynamicScale::default() };
+    let fixed = DynamicScale {
+        growth_interval: 1000,
+        initial: 1.0,
+        ..DynamicScale::default()
+    };
     let mut scaler = LossScaler::with(fixed).on_overflow(OnOverflow::EndWindow);
     let mut micro = |state: &mut StateTree, gradient: f64| {
         let scale = scaler.current();
         let _ = scaler.scale(&of(&[1.0], DType::F32)).expect("a loss");
-        let grads: Grads =
-            model.keys().map(|path| (path.clone(), of(&[gradient * scale], DType::F64))).collect();
-        let outcome = Update::new(state).scaler(&mut scaler).apply(&model, &grads).expect("an update");
+        let grads: Grads = model
+            .keys()
+            .map(|path| (path.clone(), of(&[gradient * scale], DType::F64)))
+            .collect();
+        let outcome = Update::new(state)
+            .scaler(&mut scaler)
+            .apply(&model, &grads)
+            .expect("an update");
         (outcome.status, outcome.applied)
     };
     use Status::{Accumulated, Stepped};
     let calls = [1.0, 1.0, 1.0, f64::NAN, 1.0, 1.0, 1.0, 1.0].map(|gradient| micro(&mut state, gradient));
     let (held, first, both) = (|| (Accumulated, 0), || (Stepped, 1), (Stepped, 2));
-    assert_eq!(calls, [held(), first(), held(), (not_finite("a"), 0), held(), first(), held(), both]);
+    assert_eq!(
+        calls,
+        [
+            held(),
+            first(),
+            held(),
+            (not_finite("a"), 0),
+            held(),
+            first(),
+            held(),
+            both
+        ]
+    );
 }
 
 /// The state of a chain in the middle of its windows, with a leaf that is frozen there.
@@ -314,8 +404,13 @@ fn a_checkpoint_goes_on_with_its_windows() {
         let expected = (go_on(&model, &mut state), snapshot(&model, &state));
         let model = zeros(&["a", "b", "c"]);
         let mut state = setup(rule.clone(), &model).expect("a state");
-        file.restore_with_model(&mut state, &model).expect("the same state");
-        assert!((go_on(&model, &mut state), snapshot(&model, &state)) == expected, "{}", rule.name());
+        file.restore_with_model(&mut state, &model)
+            .expect("the same state");
+        assert!(
+            (go_on(&model, &mut state), snapshot(&model, &state)) == expected,
+            "{}",
+            rule.name()
+        );
     }
 }
 
@@ -339,7 +434,11 @@ impl Collected {
         if !number.is_multiple_of(self.n) {
             return true;
         }
-        self.x -= if self.received { self.sum / self.calls as f64 } else { 0.0 };
+        self.x -= if self.received {
+            self.sum / self.calls as f64
+        } else {
+            0.0
+        };
         (self.sum, self.calls, self.received) = (0.0, 0, false);
         false
     }
@@ -351,14 +450,24 @@ fn windows_are_what_the_documentation_says() {
     const PATHS: [&str; 3] = ["a", "b", "c"];
     let mut random = 1u64;
     let mut below = |limit: usize| {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (random >> 33) as usize % limit
     };
     for _ in 0..200 {
         let model = zeros(&PATHS);
-        let mut leaves = PATHS.map(|_| Collected { n: 1 + below(4) as u64, ..Collected::default() });
-        let n =
-            |path: &str| leaves.iter().zip(PATHS).find(|(_, known)| *known == path).map(|(leaf, _)| leaf.n);
+        let mut leaves = PATHS.map(|_| Collected {
+            n: 1 + below(4) as u64,
+            ..Collected::default()
+        });
+        let n = |path: &str| {
+            leaves
+                .iter()
+                .zip(PATHS)
+                .find(|(_, known)| *known == path)
+                .map(|(leaf, _)| leaf.n)
+        };
         let mut state = setup_with(&model, |path, _| n(path).map(collecting)).expect("a state");
         let mut number = 0;
         for _ in 0..40 {
@@ -373,24 +482,38 @@ fn windows_are_what_the_documentation_says() {
                 }
                 _ => {}
             }
-            leaves.iter_mut().zip(state.leaves()).for_each(|(leaf, own)| leaf.frozen = own.is_frozen());
+            leaves
+                .iter_mut()
+                .zip(state.leaves())
+                .for_each(|(leaf, own)| leaf.frozen = own.is_frozen());
             let gradients = PATHS.map(|_| (below(4) > 0).then(|| below(100) as f64));
             let given: Vec<(&str, f64)> = PATHS
                 .into_iter()
                 .zip(gradients)
                 .filter_map(|(path, gradient)| Some((path, gradient?)))
                 .collect();
-            if leaves.iter().zip(gradients).all(|(leaf, gradient)| leaf.frozen || gradient.is_none()) {
+            if leaves
+                .iter()
+                .zip(gradients)
+                .all(|(leaf, gradient)| leaf.frozen || gradient.is_none())
+            {
                 continue;
             }
             call(&mut state, &model, &given);
             let trained = leaves.iter_mut().zip(gradients).filter(|(leaf, _)| !leaf.frozen);
-            let open =
-                trained.map(|(leaf, gradient)| leaf.call(number + 1, gradient)).filter(|open| *open).count()
-                    > 0;
+            let open = trained
+                .map(|(leaf, gradient)| leaf.call(number + 1, gradient))
+                .filter(|open| *open)
+                .count()
+                > 0;
             number = if open { number + 1 } else { 0 };
             for (leaf, x) in leaves.iter().zip(model.values()) {
-                assert!((values(x)[0] - leaf.x).abs() < 1e-9, "{} for {}", values(x)[0], leaf.x);
+                assert!(
+                    (values(x)[0] - leaf.x).abs() < 1e-9,
+                    "{} for {}",
+                    values(x)[0],
+                    leaf.x
+                );
             }
         }
     }
@@ -400,11 +523,17 @@ fn windows_are_what_the_documentation_says() {
 #[test]
 fn windows_are_the_same_in_any_wrapper() {
     for optimiser in support::common::optimisers_for(DType::F64) {
-        let lengths: Vec<_> = optimiser.fields().into_iter().filter(|(name, _)| *name == "n").collect();
+        let lengths: Vec<_> = optimiser
+            .fields()
+            .into_iter()
+            .filter(|(name, _)| *name == "n")
+            .collect();
         if lengths.is_empty() {
             continue;
         }
-        let model: Vars = ["a", "b"].map(|path| (path.to_string(), var(&of(&[1.0], DType::F64)))).into();
+        let model: Vars = ["a", "b"]
+            .map(|path| (path.to_string(), var(&of(&[1.0], DType::F64))))
+            .into();
         let mut state = setup(optimiser.clone(), &model).expect("a state");
         for number in 0..13 {
             match number {
@@ -413,7 +542,11 @@ fn windows_are_the_same_in_any_wrapper() {
                 _ => {}
             }
             let outcome = call(&mut state, &model, &[("a", 1.0), ("b", 1.0)]);
-            assert!(number < 2 || outcome.applied != 1, "{}: call {number}", optimiser.name());
+            assert!(
+                number < 2 || outcome.applied != 1,
+                "{}: call {number}",
+                optimiser.name()
+            );
         }
     }
 }
@@ -422,7 +555,11 @@ fn windows_are_the_same_in_any_wrapper() {
 #[test]
 fn a_window_that_ends_early_is_a_shorter_window() {
     for rule in rules_and_chains() {
-        if rule.fields().iter().any(|(name, _)| *name == "n" || name.ends_with(".n")) {
+        if rule
+            .fields()
+            .iter()
+            .any(|(name, _)| *name == "n" || name.ends_with(".n"))
+        {
             // It has windows of its own, which would count windows.
             continue;
         }
@@ -454,24 +591,35 @@ fn what_windows_have_is_released_once() {
     for average in [Average::Mean, Average::Sum, Average::Weighted] {
         for calls in 1..4 {
             let model = zeros(&["a", "b"]);
-            let collect = AccumGrad { average, ..AccumGrad::new(4) };
+            let collect = AccumGrad {
+                average,
+                ..AccumGrad::new(4)
+            };
             let mut state =
                 setup(OptimiserChain::new((collect.clone(), Descent::new(1.0))), &model).expect("a state");
             state.require_all();
             let before = snapshot(&model, &state);
-            let nothing = Update::new(&mut state).release_windows(&model).expect("a release");
+            let nothing = Update::new(&mut state)
+                .release_windows(&model)
+                .expect("a release");
             assert_eq!((nothing.status, nothing.open_calls), (Status::default(), 0));
             assert_eq!(snapshot(&model, &state), before);
             // Calls without a gradient are counted, and move nothing.
-            let empty = Update::new(&mut state).allow_no_gradients().apply(&model, &Grads::new());
+            let empty = Update::new(&mut state)
+                .allow_no_gradients()
+                .apply(&model, &Grads::new());
             assert_eq!(empty.expect("an update").open_calls, 1);
-            let nothing = Update::new(&mut state).release_windows(&model).expect("a release");
+            let nothing = Update::new(&mut state)
+                .release_windows(&model)
+                .expect("a release");
             assert_eq!((nothing.has_stepped(), nothing.open_calls), (false, 0));
             assert_eq!(snapshot(&model, &state), before);
             // A frozen parameter keeps what it has, and the next call is the first of a new window.
             numbered(&mut state, &model, 7);
             state.all().freeze();
-            let nothing = Update::new(&mut state).release_windows(&model).expect("a release");
+            let nothing = Update::new(&mut state)
+                .release_windows(&model)
+                .expect("a release");
             assert_eq!((nothing.has_stepped(), nothing.open_calls), (false, 0));
             state.all().thaw();
             let mut state =
@@ -479,8 +627,14 @@ fn what_windows_have_is_released_once() {
             state.require_all();
 
             (1..=calls).for_each(|number| _ = numbered(&mut state, &model, number));
-            assert!(state.to_string().ends_with(&format!("; {calls} calls in open windows")));
-            let outcome = Update::new(&mut state).release_windows(&model).expect("a release");
+            assert!(
+                state
+                    .to_string()
+                    .ends_with(&format!("; {calls} calls in open windows"))
+            );
+            let outcome = Update::new(&mut state)
+                .release_windows(&model)
+                .expect("a release");
             assert_eq!((outcome.applied, outcome.open_calls, state.steps()), (1, 0, 1));
             assert_eq!(outcome.without_gradient, ["b"]);
             let (x, step) = (values(&model["a"])[0], expected(average, calls));
@@ -493,13 +647,24 @@ fn what_windows_have_is_released_once() {
 /// The second of two counts the shorter window of the first as one; without one it has what it had.
 #[test]
 fn windows_of_windows_end_together() {
-    for (calls, expected) in [(1, 1.0), (2, 1.5), (3, (1.5 + 3.0) / 2.0), (5, (1.5 + 3.5 + 5.0) / 3.0)] {
+    for (calls, expected) in [
+        (1, 1.0),
+        (2, 1.5),
+        (3, (1.5 + 3.0) / 2.0),
+        (5, (1.5 + 3.5 + 5.0) / 3.0),
+    ] {
         let model = zeros(&["a"]);
         let chain = OptimiserChain::new((AccumGrad::new(2), AccumGrad::new(4), Descent::new(1.0)));
         let mut state = setup(chain, &model).expect("a state");
         (1..=calls).for_each(|number| _ = numbered(&mut state, &model, number));
-        let outcome = Update::new(&mut state).release_windows(&model).expect("a release");
-        assert_eq!((outcome.applied, values(&model["a"])[0]), (1, -expected), "{calls} calls");
+        let outcome = Update::new(&mut state)
+            .release_windows(&model)
+            .expect("a release");
+        assert_eq!(
+            (outcome.applied, values(&model["a"])[0]),
+            (1, -expected),
+            "{calls} calls"
+        );
     }
 }
 
@@ -507,23 +672,38 @@ fn windows_of_windows_end_together() {
 #[test]
 fn a_scaler_needs_no_loss_to_release_windows() {
     let x = var(&of(&[0.0], DType::F16));
-    let collect =
-        StoreAs::new([("acc", DType::F16)], AccumGrad { average: Average::Sum, ..AccumGrad::new(99) });
+    let collect = StoreAs::new(
+        [("acc", DType::F16)],
+        AccumGrad {
+            average: Average::Sum,
+            ..AccumGrad::new(99)
+        },
+    );
     let mut state = setup(OptimiserChain::new((collect, Descent::new(1.0))), &x).expect("a state");
     let mut scaler = LossScaler::fixed(8.0);
     let given_up = SkipReason::WindowsGivenUp { path: String::new() };
     for (gradient, calls, reason) in [(2.0, 2, None), (8e3, 9, Some(given_up))] {
         for _ in 0..calls {
-            let loss = (x.as_tensor() * gradient).and_then(|loss| loss.sum_all()).expect("a loss");
-            let grads =
-                scaler.scale(&loss.to_dtype(DType::F32).expect("f32")).and_then(|loss| Ok(loss.backward()?));
+            let loss = (x.as_tensor() * gradient)
+                .and_then(|loss| loss.sum_all())
+                .expect("a loss");
+            let grads = scaler
+                .scale(&loss.to_dtype(DType::F32).expect("f32"))
+                .and_then(|loss| Ok(loss.backward()?));
             Update::new(&mut state)
                 .scaler(&mut scaler)
                 .apply(&x, &grads.expect("gradients"))
                 .expect("an update");
         }
-        let outcome = Update::new(&mut state).scaler(&mut scaler).release_windows(&x).expect("a release");
-        assert_eq!((outcome.skipped(), outcome.open_calls), (reason.as_ref(), 0), "{gradient}");
+        let outcome = Update::new(&mut state)
+            .scaler(&mut scaler)
+            .release_windows(&x)
+            .expect("a release");
+        assert_eq!(
+            (outcome.skipped(), outcome.open_calls),
+            (reason.as_ref(), 0),
+            "{gradient}"
+        );
         assert_eq!(values(&x), [-4.0], "{gradient}");
     }
     assert_eq!(scaler.current(), 8.0);
@@ -539,11 +719,26 @@ fn an_open_window_is_named_when_it_is_saved() {
     let open_window = [Warning::WindowsOpen { calls: 2 }];
     let (bytes, warnings) = Checkpoint::new(&state).to_bytes().expect("bytes");
     assert_eq!(warnings, open_window);
-    assert_eq!(Checkpoint::new(&state).save(folder.path().join("run")).expect("a save"), open_window);
-    assert_eq!(state.save_masters(&model, folder.path().join("masters")).expect("a save"), open_window);
+    assert_eq!(
+        Checkpoint::new(&state)
+            .save(folder.path().join("run"))
+            .expect("a save"),
+        open_window
+    );
+    assert_eq!(
+        state
+            .save_masters(&model, folder.path().join("masters"))
+            .expect("a save"),
+        open_window
+    );
     let mut resumed = setup(collecting(4), &model).expect("a state");
-    open(&bytes).expect("a checkpoint").restore(&mut resumed).expect("a restore");
-    Update::new(&mut resumed).release_windows(&model).expect("a release");
+    open(&bytes)
+        .expect("a checkpoint")
+        .restore(&mut resumed)
+        .expect("a restore");
+    Update::new(&mut resumed)
+        .release_windows(&model)
+        .expect("a release");
     assert_eq!(values(&model["a"]), [-1.5]);
     assert_eq!(Checkpoint::new(&resumed).to_bytes().expect("bytes").1, []);
 }

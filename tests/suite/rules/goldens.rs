@@ -34,26 +34,45 @@ struct MixedFile {
 /// Numbers of a case.
 fn tensor(case: &Case, numbers: &Value, dtype: DType) -> Tensor {
     let tensor = Tensor::from_vec(flat(numbers), case.shape.as_slice(), &Device::Cpu);
-    tensor.and_then(|tensor| tensor.to_dtype(dtype)).expect("a tensor of the case's shape")
+    tensor
+        .and_then(|tensor| tensor.to_dtype(dtype))
+        .expect("a tensor of the case's shape")
 }
 
 fn gradients(case: &Case, dtype: DType) -> Vec<Tensor> {
-    case.grads.iter().map(|gradient| tensor(case, gradient, dtype)).collect()
+    case.grads
+        .iter()
+        .map(|gradient| tensor(case, gradient, dtype))
+        .collect()
 }
 
 /// The rule of that name with these hyper-parameters.
 fn rule(name: &str, args: &BTreeMap<String, Value>) -> Box<dyn Rule> {
     let listed = |name: &str| {
-        let listing = rules::catalogue().into_iter().find(|listing| listing.name == name);
+        let listing = rules::catalogue()
+            .into_iter()
+            .find(|listing| listing.name == name);
         listing.unwrap_or_else(|| panic!("there is no rule {name}")).rule
     };
-    if let Some(inner) = name.strip_prefix("Hyperball(").and_then(|rest| rest.strip_suffix(')')) {
+    if let Some(inner) = name
+        .strip_prefix("Hyperball(")
+        .and_then(|rest| rest.strip_suffix(')'))
+    {
         return Box::new(Hyperball::new(rule(inner, args)));
     }
     // The name says what it is made free of a schedule.
-    let name = if name == "ScheduleFree(AdamW)" { "ScheduleFree" } else { name };
-    let mut rule: Box<dyn Rule> = match name.strip_prefix("chain(").and_then(|rest| rest.strip_suffix(')')) {
-        Some(members) => Box::new(OptimiserChain::new(members.split(", ").map(listed).collect::<Vec<_>>())),
+    let name = if name == "ScheduleFree(AdamW)" {
+        "ScheduleFree"
+    } else {
+        name
+    };
+    let mut rule: Box<dyn Rule> = match name
+        .strip_prefix("chain(")
+        .and_then(|rest| rest.strip_suffix(')'))
+    {
+        Some(members) => Box::new(OptimiserChain::new(
+            members.split(", ").map(listed).collect::<Vec<_>>(),
+        )),
         None => listed(name),
     };
     // A decay that is corrected for a schedule stands around the rule.
@@ -136,7 +155,10 @@ fn every_rule_has_a_case_or_is_written_out() {
         let names = |case: &Case| case.rule.split(['(', ')', ',', ' ']).any(|word| word == name);
         cases.iter().any(|(case, _)| names(case))
     };
-    let without = rules::catalogue().into_iter().map(|listing| listing.name).filter(|name| !has_case(name));
+    let without = rules::catalogue()
+        .into_iter()
+        .map(|listing| listing.name)
+        .filter(|name| !has_case(name));
     assert_eq!(without.collect::<Vec<_>>(), WRITTEN_OUT);
 }
 
@@ -182,11 +204,18 @@ fn every_rule_follows_its_oracle() {
     for (case, rule) in cases() {
         for (dtype, accuracy) in [(DType::F64, F64_ACCURACY), (DType::F32, F32_ACCURACY)] {
             for engine in engines() {
-                let got =
-                    run(engine, rule.clone(), &tensor(&case, &case.x0, dtype), &gradients(&case, dtype));
+                let got = run(
+                    engine,
+                    rule.clone(),
+                    &tensor(&case, &case.x0, dtype),
+                    &gradients(&case, dtype),
+                );
                 assert_eq!(got.len(), case.x.len());
                 for (t, ((x, _), expected)) in got.iter().zip(&case.x).enumerate() {
-                    let what = format!("{} {:?} in {dtype:?} on {engine:?}, step {t}", case.rule, case.args);
+                    let what = format!(
+                        "{} {:?} in {dtype:?} on {engine:?}, step {t}",
+                        case.rule, case.args
+                    );
                     assert_close(&values(x), &flat(expected), accuracy, &what);
                 }
             }
@@ -201,12 +230,27 @@ fn f64_masters_of_f32_parameters_follow_the_oracle() {
     for (case, rule) in cases() {
         let (start, grads) = (tensor(&case, &case.x0, DType::F32), gradients(&case, DType::F64));
         for engine in engines() {
-            let bare = run(engine, rule.clone(), &start.to_dtype(DType::F64).expect("f64"), &grads);
-            let got = run(engine, MixedPrecision::new(DType::F64, rule.clone()), &start, &grads);
+            let bare = run(
+                engine,
+                rule.clone(),
+                &start.to_dtype(DType::F64).expect("f64"),
+                &grads,
+            );
+            let got = run(
+                engine,
+                MixedPrecision::new(DType::F64, rule.clone()),
+                &start,
+                &grads,
+            );
             for (((x, master), (bare, _)), expected) in got.iter().zip(&bare).zip(&case.x) {
                 let master = master.as_ref().expect("a master");
                 assert_eq!(bits(master), bits(bare), "{}", case.rule);
-                assert_eq!(bits(x), bits(&master.to_dtype(DType::F32).expect("f32")), "{}", case.rule);
+                assert_eq!(
+                    bits(x),
+                    bits(&master.to_dtype(DType::F32).expect("f32")),
+                    "{}",
+                    case.rule
+                );
                 assert_close(&values(master), &flat(expected), (1e-6, 0.1), &case.rule);
             }
         }
@@ -220,34 +264,51 @@ fn mixed_precision_follows_torch() {
     let file: MixedFile = serde_json::from_str(include_str!("../../golden/mixed.json")).expect("golden runs");
     assert_eq!(file.mixed.len(), 16);
     for case in &file.mixed {
-        let dtype = if case.dtype == "f16" { DType::F16 } else { DType::BF16 };
+        let dtype = if case.dtype == "f16" {
+            DType::F16
+        } else {
+            DType::BF16
+        };
         let tensor = |bits: &[u16]| match dtype {
-            DType::F16 => {
-                Tensor::new(bits.iter().map(|&bits| f16::from_bits(bits)).collect::<Vec<_>>(), &Device::Cpu)
-            }
-            _ => {
-                Tensor::new(bits.iter().map(|&bits| bf16::from_bits(bits)).collect::<Vec<_>>(), &Device::Cpu)
-            }
+            DType::F16 => Tensor::new(
+                bits.iter().map(|&bits| f16::from_bits(bits)).collect::<Vec<_>>(),
+                &Device::Cpu,
+            ),
+            _ => Tensor::new(
+                bits.iter().map(|&bits| bf16::from_bits(bits)).collect::<Vec<_>>(),
+                &Device::Cpu,
+            ),
         };
         let tensor = |bits: &[u16]| tensor(bits).expect("a tensor");
         let member = rule(&case.rule, &case.args);
-        let optimiser =
-            MixedPrecision::new(DType::F32, OptimiserChain::new((AccumGrad::new(case.accum), member)));
+        let optimiser = MixedPrecision::new(
+            DType::F32,
+            OptimiserChain::new((AccumGrad::new(case.accum), member)),
+        );
         let grads: Vec<Tensor> = case.grads_bits.iter().map(|bits| tensor(bits)).collect();
         for engine in engines() {
             let got = run(engine, optimiser.clone(), &tensor(&case.x0_bits), &grads);
             assert_eq!(got.len(), case.master.len());
             for (t, ((x, master), expected)) in got.iter().zip(&case.master).enumerate() {
-                let what =
-                    format!("{} in {}, accum {}, call {t} on {engine:?}", case.rule, case.dtype, case.accum);
+                let what = format!(
+                    "{} in {}, accum {}, call {t} on {engine:?}",
+                    case.rule, case.dtype, case.accum
+                );
                 let master = values(master.as_ref().expect("a master"));
                 assert_close(&master, expected, (2e-6, 1.0), &what);
                 let rounded: Vec<u16> = master.iter().map(|&value| nearest16(dtype, value)).collect();
                 assert_eq!(bits16(x), rounded, "{what}");
                 // Where both masters round alike, and that is nearly everywhere, the parameters are torch's.
-                let near =
-                    bits16(x).iter().zip(&case.x_bits[t]).filter(|(got, expected)| got == expected).count();
-                assert!(near + 1 >= rounded.len(), "{what}: {near} of {} parameters", rounded.len());
+                let near = bits16(x)
+                    .iter()
+                    .zip(&case.x_bits[t])
+                    .filter(|(got, expected)| got == expected)
+                    .count();
+                assert!(
+                    near + 1 >= rounded.len(),
+                    "{what}: {near} of {} parameters",
+                    rounded.len()
+                );
             }
         }
     }

@@ -29,7 +29,9 @@ const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 const CALLS: u64 = 6;
 
 fn from_values(values: impl IntoIterator<Item = f64>, dtype: DType) -> Tensor {
-    Tensor::from_iter(values, &Device::Cpu).and_then(|tensor| tensor.to_dtype(dtype)).expect("a tensor")
+    Tensor::from_iter(values, &Device::Cpu)
+        .and_then(|tensor| tensor.to_dtype(dtype))
+        .expect("a tensor")
 }
 
 /// How many calls make a step: as many as there are before the first.
@@ -51,13 +53,24 @@ fn chains_that_could_clip() -> Vec<Box<dyn Rule>> {
     let mut all: Vec<Box<dyn Rule>> = vec![
         Box::new(ClipGlobalNorm::new(NEVER)),
         Box::new(AdaptiveClip::new(NEVER)),
-        Box::new(OptimiserChain::new((AccumGrad::new(3), ClipGlobalNorm::new(NEVER), Adam::new(0.01)))),
-        Box::new(OptimiserChain::new((WeightDecay::new(0.1), ClipNorm::new(NEVER), AdamW::new(0.01)))),
+        Box::new(OptimiserChain::new((
+            AccumGrad::new(3),
+            ClipGlobalNorm::new(NEVER),
+            Adam::new(0.01),
+        ))),
+        Box::new(OptimiserChain::new((
+            WeightDecay::new(0.1),
+            ClipNorm::new(NEVER),
+            AdamW::new(0.01),
+        ))),
     ];
     for p in [1.0, 2.0, 3.0, f64::INFINITY] {
         all.push(Box::new(OptimiserChain::new((
             Momentum::new(0.1),
-            ClipNorm { p, ..ClipNorm::new(NEVER) },
+            ClipNorm {
+                p,
+                ..ClipNorm::new(NEVER)
+            },
             SignDecay::new(0.01),
         ))));
     }
@@ -66,7 +79,10 @@ fn chains_that_could_clip() -> Vec<Box<dyn Rule>> {
 
 /// [`chains_that_could_clip`], stored in every way that rounds all elements alike.
 fn could_clip(parameter: DType) -> Vec<Optimiser> {
-    chains_that_could_clip().into_iter().flat_map(|rule| rounding_to_nearest(parameter, rule)).collect()
+    chains_that_could_clip()
+        .into_iter()
+        .flat_map(|rule| rounding_to_nearest(parameter, rule))
+        .collect()
 }
 
 fn state_tensor(leaf: &Leaf, name: &str) -> Tensor {
@@ -88,7 +104,10 @@ fn of_leaf(model: &Vars, state: &StateTree, path: &str) -> Snapshot {
                 .and_then(|rest| rest.strip_prefix('/'))
                 .is_some_and(|rest| !of_model(rest) && !rest.ends_with(MISSED))
     };
-    snapshot(model, state).into_iter().filter(|(name, _)| of_leaf(name)).collect()
+    snapshot(model, state)
+        .into_iter()
+        .filter(|(name, _)| of_leaf(name))
+        .collect()
 }
 
 /// Every law of a rule, here and in other files of the suite, alone and stored in every way that rounds all
@@ -102,9 +121,13 @@ pub fn assert_lawful(rule: &dyn Rule) {
     assert_models_agree(&[boxed()], 10);
     assert_bits_on_engines(|dtype| rounding_to_nearest(dtype, boxed()));
     for (dtype, sizes) in [(DType::F32, &[2, 4][..]), (DType::BF16, &[3])] {
-        let optimisers: [Optimiser; 2] =
-            [Optimiser::new(boxed()), Optimiser::new(MixedPrecision::new(DType::F64, boxed()))];
-        optimisers.iter().for_each(|optimiser| assert_divides(optimiser, dtype, sizes));
+        let optimisers: [Optimiser; 2] = [
+            Optimiser::new(boxed()),
+            Optimiser::new(MixedPrecision::new(DType::F64, boxed())),
+        ];
+        optimisers
+            .iter()
+            .for_each(|optimiser| assert_divides(optimiser, dtype, sizes));
     }
     for dtype in DTYPES {
         for optimiser in rounding_to_nearest(dtype, boxed()) {
@@ -147,12 +170,17 @@ pub fn assert_lawful(rule: &dyn Rule) {
 fn keeps_dtype_and_shape(mut optimiser: Optimiser, dtype: DType) {
     let shapes: [&[usize]; 5] = [&[2, 3, 4], &[5], &[], &[3, 0], &[0]];
     // So that a step is more than the last digit.
-    optimiser.set_field("estimate", FieldValue::Real(0.1)).expect("a real number");
+    optimiser
+        .set_field("estimate", FieldValue::Real(0.1))
+        .expect("a real number");
     let tensors = |seed: u64| shapes.map(|shape| tensor(seed, shape, dtype));
     let model = model(&tensors(1));
     let mut state = setup(optimiser.clone(), &model).expect("a state");
     let of_state = |leaf: &Leaf| {
-        leaf.tensor_names().iter().map(|name| state_tensor(leaf, name)).collect::<Vec<Tensor>>()
+        leaf.tensor_names()
+            .iter()
+            .map(|name| state_tensor(leaf, name))
+            .collect::<Vec<Tensor>>()
     };
     let states: Vec<Vec<Tensor>> = state.leaves().map(of_state).collect();
     for call in 0..CALLS {
@@ -163,7 +191,11 @@ fn keeps_dtype_and_shape(mut optimiser: Optimiser, dtype: DType) {
         assert_eq!((var.dtype(), var.shape()), (dtype, x.shape()), "{}", what());
         assert_eq!(leaf.steps(), CALLS / window(optimiser.clone()), "{}", what());
         let new = of_state(leaf);
-        assert!(new.iter().zip(&old).all(|(new, old)| new.shape() == old.shape()), "{}", what());
+        assert!(
+            new.iter().zip(&old).all(|(new, old)| new.shape() == old.shape()),
+            "{}",
+            what()
+        );
         // What treats every element alike has a number for each.
         assert!(
             optimiser.rule().kind() != Kind::Elementwise
@@ -177,24 +209,42 @@ fn keeps_dtype_and_shape(mut optimiser: Optimiser, dtype: DType) {
         // A number alone stays where its norm does.
         let is_fixed = x.elem_count() == 1 && leaf.numbers().iter().any(|(name, _)| name.ends_with("radius"));
         let moves = x.elem_count() > 0 && !is_fixed;
-        assert_eq!(bits(var) != bits(&x) || seen_in_state && !is_fixed, moves, "{}", what());
+        assert_eq!(
+            bits(var) != bits(&x) || seen_in_state && !is_fixed,
+            moves,
+            "{}",
+            what()
+        );
     }
 }
 
 #[test]
 fn dtype_and_shape_stay() {
     for dtype in DTYPES {
-        optimisers_for(dtype).into_iter().for_each(|optimiser| keeps_dtype_and_shape(optimiser, dtype));
+        optimisers_for(dtype)
+            .into_iter()
+            .for_each(|optimiser| keeps_dtype_and_shape(optimiser, dtype));
     }
 }
 
 fn state_is_at_least_f32(rule: Box<dyn Rule>, dtype: DType) {
     let x = model(&[tensor(1, &[3], dtype)]);
     for (optimiser, expected) in [
-        (Optimiser::new(rule.clone()), if dtype == DType::F64 { DType::F64 } else { DType::F32 }),
+        (
+            Optimiser::new(rule.clone()),
+            if dtype == DType::F64 {
+                DType::F64
+            } else {
+                DType::F32
+            },
+        ),
         (
             Optimiser::new(MixedPrecision::new(DType::F32, rule.clone())),
-            if dtype == DType::F64 { DType::F64 } else { DType::F32 },
+            if dtype == DType::F64 {
+                DType::F64
+            } else {
+                DType::F32
+            },
         ),
         (Optimiser::new(MixedPrecision::new(DType::F64, rule)), DType::F64),
     ] {
@@ -215,14 +265,18 @@ fn state_is_at_least_f32(rule: Box<dyn Rule>, dtype: DType) {
 #[test]
 fn state_is_never_narrower_than_f32() {
     for dtype in DTYPES {
-        rules_and_chains().into_iter().for_each(|rule| state_is_at_least_f32(rule, dtype));
+        rules_and_chains()
+            .into_iter()
+            .for_each(|rule| state_is_at_least_f32(rule, dtype));
     }
 }
 
 /// Parameters and gradients for laws that compare two optimisers.
 fn run(optimiser: impl IntoOptimiser, dtype: DType) -> Vec<Snapshot> {
     let tensors = |seed: u64| [tensor(seed, &[4, 5], dtype), tensor(seed + 50, &[3], dtype)];
-    let steps: Vec<_> = (0..CALLS).map(|call| grads(tensors(1 + call).map(Some))).collect();
+    let steps: Vec<_> = (0..CALLS)
+        .map(|call| grads(tensors(1 + call).map(Some)))
+        .collect();
     trajectory(Engine::Fused, optimiser, &tensors(0), &steps)
 }
 
@@ -233,17 +287,26 @@ fn run_unnamed(optimiser: impl IntoOptimiser, dtype: DType) -> Vec<Snapshot> {
 fn is_the_same_beside_an_empty_chain(rule: Box<dyn Rule>, dtype: DType) {
     let bare = run_unnamed(rule.clone(), dtype);
     assert_same(
-        &run_unnamed(OptimiserChain::new((rule.clone(), OptimiserChain::new(()))), dtype),
+        &run_unnamed(
+            OptimiserChain::new((rule.clone(), OptimiserChain::new(()))),
+            dtype,
+        ),
         &bare,
         &rule,
     );
     assert_same(
-        &run_unnamed(OptimiserChain::new((OptimiserChain::new(()), rule.clone())), dtype),
+        &run_unnamed(
+            OptimiserChain::new((OptimiserChain::new(()), rule.clone())),
+            dtype,
+        ),
         &bare,
         &rule,
     );
     assert_same(
-        &run_unnamed(OptimiserChain::new((OptimiserChain::new((rule.clone(),)),)), dtype),
+        &run_unnamed(
+            OptimiserChain::new((OptimiserChain::new((rule.clone(),)),)),
+            dtype,
+        ),
         &bare,
         &rule,
     );
@@ -252,26 +315,40 @@ fn is_the_same_beside_an_empty_chain(rule: Box<dyn Rule>, dtype: DType) {
 #[test]
 fn an_empty_chain_changes_nothing() {
     for dtype in [DType::BF16, DType::F32] {
-        rules_and_chains().into_iter().for_each(|rule| is_the_same_beside_an_empty_chain(rule, dtype));
+        rules_and_chains()
+            .into_iter()
+            .for_each(|rule| is_the_same_beside_an_empty_chain(rule, dtype));
     }
 }
 
 fn has_no_master_of_its_own_dtype(rule: Box<dyn Rule>) {
-    for (parameter, master) in [(DType::F32, DType::F32), (DType::F64, DType::F32), (DType::F64, DType::F64)]
-    {
+    for (parameter, master) in [
+        (DType::F32, DType::F32),
+        (DType::F64, DType::F32),
+        (DType::F64, DType::F64),
+    ] {
         let mixed = MixedPrecision::new(master, rule.clone());
-        let bytes =
-            |optimiser| setup(optimiser, &model(&[tensor(1, &[3], parameter)])).expect("a state").bytes();
+        let bytes = |optimiser| {
+            setup(optimiser, &model(&[tensor(1, &[3], parameter)]))
+                .expect("a state")
+                .bytes()
+        };
         let boxed: [Optimiser; 2] = [Optimiser::new(mixed.clone()), Optimiser::new(rule.clone())];
         let [with, without] = boxed.map(bytes);
         assert_eq!(with, without, "{rule:?}");
-        assert_same(&run_unnamed(mixed, parameter), &run_unnamed(rule.clone(), parameter), &rule);
+        assert_same(
+            &run_unnamed(mixed, parameter),
+            &run_unnamed(rule.clone(), parameter),
+            &rule,
+        );
     }
 }
 
 #[test]
 fn a_parameter_precise_enough_gets_no_master() {
-    rules_and_chains().into_iter().for_each(has_no_master_of_its_own_dtype);
+    rules_and_chains()
+        .into_iter()
+        .for_each(has_no_master_of_its_own_dtype);
 }
 
 fn halves_are_the_whole(optimiser: Optimiser, dtype: DType) {
@@ -284,15 +361,24 @@ fn halves_are_the_whole(optimiser: Optimiser, dtype: DType) {
         update(&mut states[0], &one, &grads([Some(whole(call))])).expect("an update");
         update(&mut states[1], &two, &grads(halves(call).map(Some))).expect("an update");
     }
-    assert_eq!(bits(&one["0"]), [bits(&two["0"]), bits(&two["1"])].concat(), "{}", optimiser.name());
+    assert_eq!(
+        bits(&one["0"]),
+        [bits(&two["0"]), bits(&two["1"])].concat(),
+        "{}",
+        optimiser.name()
+    );
 }
 
 #[test]
 fn two_halves_are_the_whole() {
     for dtype in DTYPES {
-        let elementwise = rules_and_chains().into_iter().filter(|rule| rule.kind() == Kind::Elementwise);
+        let elementwise = rules_and_chains()
+            .into_iter()
+            .filter(|rule| rule.kind() == Kind::Elementwise);
         let elementwise = elementwise.flat_map(|rule| rounding_to_nearest(dtype, rule));
-        elementwise.chain(could_clip(dtype)).for_each(|optimiser| halves_are_the_whole(optimiser, dtype));
+        elementwise
+            .chain(could_clip(dtype))
+            .for_each(|optimiser| halves_are_the_whole(optimiser, dtype));
     }
 }
 
@@ -301,8 +387,12 @@ fn a_leaf_without_gradient_stays(optimiser: Optimiser, dtype: DType) {
     let mut state = setup(optimiser.clone(), &model).expect("a state");
     let gradient = |call| Some(tensor(call, &[4], dtype));
     for call in 0..CALLS {
-        update(&mut state, &model, &grads([gradient(call), Some(tensor(call, &[5], dtype))]))
-            .expect("an update");
+        update(
+            &mut state,
+            &model,
+            &grads([gradient(call), Some(tensor(call, &[5], dtype))]),
+        )
+        .expect("an update");
     }
     let before = [of_leaf(&model, &state, "0"), of_leaf(&model, &state, "1")];
     for call in 0..CALLS {
@@ -351,8 +441,14 @@ fn a_gradient_of_zeros_is_a_gradient() {
     for optimiser in optimisers_for(DType::BF16) {
         counts_zeros(optimiser.clone());
         let (counters, steps) = counted(optimiser.clone(), |_| constant(0.0, 4, DType::BF16));
-        let ticks = counters.iter().filter(|(name, _)| name == "t" || name.ends_with(".t"));
-        assert!(ticks.clone().all(|(_, t)| *t == CALLS || *t == steps), "{}: {counters:?}", optimiser.name());
+        let ticks = counters
+            .iter()
+            .filter(|(name, _)| name == "t" || name.ends_with(".t"));
+        assert!(
+            ticks.clone().all(|(_, t)| *t == CALLS || *t == steps),
+            "{}: {counters:?}",
+            optimiser.name()
+        );
     }
 }
 
@@ -366,7 +462,10 @@ fn without_averages(of_leaf: Snapshot, leaf: &Leaf) -> Snapshot {
         .into_iter()
         .filter_map(|(name, _)| Some(format!("{}/{}", leaf.path(), name.strip_suffix(MISSED)?)))
         .collect();
-    of_leaf.into_iter().filter(|(name, _)| !averaging.iter().any(|own| name.starts_with(own))).collect()
+    of_leaf
+        .into_iter()
+        .filter(|(name, _)| !averaging.iter().any(|own| name.starts_with(own)))
+        .collect()
 }
 
 /// A frozen leaf is untouched, and goes on after the thaw as if the calls between had not been, if they were
@@ -379,7 +478,10 @@ fn goes_on_after_the_thaw(optimiser: Optimiser) {
     let away = window(optimiser.clone()).max(2);
     let frozen = |call: u64| (away..2 * away).contains(&call);
     for call in 0..CALLS + 2 * away {
-        let (g, h) = (tensor(10 + call, &[4], DType::BF16), tensor(30 + call, &[5], DType::BF16));
+        let (g, h) = (
+            tensor(10 + call, &[4], DType::BF16),
+            tensor(30 + call, &[5], DType::BF16),
+        );
         let selected = both.at("0").expect("the leaf");
         if frozen(call) {
             selected.freeze()
@@ -406,12 +508,17 @@ fn a_frozen_leaf_continues_after_the_thaw() {
     let alone = optimisers_for(DType::BF16)
         .into_iter()
         .filter(|optimiser| optimiser.rule().kind() != Kind::WholeModel);
-    alone.chain(could_clip(DType::BF16)).for_each(goes_on_after_the_thaw);
+    alone
+        .chain(could_clip(DType::BF16))
+        .for_each(goes_on_after_the_thaw);
 }
 
 /// Numbers of every magnitude that a 16-bit dtype has, and ties between its numbers.
 fn of_every_magnitude(seed: u64) -> impl Iterator<Item = f64> {
-    numbers(seed, 400).into_iter().enumerate().map(|(i, value)| value * 2f64.powi(i as i32 % 40 - 28))
+    numbers(seed, 400)
+        .into_iter()
+        .enumerate()
+        .map(|(i, value)| value * 2f64.powi(i as i32 % 40 - 28))
 }
 
 fn has_parameters_that_are_masters_rounded(rule: Box<dyn Rule>) {
@@ -426,8 +533,10 @@ fn has_parameters_that_are_masters_rounded(rule: Box<dyn Rule>) {
                     update(&mut state, &model, &grads([Some(gradient)])).expect("an update");
                     let leaf = state.leaf("0").expect("the leaf");
                     let master = leaf.tensor("master").expect("a copy");
-                    let rounded: Vec<u16> =
-                        values(&master).into_iter().map(|value| nearest16(parameter, value)).collect();
+                    let rounded: Vec<u16> = values(&master)
+                        .into_iter()
+                        .map(|value| nearest16(parameter, value))
+                        .collect();
                     assert_eq!(bits16(&model["0"]), rounded, "{rule:?}");
                 }
             }
@@ -437,7 +546,9 @@ fn has_parameters_that_are_masters_rounded(rule: Box<dyn Rule>) {
 
 #[test]
 fn a_parameter_is_its_master_rounded() {
-    rules_and_chains().into_iter().for_each(has_parameters_that_are_masters_rounded);
+    rules_and_chains()
+        .into_iter()
+        .for_each(has_parameters_that_are_masters_rounded);
 }
 
 /// The powers of ten up to which gradients are borne.
@@ -450,8 +561,12 @@ fn bears_gradients_of_any_size(optimiser: Optimiser, dtype: DType, largest: i32)
     let mut state = setup(optimiser.clone(), &model).expect("a state");
     for call in 0..4 * CALLS {
         let sign = if call % 5 == 4 { -1.0 } else { 1.0 };
-        update(&mut state, &model, &grads([Some(from_values(sizes().map(|size| sign * size), dtype))]))
-            .expect("an update");
+        update(
+            &mut state,
+            &model,
+            &grads([Some(from_values(sizes().map(|size| sign * size), dtype))]),
+        )
+        .expect("an update");
     }
     for (name, bits) in of_leaf(&model, &state, "0") {
         let finite = bits.iter().all(|&bits| f64::from_bits(bits).is_finite());
@@ -470,10 +585,16 @@ fn gradients_of_any_size_are_borne() {
 
 /// Whether it has a learning rate at all.
 fn stays_with_a_learning_rate_of_zero(rule: Box<dyn Rule>) -> bool {
-    let optimisers = [Optimiser::new(rule.clone()), Optimiser::new(MixedPrecision::new(DType::F32, rule))];
+    let optimisers = [
+        Optimiser::new(rule.clone()),
+        Optimiser::new(MixedPrecision::new(DType::F32, rule)),
+    ];
     let mut has_rate = false;
     for mut optimiser in optimisers {
-        if optimiser.adjust(0.0).is_err_and(|error| error.kind() == ErrorKind::UnknownName) {
+        if optimiser
+            .adjust(0.0)
+            .is_err_and(|error| error.kind() == ErrorKind::UnknownName)
+        {
             continue;
         }
         has_rate = true;
@@ -487,7 +608,10 @@ fn stays_with_a_learning_rate_of_zero(rule: Box<dyn Rule>) -> bool {
             update(&mut state, &model, gradients).expect("an update");
         }
         assert_eq!(bits(&model["0"]), bits(&x), "{}", optimiser.name());
-        assert_eq!(state.leaf("0").map(|leaf| leaf.steps()), Some(2 / window(optimiser)));
+        assert_eq!(
+            state.leaf("0").map(|leaf| leaf.steps()),
+            Some(2 / window(optimiser))
+        );
     }
     has_rate
 }
@@ -521,16 +645,18 @@ fn keeps_its_state_where_it_is_adjusted(optimiser: Optimiser) {
 
 #[test]
 fn adjusting_keeps_the_state() {
-    optimisers_for(DType::BF16).into_iter().for_each(keeps_its_state_where_it_is_adjusted);
+    optimisers_for(DType::BF16)
+        .into_iter()
+        .for_each(keeps_its_state_where_it_is_adjusted);
 }
 
 /// Other values of a hyper-parameter, in its range and out of it.
 fn others_of(value: FieldValue) -> Vec<FieldValue> {
     match value {
         FieldValue::Real(_) => [0.0, 0.5, 1.0, 7.0].map(FieldValue::Real).to_vec(),
-        FieldValue::Pair(a, b) => {
-            [(0.0, b), (a, 0.0), (0.5, 0.5), (7.0, b)].map(|(a, b)| FieldValue::Pair(a, b)).to_vec()
-        }
+        FieldValue::Pair(a, b) => [(0.0, b), (a, 0.0), (0.5, 0.5), (7.0, b)]
+            .map(|(a, b)| FieldValue::Pair(a, b))
+            .to_vec(),
         FieldValue::Triple(a, b, c) => {
             vec![
                 FieldValue::Triple(0.0, b, c),
@@ -543,9 +669,12 @@ fn others_of(value: FieldValue) -> Vec<FieldValue> {
             .map(|sizes| FieldValue::Sizes(Sizes::new(sizes).expect("sizes")))
             .to_vec(),
         FieldValue::Flag(flag) => vec![FieldValue::Flag(!flag)],
-        FieldValue::Choice(choice) => {
-            choice.names().iter().filter_map(|name| choice.named(name)).map(FieldValue::Choice).collect()
-        }
+        FieldValue::Choice(choice) => choice
+            .names()
+            .iter()
+            .filter_map(|name| choice.named(name))
+            .map(FieldValue::Choice)
+            .collect(),
         other => panic!("no values like {other}"),
     }
 }
@@ -564,7 +693,10 @@ fn has_the_state_of_its_fields(optimiser: Optimiser, dtype: DType) -> Vec<String
             .leaves()
             .map(|leaf| {
                 (
-                    leaf.tensor_names().into_iter().map(|name| of_tensor(leaf, name)).collect::<Vec<_>>(),
+                    leaf.tensor_names()
+                        .into_iter()
+                        .map(|name| of_tensor(leaf, name))
+                        .collect::<Vec<_>>(),
                     leaf.bytes(),
                 )
             })
@@ -577,7 +709,10 @@ fn has_the_state_of_its_fields(optimiser: Optimiser, dtype: DType) -> Vec<String
             let model = model(&tensors(1));
             let mut fresh = optimiser.clone();
             let is_valid = fresh.set_field(&place, other).is_ok_and(|is_set| is_set) && fresh.check().is_ok();
-            let fresh = is_valid.then(|| setup(fresh, &model).ok()).flatten().map(|state| layout(&state));
+            let fresh = is_valid
+                .then(|| setup(fresh, &model).ok())
+                .flatten()
+                .map(|state| layout(&state));
             let mut state = setup(optimiser.clone(), &model).expect("a state");
             let before = snapshot(&model, &state);
             match (fresh, state.all().adjust_field(&place, other)) {
@@ -599,7 +734,11 @@ fn has_the_state_of_its_fields(optimiser: Optimiser, dtype: DType) -> Vec<String
                     deciding.push(format!("{}.{place}", optimiser.name()));
                 }
                 (None, adjusted) => {
-                    assert!(adjusted.is_err() && snapshot(&model, &state) == before, "{}", what())
+                    assert!(
+                        adjusted.is_err() && snapshot(&model, &state) == before,
+                        "{}",
+                        what()
+                    )
                 }
             }
         }
@@ -627,7 +766,10 @@ fn a_state_is_the_one_of_its_fields() {
         "Adafactor.matrix",
         "RMSProp.centred",
     ] {
-        assert!(deciding.iter().any(|field| field == expected), "{expected} is not among {deciding:?}");
+        assert!(
+            deciding.iter().any(|field| field == expected),
+            "{expected} is not among {deciding:?}"
+        );
     }
 }
 
@@ -639,19 +781,28 @@ fn steps_with_the_mean_behind_a_window(member: Box<dyn Rule>) {
     }
     let x = tensor(0, &[2, 3], DType::F64);
     let (collected, direct) = (model(std::slice::from_ref(&x)), model(&[x]));
-    let mut collecting =
-        setup(OptimiserChain::new((AccumGrad::new(N), member.clone())), &collected).expect("a state");
+    let mut collecting = setup(
+        OptimiserChain::new((AccumGrad::new(N), member.clone())),
+        &collected,
+    )
+    .expect("a state");
     let mut stepping = setup(member.clone(), &direct).expect("a state");
     for step in 0..3 {
-        let micro: Vec<Tensor> = (0..N).map(|i| tensor(1 + step * N + i, &[2, 3], DType::F64)).collect();
+        let micro: Vec<Tensor> = (0..N)
+            .map(|i| tensor(1 + step * N + i, &[2, 3], DType::F64))
+            .collect();
         for gradient in &micro {
             update(&mut collecting, &collected, &grads([Some(gradient.clone())])).expect("an update");
         }
-        let sum = micro[1..]
-            .iter()
-            .fold(values(&micro[0]), |sum, g| sum.iter().zip(values(g)).map(|(a, b)| a + b).collect());
-        let mean =
-            Tensor::from_vec(sum.iter().map(|sum| sum / N as f64).collect(), (2, 3), &Device::Cpu).ok();
+        let sum = micro[1..].iter().fold(values(&micro[0]), |sum, g| {
+            sum.iter().zip(values(g)).map(|(a, b)| a + b).collect()
+        });
+        let mean = Tensor::from_vec(
+            sum.iter().map(|sum| sum / N as f64).collect(),
+            (2, 3),
+            &Device::Cpu,
+        )
+        .ok();
         update(&mut stepping, &direct, &grads([mean])).expect("an update");
         assert_eq!(bits(&collected["0"]), bits(&direct["0"]), "{}", member.name());
     }
@@ -659,5 +810,7 @@ fn steps_with_the_mean_behind_a_window(member: Box<dyn Rule>) {
 
 #[test]
 fn accumulating_is_stepping_with_the_mean() {
-    rules::catalogue().into_iter().for_each(|listing| steps_with_the_mean_behind_a_window(listing.rule));
+    rules::catalogue()
+        .into_iter()
+        .for_each(|listing| steps_with_the_mean_behind_a_window(listing.rule));
 }

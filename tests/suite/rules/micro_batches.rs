@@ -15,16 +15,26 @@ fn trained(size: u64, micro_batches: u64, dtype: DType) -> Vec<Vec<Vec<u64>>> {
         let model = model(&parameters(dtype));
         let collect = AccumGrad::new(micro_batches / size);
         let rule = OptimiserChain::new((collect, ClipGlobalNorm::new(0.5), AdamW::new(0.1)));
-        let mut state =
-            Setup::over(&world).build(MixedPrecision::new(DType::F32, rule), &model).expect("a state");
+        let mut state = Setup::over(&world)
+            .build(MixedPrecision::new(DType::F32, rule), &model)
+            .expect("a state");
         for step in 0..3 {
             for micro_batch in (world.rank() as u64..micro_batches).step_by(size as usize) {
                 // Those of even calls have a gradient for every parameter.
                 let gradients = gradients(2 * (micro_batches * step + micro_batch), 0, DType::F32);
-                let outcome =
-                    Update::new(&mut state).finite_only().apply(&model, &gradients).expect("an update");
+                let outcome = Update::new(&mut state)
+                    .finite_only()
+                    .apply(&model, &gradients)
+                    .expect("an update");
                 let is_last = micro_batch + size >= micro_batches;
-                assert_eq!(outcome.status, if is_last { Status::Stepped } else { Status::Accumulated });
+                assert_eq!(
+                    outcome.status,
+                    if is_last {
+                        Status::Stepped
+                    } else {
+                        Status::Accumulated
+                    }
+                );
             }
         }
         model.values().map(|x| bits(x)).collect()

@@ -27,7 +27,11 @@ fn call(state: &mut StateTree, model: &Vars, norm: f64) -> Outcome {
 
 /// The outlier for which a call was skipped.
 fn outlier(outcome: &Outcome) -> Option<Outlier> {
-    if let Some(SkipReason::Outlier(outlier)) = outcome.skipped() { Some(*outlier) } else { None }
+    if let Some(SkipReason::Outlier(outlier)) = outcome.skipped() {
+        Some(*outlier)
+    } else {
+        None
+    }
 }
 
 fn parameter() -> Vars {
@@ -35,7 +39,10 @@ fn parameter() -> Vars {
 }
 
 fn small(sigma: f64) -> SkipOutliers {
-    SkipOutliers { window: 32, ..SkipOutliers::new(sigma) }
+    SkipOutliers {
+        window: 32,
+        ..SkipOutliers::new(sigma)
+    }
 }
 
 fn chain(rule: SkipOutliers) -> OptimiserChain<(SkipOutliers, ClipGlobalNorm, Descent)> {
@@ -46,7 +53,11 @@ fn chain(rule: SkipOutliers) -> OptimiserChain<(SkipOutliers, ClipGlobalNorm, De
 fn norms_seen(state: &StateTree, group: u64) -> Vec<f64> {
     let description = Pieces::of(&file_of(Checkpoint::new(state))).description;
     let norms = description["norms"][group.to_string()].as_array();
-    norms.into_iter().flatten().map(|norm| norm.as_f64().expect("a norm")).collect()
+    norms
+        .into_iter()
+        .flatten()
+        .map(|norm| norm.as_f64().expect("a norm"))
+        .collect()
 }
 
 /// After 40 usual calls.
@@ -119,12 +130,25 @@ fn the_same_calls_are_skipped_as_by_olmo() {
     ];
     for (window, sigma, calls, unusual, regime, expected) in runs {
         let x = parameter();
-        let mut state =
-            setup(chain(SkipOutliers { window, ..SkipOutliers::new(sigma) }), &x).expect("a state");
+        let mut state = setup(
+            chain(SkipOutliers {
+                window,
+                ..SkipOutliers::new(sigma)
+            }),
+            &x,
+        )
+        .expect("a state");
         let mut skipped = Vec::new();
         for index in 0..calls {
-            let spike = unusual.iter().find(|(at, _)| *at == index).map_or(usual(index), |(_, norm)| *norm);
-            let norm = if index >= regime { 40.0 * usual(index) } else { spike };
+            let spike = unusual
+                .iter()
+                .find(|(at, _)| *at == index)
+                .map_or(usual(index), |(_, norm)| *norm);
+            let norm = if index >= regime {
+                40.0 * usual(index)
+            } else {
+                spike
+            };
             let before = values(&x["0"]);
             let outcome = call(&mut state, &x, norm);
             assert_eq!(outcome.global_norm, Some(norm));
@@ -133,13 +157,19 @@ fn the_same_calls_are_skipped_as_by_olmo() {
                 continue;
             };
             skipped.push(index);
-            assert_eq!((outcome.status, outcome.applied), (Status::Skipped(SkipReason::Outlier(outlier)), 0));
+            assert_eq!(
+                (outcome.status, outcome.applied),
+                (Status::Skipped(SkipReason::Outlier(outlier)), 0)
+            );
             assert_eq!((outlier.group, outlier.norm), (0, norm));
             assert!(outlier.limit < norm && outlier.limit > 1.0, "{outlier:?}");
             assert_eq!(values(&x["0"]), before);
         }
         assert_eq!(skipped, expected, "window {window}");
-        assert_eq!(state.leaf("0").map(|leaf| leaf.steps()), Some(calls - skipped.len() as u64));
+        assert_eq!(
+            state.leaf("0").map(|leaf| leaf.steps()),
+            Some(calls - skipped.len() as u64)
+        );
         assert_eq!(norms_seen(&state, 0).len() as u64, window);
     }
 }
@@ -147,13 +177,20 @@ fn the_same_calls_are_skipped_as_by_olmo() {
 /// Norms that are equal but for rounding say nothing of the next, and neither do norms of zero.
 #[test]
 fn norms_without_a_deviation_make_no_outliers() {
-    for (usual, next, is_outlier) in
-        [(1.0, 1.000_001, false), (1.0, 1.0001, true), (0.0, 1.0, false), (0.5, 0.0, false)]
-    {
+    for (usual, next, is_outlier) in [
+        (1.0, 1.000_001, false),
+        (1.0, 1.0001, true),
+        (0.0, 1.0, false),
+        (0.5, 0.0, false),
+    ] {
         let x = parameter();
         let mut state = setup(chain(small(6.0)), &x).expect("a state");
         (0..40).for_each(|_| assert_eq!(call(&mut state, &x, usual).status, Status::Stepped));
-        assert_eq!(outlier(&call(&mut state, &x, next)).is_some(), is_outlier, "{next} after {usual}");
+        assert_eq!(
+            outlier(&call(&mut state, &x, next)).is_some(),
+            is_outlier,
+            "{next} after {usual}"
+        );
     }
 }
 
@@ -162,7 +199,14 @@ fn norms_without_a_deviation_make_no_outliers() {
 fn a_short_window_judges_when_it_is_full() {
     for window in [2, 7, 18, 19, 20, 21, 50, 128] {
         let x = parameter();
-        let mut state = setup(chain(SkipOutliers { window, ..SkipOutliers::new(3.0) }), &x).expect("a state");
+        let mut state = setup(
+            chain(SkipOutliers {
+                window,
+                ..SkipOutliers::new(3.0)
+            }),
+            &x,
+        )
+        .expect("a state");
         let expected = window.min(u64::max(20, window / 2) - 1);
         let judged = (0..200).find(|index| {
             let mut copy = state.try_clone().expect("a copy");
@@ -178,7 +222,11 @@ fn a_short_window_judges_when_it_is_full() {
 #[test]
 fn clipping_behind_does_not_matter() {
     let optimisers: [Optimiser; 4] = [
-        Optimiser::new(OptimiserChain::new((small(6.0), ClipGlobalNorm::new(0.5), Descent::new(0.5)))),
+        Optimiser::new(OptimiserChain::new((
+            small(6.0),
+            ClipGlobalNorm::new(0.5),
+            Descent::new(0.5),
+        ))),
         Optimiser::new(OptimiserChain::new((
             small(6.0),
             Scale::new(1.0),
@@ -187,7 +235,10 @@ fn clipping_behind_does_not_matter() {
         ))),
         Optimiser::new(OptimiserChain::new((
             small(6.0),
-            ClipGlobalNorm { group: 3, ..ClipGlobalNorm::new(0.5) },
+            ClipGlobalNorm {
+                group: 3,
+                ..ClipGlobalNorm::new(0.5)
+            },
             Descent::new(0.5),
         ))),
         Optimiser::new(OptimiserChain::new((
@@ -202,15 +253,24 @@ fn clipping_behind_does_not_matter() {
         let mut said = Vec::new();
         for index in 0..50u64 {
             let size = if index == 33 || index == 40 { 1e4 } else { 1.0 };
-            let gradients = [tensor(10 + index, &[5], DType::F32), tensor(90 + index, &[70], DType::F32)];
+            let gradients = [
+                tensor(10 + index, &[5], DType::F32),
+                tensor(90 + index, &[70], DType::F32),
+            ];
             let gradients = grads(gradients.map(|gradient| gradient.affine(size, 0.0).ok()));
-            let outcome = Update::new(&mut state).engine(engine).apply(&x, &gradients).expect("an update");
+            let outcome = Update::new(&mut state)
+                .engine(engine)
+                .apply(&x, &gradients)
+                .expect("an update");
             said.push((outcome.status, outcome.global_norm));
         }
         (
             said,
             [bits(&x["0"]), bits(&x["1"])],
-            norms_seen(&state, 0).into_iter().map(f64::to_bits).collect::<Vec<_>>(),
+            norms_seen(&state, 0)
+                .into_iter()
+                .map(f64::to_bits)
+                .collect::<Vec<_>>(),
         )
     };
     let expected = run(engines()[0], optimisers[0].clone());
@@ -230,7 +290,12 @@ fn clipping_behind_does_not_matter() {
                     .map(|(status, _)| (is_outlier(status), *status == Status::Stepped))
                     .collect::<Vec<_>>()
             };
-            assert_eq!(skipped(&said), skipped(&expected.0), "{engine:?} {}", optimiser.name());
+            assert_eq!(
+                skipped(&said),
+                skipped(&expected.0),
+                "{engine:?} {}",
+                optimiser.name()
+            );
             if !is_emulated {
                 assert_eq!(
                     (parameters, norms),
@@ -246,7 +311,11 @@ fn clipping_behind_does_not_matter() {
 /// Behind a rule the norm is of what that has left.
 #[test]
 fn a_norm_is_of_what_the_rules_before_have_left() {
-    let (x, mut state) = seasoned(OptimiserChain::new((ClipGrad::new(1.5), small(6.0), Descent::new(0.5))));
+    let (x, mut state) = seasoned(OptimiserChain::new((
+        ClipGrad::new(1.5),
+        small(6.0),
+        Descent::new(0.5),
+    )));
     assert_eq!(call(&mut state, &x, 1e6).status, Status::Stepped);
     assert!(norms_seen(&state, 0).into_iter().all(|norm| norm <= 1.5));
 }
@@ -279,19 +348,28 @@ fn what_is_not_finite_is_an_overflow_and_counts_for_nothing() {
 fn a_loss_scaler_comes_first() {
     let x = model(&[constant(0.0, 1, DType::F16)]);
     let mut state = setup(MixedPrecision::new(DType::F32, chain(small(6.0))), &x).expect("a state");
-    let mut scaler = LossScaler::with(DynamicScale { initial: 1024.0, ..DynamicScale::default() });
+    let mut scaler = LossScaler::with(DynamicScale {
+        initial: 1024.0,
+        ..DynamicScale::default()
+    });
     let mut step = |norm: f64| {
         let scale = scaler.current();
         let _ = scaler.scale(&constant(1.0, 1, DType::F32)).expect("a loss");
         let gradients = grads([Some(constant(norm * scale, 1, DType::F16))]);
-        let outcome = Update::new(&mut state).scaler(&mut scaler).apply(&x, &gradients).expect("an update");
+        let outcome = Update::new(&mut state)
+            .scaler(&mut scaler)
+            .apply(&x, &gradients)
+            .expect("an update");
         (outcome, scaler.current(), good_steps(&scaler))
     };
     for index in 0..40 {
         assert_eq!(step(1.0 + (index % 4) as f64 / 4.0).0.status, Status::Stepped);
     }
     let (outcome, scale, good) = step(40.0);
-    assert_eq!((outlier(&outcome).map(|outlier| outlier.norm), scale, good), (Some(40.0), 1024.0, 40));
+    assert_eq!(
+        (outlier(&outcome).map(|outlier| outlier.norm), scale, good),
+        (Some(40.0), 1024.0, 40)
+    );
     let (outcome, scale, good) = step(1000.0);
     assert_eq!((outcome.status, scale, good), (not_finite("0"), 512.0, 0));
     assert_eq!(step(1.5).0.status, Status::Stepped);
@@ -301,34 +379,54 @@ fn a_loss_scaler_comes_first() {
 /// Behind a window the outlier takes what was collected with it, before it the micro-batch only.
 #[test]
 fn an_outlier_ends_the_window_that_it_is_of() {
-    let (x, mut state) = seasoned(OptimiserChain::new((small(6.0), AccumGrad::new(1), Descent::new(0.5))));
+    let (x, mut state) = seasoned(OptimiserChain::new((
+        small(6.0),
+        AccumGrad::new(1),
+        Descent::new(0.5),
+    )));
     assert!(outlier(&call(&mut state, &x, 50.0)).is_some());
 
     let x = parameter();
-    let mut state =
-        setup(OptimiserChain::new((AccumGrad::new(2), small(6.0), Descent::new(1.0))), &x).expect("a state");
+    let mut state = setup(
+        OptimiserChain::new((AccumGrad::new(2), small(6.0), Descent::new(1.0))),
+        &x,
+    )
+    .expect("a state");
     for index in 0..80 {
         call(&mut state, &x, usual(index / 2));
     }
     let before = (values(&x["0"]), state.leaf("0").map(|leaf| leaf.steps()));
     assert_eq!(call(&mut state, &x, 99.0).status, Status::Accumulated);
     let outcome = call(&mut state, &x, 1.0);
-    assert_eq!(outlier(&outcome).map(|outlier| outlier.norm), Some(50.0), "the mean");
-    assert_eq!((values(&x["0"]), state.leaf("0").map(|leaf| leaf.steps())), before);
+    assert_eq!(
+        outlier(&outcome).map(|outlier| outlier.norm),
+        Some(50.0),
+        "the mean"
+    );
+    assert_eq!(
+        (values(&x["0"]), state.leaf("0").map(|leaf| leaf.steps())),
+        before
+    );
     // What was collected is gone, and the next call is the first of a new window.
     assert_eq!(call(&mut state, &x, 1.5).status, Status::Accumulated);
     assert_eq!(call(&mut state, &x, 1.5).status, Status::Stepped);
     assert_eq!(values(&x["0"])[0], before.0[0] - 1.5);
 
     let x = parameter();
-    let mut state =
-        setup(OptimiserChain::new((small(6.0), AccumGrad::new(2), Descent::new(1.0))), &x).expect("a state");
+    let mut state = setup(
+        OptimiserChain::new((small(6.0), AccumGrad::new(2), Descent::new(1.0))),
+        &x,
+    )
+    .expect("a state");
     for index in 0..40 {
         call(&mut state, &x, usual(index));
     }
     let before = values(&x["0"])[0];
     assert_eq!(call(&mut state, &x, 1.5).status, Status::Accumulated);
-    assert!(outlier(&call(&mut state, &x, 50.0)).is_some(), "the micro-batch that would end the window");
+    assert!(
+        outlier(&call(&mut state, &x, 50.0)).is_some(),
+        "the micro-batch that would end the window"
+    );
     assert_eq!(call(&mut state, &x, 1.75).status, Status::Stepped);
     assert_eq!(values(&x["0"])[0], before - 1.625);
 }
@@ -345,7 +443,10 @@ fn groups_are_judged_each_by_its_own_norms() {
             "0" => Box::new(skip(7)),
             "1" => Box::new(skip(2)),
             _ => Box::new(OptimiserChain::new((
-                ClipGlobalNorm { group: 5, ..ClipGlobalNorm::new(1.0) },
+                ClipGlobalNorm {
+                    group: 5,
+                    ..ClipGlobalNorm::new(1.0)
+                },
                 Descent::new(0.5),
             ))),
         })
@@ -358,16 +459,26 @@ fn groups_are_judged_each_by_its_own_norms() {
     for index in 0..40 {
         // 100 times as large, and seldom there.
         let second = (index % 2 == 0).then(|| 100.0 * usual(index));
-        assert_eq!(outlier(&step(&mut state, [Some(usual(index)), second, Some(1e9)])), None);
+        assert_eq!(
+            outlier(&step(&mut state, [Some(usual(index)), second, Some(1e9)])),
+            None
+        );
     }
-    assert_eq!(step(&mut state, [Some(1.5), Some(150.0), Some(1.0)]).status, Status::Stepped);
+    assert_eq!(
+        step(&mut state, [Some(1.5), Some(150.0), Some(1.0)]).status,
+        Status::Stepped
+    );
     for (norms, group) in [
         ([Some(50.0), Some(150.0), None], 7),
         ([Some(1.0), Some(5000.0), None], 2),
         ([Some(9e9), Some(9e9), None], 2),
     ] {
         let outcome = step(&mut state, norms);
-        assert_eq!(outlier(&outcome).map(|outlier| outlier.group), Some(group), "{norms:?}");
+        assert_eq!(
+            outlier(&outcome).map(|outlier| outlier.group),
+            Some(group),
+            "{norms:?}"
+        );
         assert_eq!(outcome.group_norms.len(), 2);
     }
     assert_eq!(norms_seen(&state, 7)[28..], [1.5, 50.0, 1.0, 9e9]);
@@ -382,7 +493,16 @@ fn groups_are_judged_each_by_its_own_norms() {
     let mut grown = x.clone();
     grown.insert("new".to_string(), support::common::var(&one()));
     state
-        .add(OptimiserChain::new((SkipOutliers { group: 2, ..small(6.0) }, Descent::new(0.5))), &grown)
+        .add(
+            OptimiserChain::new((
+                SkipOutliers {
+                    group: 2,
+                    ..small(6.0)
+                },
+                Descent::new(0.5),
+            )),
+            &grown,
+        )
         .expect("a new leaf");
     assert_eq!(norms_seen(&state, 2).len(), 25);
 }
@@ -394,23 +514,40 @@ fn a_restored_state_skips_what_the_saved_one_would_have() {
     let file = file_of(Checkpoint::new(&state).model(&x));
     let other = parameter();
     let mut restored = setup(chain(small(6.0)), &other).expect("a state");
-    open(&file).and_then(|file| file.restore_with_model(&mut restored, &other)).expect("a state");
+    open(&file)
+        .and_then(|file| file.restore_with_model(&mut restored, &other))
+        .expect("a state");
     assert!(norms_seen(&restored, 0) == norms_seen(&state, 0));
     for norm in [50.0, 30.0, 1.5, 49.0, 20.0] {
-        assert_eq!(call(&mut restored, &other, norm), call(&mut state, &x, norm), "{norm}");
+        assert_eq!(
+            call(&mut restored, &other, norm),
+            call(&mut state, &x, norm),
+            "{norm}"
+        );
     }
     assert_eq!(snapshot(&other, &restored), snapshot(&x, &state));
 
     // A file of a state without norms, and norms that are none.
     let fresh = setup(chain(small(6.0)), &parameter()).expect("a state");
     let plain = file_of(Checkpoint::new(&fresh));
-    assert!(Pieces::of(&plain).description.get("norms").is_none(), "the file of a version without outliers");
-    open(&plain).and_then(|file| file.restore(&mut restored)).expect("a state");
+    assert!(
+        Pieces::of(&plain).description.get("norms").is_none(),
+        "the file of a version without outliers"
+    );
+    open(&plain)
+        .and_then(|file| file.restore(&mut restored))
+        .expect("a state");
     assert_eq!(norms_seen(&restored, 0).len(), 0);
-    for number in [serde_json::json!(-1.0), serde_json::json!("nan"), serde_json::json!("inf")] {
+    for number in [
+        serde_json::json!(-1.0),
+        serde_json::json!("nan"),
+        serde_json::json!("inf"),
+    ] {
         let mut damaged = Pieces::of(&file);
         damaged.description["norms"]["0"][3] = number;
-        let error = open(&damaged.bytes()).and_then(|file| file.restore(&mut restored)).expect_err("refused");
+        let error = open(&damaged.bytes())
+            .and_then(|file| file.restore(&mut restored))
+            .expect_err("refused");
         says(&error, &["among the norms of earlier calls"]);
     }
     assert_eq!(norms_seen(&restored, 0).len(), 0, "nothing has changed");
@@ -422,40 +559,64 @@ fn a_functional_update_takes_the_norms_along() {
     let (x, state) = seasoned(chain(small(6.0)));
     let gradients = grads([Some(constant(50.0, 1, DType::F64))]);
     let parameters = trainables(&x).expect("parameters");
-    let (next, same, outcome) = Update::functional(&state).apply(&parameters, &gradients).expect("an update");
+    let (next, same, outcome) = Update::functional(&state)
+        .apply(&parameters, &gradients)
+        .expect("an update");
     assert!(outlier(&outcome).is_some());
     assert_eq!(values(&same["0"]), values(&x["0"]));
-    assert_eq!((norms_seen(&state, 0).last(), norms_seen(&next, 0).last()), (Some(&usual(39)), Some(&50.0)));
+    assert_eq!(
+        (norms_seen(&state, 0).last(), norms_seen(&next, 0).last()),
+        (Some(&usual(39)), Some(&50.0))
+    );
 }
 
 /// All ranks skip the same calls, and their file is that of one process.
 #[test]
 fn ranks_judge_the_norm_of_all() {
     let gradient = |index: u64, rank: u64| {
-        let size = if index >= 30 && index.is_multiple_of(3) { 100.0 } else { 1.0 };
+        let size = if index >= 30 && index.is_multiple_of(3) {
+            100.0
+        } else {
+            1.0
+        };
         grads([
-            tensor(100 * index + rank, &[33], DType::F32).affine(size, 0.0).ok(),
+            tensor(100 * index + rank, &[33], DType::F32)
+                .affine(size, 0.0)
+                .ok(),
             Some(tensor(100 * index + rank + 50, &[2, 3], DType::F32)),
         ])
     };
     let optimiser = || {
-        OptimiserChain::new((small(6.0), ClipGlobalNorm::new(0.5), WeightDecay::new(0.1), AdamW::new(0.01)))
+        OptimiserChain::new((
+            small(6.0),
+            ClipGlobalNorm::new(0.5),
+            WeightDecay::new(0.1),
+            AdamW::new(0.01),
+        ))
     };
     let parameters = || model(&[tensor(1, &[33], DType::F32), tensor(2, &[2, 3], DType::F32)]);
     let folder = tempfile::tempdir().expect("a folder");
     let run = move |state: &mut StateTree, x: &Vars, rank: u64| {
         let step = |index| update(state, x, &gradient(index, rank)).expect("an update");
-        (0..45).map(step).map(|outcome| outcome.status).collect::<Vec<_>>()
+        (0..45)
+            .map(step)
+            .map(|outcome| outcome.status)
+            .collect::<Vec<_>>()
     };
     let whole = parameters();
     let mut state = setup(optimiser(), &whole).expect("a state");
     let expected = run(&mut state, &whole, 0);
     assert!(
-        expected.iter().filter(|status| matches!(status, Status::Skipped(SkipReason::Outlier(_)))).count()
+        expected
+            .iter()
+            .filter(|status| matches!(status, Status::Skipped(SkipReason::Outlier(_))))
+            .count()
             > 1,
         "{expected:?}"
     );
-    Checkpoint::new(&state).save(folder.path().join("whole")).expect("a file");
+    Checkpoint::new(&state)
+        .save(folder.path().join("whole"))
+        .expect("a file");
 
     let path = folder.path().join("ranks");
     let ranks = on(2, move |world| {
@@ -495,7 +656,11 @@ fn ranks_with_other_norms_before_are_refused() {
         ]
     });
     for error in refused.iter().flatten() {
-        is_kind(error, ErrorKind::Ranks, &["rank 1 differs in the history of norms"]);
+        is_kind(
+            error,
+            ErrorKind::Ranks,
+            &["rank 1 differs in the history of norms"],
+        );
         assert_eq!(error.rank(), Some(1), "{error}");
     }
 }
@@ -505,11 +670,27 @@ fn settings_out_of_range_are_refused() {
     for (rule, field) in [
         (SkipOutliers::new(0.0), "sigma"),
         (SkipOutliers::new(f64::NAN), "sigma"),
-        (SkipOutliers { window: 1, ..SkipOutliers::default() }, "window"),
-        (SkipOutliers { window: 1 << 17, ..SkipOutliers::default() }, "window"),
+        (
+            SkipOutliers {
+                window: 1,
+                ..SkipOutliers::default()
+            },
+            "window",
+        ),
+        (
+            SkipOutliers {
+                window: 1 << 17,
+                ..SkipOutliers::default()
+            },
+            "window",
+        ),
     ] {
         let error = setup(rule, &parameter()).expect_err("refused");
-        is_kind(&error, ErrorKind::Argument, &[&format!("SkipOutliers: {field} is ")]);
+        is_kind(
+            &error,
+            ErrorKind::Argument,
+            &[&format!("SkipOutliers: {field} is ")],
+        );
     }
 }
 
@@ -543,7 +724,10 @@ fn clipping_and_limits_are_of_the_parameters_that_have_them() {
         // √(3² + 4² + 12²), and √(3² + 8²) where it clips.
         assert_eq!(norms_seen(&state, 0), [13.0], "{engine:?}");
         let clipped = 5.0 / 73f64.sqrt();
-        assert!((outcome.global_norm.expect("a norm") - 73f64.sqrt()).abs() < 1e-6, "{outcome:?}");
+        assert!(
+            (outcome.global_norm.expect("a norm") - 73f64.sqrt()).abs() < 1e-6,
+            "{outcome:?}"
+        );
         for (path, expected) in [("0", -3.0 * clipped), ("1", -8.0 * clipped), ("2", -12.0)] {
             assert!(
                 (values(&x[path])[0] - expected).abs() < 1e-5,

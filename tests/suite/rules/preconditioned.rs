@@ -15,9 +15,21 @@ use support::common::{
 /// step.
 fn all() -> Vec<Box<dyn Rule>> {
     vec![
-        Box::new(SOAP { interval: 2, lambda: 0.1, ..SOAP::new(0.05) }),
-        Box::new(SOAP { interval: 2, max_size: 3, ..SOAP::new(0.05) }),
-        Box::new(Shampoo { interval: 2, lambda: 0.1, ..Shampoo::new(0.05) }),
+        Box::new(SOAP {
+            interval: 2,
+            lambda: 0.1,
+            ..SOAP::new(0.05)
+        }),
+        Box::new(SOAP {
+            interval: 2,
+            max_size: 3,
+            ..SOAP::new(0.05)
+        }),
+        Box::new(Shampoo {
+            interval: 2,
+            lambda: 0.1,
+            ..Shampoo::new(0.05)
+        }),
         Box::new(Shampoo {
             interval: 1,
             graft: false,
@@ -25,22 +37,44 @@ fn all() -> Vec<Box<dyn Rule>> {
             epsilon: (1e-4, 1e-8),
             ..Shampoo::new(0.05)
         }),
-        Box::new(Shampoo { interval: 2, max_size: 3, ..Shampoo::new(0.05) }),
-        Box::new(GaLore { rank: 2, interval: 2, lambda: 0.1, ..GaLore::new(0.05) }),
-        Box::new(APOLLO { rank: 2, interval: 2, lambda: 0.1, ..APOLLO::new(0.05) }),
-        Box::new(APOLLO { interval: 2, ..APOLLO::mini(0.05) }),
+        Box::new(Shampoo {
+            interval: 2,
+            max_size: 3,
+            ..Shampoo::new(0.05)
+        }),
+        Box::new(GaLore {
+            rank: 2,
+            interval: 2,
+            lambda: 0.1,
+            ..GaLore::new(0.05)
+        }),
+        Box::new(APOLLO {
+            rank: 2,
+            interval: 2,
+            lambda: 0.1,
+            ..APOLLO::new(0.05)
+        }),
+        Box::new(APOLLO {
+            interval: 2,
+            ..APOLLO::mini(0.05)
+        }),
     ]
 }
 
 const SHAPES: [&[usize]; 6] = [&[4, 4], &[6, 3], &[3, 5], &[2, 3, 4], &[5], &[3, 1]];
 
 fn tensors(seed: u64, shapes: &[&[usize]], dtype: DType) -> Vec<Tensor> {
-    shapes.iter().enumerate().map(|(i, shape)| tensor(seed + 20 * i as u64, shape, dtype)).collect()
+    shapes
+        .iter()
+        .enumerate()
+        .map(|(i, shape)| tensor(seed + 20 * i as u64, shape, dtype))
+        .collect()
 }
 
 fn run(engine: Engine, optimiser: impl IntoOptimiser, dtype: DType) -> Vec<Snapshot> {
-    let steps: Vec<_> =
-        (1..=6).map(|call| grads(tensors(call, &SHAPES, dtype).into_iter().map(Some))).collect();
+    let steps: Vec<_> = (1..=6)
+        .map(|call| grads(tensors(call, &SHAPES, dtype).into_iter().map(Some)))
+        .collect();
     trajectory(engine, optimiser, &tensors(0, &SHAPES, dtype), &steps)
 }
 
@@ -79,14 +113,20 @@ fn path_of(optimiser: impl IntoOptimiser, x0: &Tensor, gradients: &[Tensor]) -> 
 fn a_stack_is_its_matrices() {
     let (x, gradients) = (
         tensor(0, &[3, 4, 4], DType::F64),
-        (1..6).map(|seed| tensor(seed, &[3, 4, 4], DType::F64)).collect::<Vec<_>>(),
+        (1..6)
+            .map(|seed| tensor(seed, &[3, 4, 4], DType::F64))
+            .collect::<Vec<_>>(),
     );
     for rule in all() {
         let projected = rule.field("rank").is_some();
         let whole = path_of(rule.clone(), &x, &gradients);
         for i in 0..if projected { 1 } else { 3 } {
             let part = |tensor: &Tensor| tensor.get(i).expect("a matrix");
-            let alone = path_of(rule.clone(), &part(&x), &gradients.iter().map(part).collect::<Vec<_>>());
+            let alone = path_of(
+                rule.clone(),
+                &part(&x),
+                &gradients.iter().map(part).collect::<Vec<_>>(),
+            );
             for (whole, alone) in whole.iter().zip(&alone) {
                 assert_eq!(bits(&part(whole)), bits(alone), "{rule:?}");
             }
@@ -101,26 +141,48 @@ fn steps_turn_with_the_axes() {
     let n = 4;
     // A turn of the first two axes, and a reflection of the last.
     let (sine, cosine) = 0.7f64.sin_cos();
-    let turn = vec![cosine, -sine, 0.0, 0.0, sine, cosine, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, -1.0];
+    let turn = vec![
+        cosine, -sine, 0.0, 0.0, sine, cosine, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, -1.0,
+    ];
     let turn = Tensor::from_vec(turn, (n, n), &Device::Cpu).expect("a turn");
     let turned = |x: &Tensor| turn.matmul(x).expect("a product");
     let (x, gradients) = (
         tensor(0, &[n, n], DType::F64),
-        (1..9).map(|seed| tensor(seed, &[n, n], DType::F64)).collect::<Vec<_>>(),
+        (1..9)
+            .map(|seed| tensor(seed, &[n, n], DType::F64))
+            .collect::<Vec<_>>(),
     );
     let rules: [Box<dyn Rule>; 2] = [
-        Box::new(SOAP { interval: 2, ..SOAP::new(0.05) }),
-        Box::new(Shampoo { interval: 2, graft: false, epsilon: (1e-3, 0.0), ..Shampoo::new(0.05) }),
+        Box::new(SOAP {
+            interval: 2,
+            ..SOAP::new(0.05)
+        }),
+        Box::new(Shampoo {
+            interval: 2,
+            graft: false,
+            epsilon: (1e-3, 0.0),
+            ..Shampoo::new(0.05)
+        }),
     ];
     for rule in rules {
         let straight = path_of(rule.clone(), &x, &gradients);
-        let other = path_of(rule.clone(), &turned(&x), &gradients.iter().map(turned).collect::<Vec<_>>());
+        let other = path_of(
+            rule.clone(),
+            &turned(&x),
+            &gradients.iter().map(turned).collect::<Vec<_>>(),
+        );
         // The first step is none, or Adam's, which is one of the axes: what follows is compared.
         let moved = |path: &[Tensor], t: usize| (&path[t] - &path[t - 1]).expect("a step");
         for t in 1..gradients.len() {
-            for (got, expected) in values(&moved(&other, t)).iter().zip(values(&turned(&moved(&straight, t))))
+            for (got, expected) in values(&moved(&other, t))
+                .iter()
+                .zip(values(&turned(&moved(&straight, t))))
             {
-                assert!((got - expected).abs() < 1e-12, "{}, step {t}: {got} for {expected}", rule.name());
+                assert!(
+                    (got - expected).abs() < 1e-12,
+                    "{}, step {t}: {got} for {expected}",
+                    rule.name()
+                );
             }
         }
     }
@@ -130,22 +192,56 @@ fn steps_turn_with_the_axes() {
 #[test]
 fn state_has_the_size_that_is_said() {
     let bytes = |rule: Box<dyn Rule>, shape: &[usize]| {
-        setup(rule, &model(&[tensor(1, shape, DType::F32)])).expect("a state").bytes()
+        setup(rule, &model(&[tensor(1, shape, DType::F32)]))
+            .expect("a state")
+            .bytes()
     };
     let (soap, shampoo) = (
-        |max_size| SOAP { max_size, ..SOAP::default() },
-        |max_size| Shampoo { max_size, ..Shampoo::default() },
+        |max_size| SOAP {
+            max_size,
+            ..SOAP::default()
+        },
+        |max_size| Shampoo {
+            max_size,
+            ..Shampoo::default()
+        },
     );
-    for (max_size, expected) in
-        [(1024, 4 * (2 * 48 + 2 * (36 + 64))), (6, 4 * (2 * 48 + 2 * 36)), (5, 8 * 48)]
-    {
+    for (max_size, expected) in [
+        (1024, 4 * (2 * 48 + 2 * (36 + 64))),
+        (6, 4 * (2 * 48 + 2 * 36)),
+        (5, 8 * 48),
+    ] {
         assert_eq!(bytes(Box::new(soap(max_size)), &[6, 8]), expected);
         assert_eq!(bytes(Box::new(shampoo(max_size)), &[6, 8]), expected);
     }
-    assert_eq!(bytes(Box::new(soap(1024)), &[3, 6, 8]), 3 * 4 * (2 * 48 + 2 * (36 + 64)));
-    assert_eq!(bytes(Box::new(GaLore { rank: 2, ..GaLore::default() }), &[6, 8]), 4 * 2 * 2 * 8);
-    assert_eq!(bytes(Box::new(APOLLO { rank: 2, ..APOLLO::default() }), &[8, 6]), 4 * (2 * 2 * 8 + 1));
-    assert_eq!(bytes(Box::new(APOLLO::mini(0.1)), &[3, 6, 8]), 4 * 3 * (2 * 8 + 1));
+    assert_eq!(
+        bytes(Box::new(soap(1024)), &[3, 6, 8]),
+        3 * 4 * (2 * 48 + 2 * (36 + 64))
+    );
+    assert_eq!(
+        bytes(
+            Box::new(GaLore {
+                rank: 2,
+                ..GaLore::default()
+            }),
+            &[6, 8]
+        ),
+        4 * 2 * 2 * 8
+    );
+    assert_eq!(
+        bytes(
+            Box::new(APOLLO {
+                rank: 2,
+                ..APOLLO::default()
+            }),
+            &[8, 6]
+        ),
+        4 * (2 * 2 * 8 + 1)
+    );
+    assert_eq!(
+        bytes(Box::new(APOLLO::mini(0.1)), &[3, 6, 8]),
+        4 * 3 * (2 * 8 + 1)
+    );
     for rule in all() {
         assert_eq!(bytes(rule.clone(), &[5]), 4 * 2 * 5, "{rule:?}");
     }
@@ -155,13 +251,21 @@ fn state_has_the_size_that_is_said() {
 #[test]
 fn names_of_tensors_follow_from_the_number_of_dimensions() {
     for rule in all() {
-        for shapes in
-            [[&[4, 4][..], &[9, 2], &[0, 0]], [&[2, 3, 4], &[1, 9, 9], &[0, 0, 0]], [&[5], &[100], &[0]]]
-        {
-            let state = setup(rule.clone(), &model(&shapes.map(|shape| tensor(1, shape, DType::F32))))
-                .expect("a state");
+        for shapes in [
+            [&[4, 4][..], &[9, 2], &[0, 0]],
+            [&[2, 3, 4], &[1, 9, 9], &[0, 0, 0]],
+            [&[5], &[100], &[0]],
+        ] {
+            let state = setup(
+                rule.clone(),
+                &model(&shapes.map(|shape| tensor(1, shape, DType::F32))),
+            )
+            .expect("a state");
             let names: Vec<_> = state.leaves().map(|leaf| leaf.tensor_names()).collect();
-            assert!(names.iter().all(|other| *other == names[0]), "{names:?} of {rule:?}");
+            assert!(
+                names.iter().all(|other| *other == names[0]),
+                "{names:?} of {rule:?}"
+            );
         }
     }
 }
@@ -186,12 +290,20 @@ fn another_form_is_refused() {
                 .unwrap_or_default();
             dims != [3, 4, 5] && dims.iter().product::<usize>() > 0
         };
-        let has_matrices =
-            state.leaf("0").expect("the leaf").tensor_names().iter().any(|name| is_of_matrices(name));
+        let has_matrices = state
+            .leaf("0")
+            .expect("the leaf")
+            .tensor_names()
+            .iter()
+            .any(|name| is_of_matrices(name));
         match state.all().adjust_field("matrix", MatrixForm::Flat) {
             Ok(()) => assert!(!has_matrices, "{rule:?}"),
             Err(error) => {
-                assert_eq!((error.kind(), error.path()), (ErrorKind::Argument, Some("0")), "{error}");
+                assert_eq!(
+                    (error.kind(), error.path()),
+                    (ErrorKind::Argument, Some("0")),
+                    "{error}"
+                );
                 assert_eq!(snapshot(&x, &state), before);
             }
         }
@@ -202,14 +314,50 @@ fn another_form_is_refused() {
 /// Without matrices these rules are AdamW, SOAP from the second gradient on.
 #[test]
 fn vectors_have_adams_step() {
-    let (x, gradients) =
-        (tensor(0, &[5], DType::F64), (1..6).map(|seed| tensor(seed, &[5], DType::F64)).collect::<Vec<_>>());
-    let adam = |beta| AdamW { beta, lambda: 0.1, ..AdamW::new(0.05) };
+    let (x, gradients) = (
+        tensor(0, &[5], DType::F64),
+        (1..6)
+            .map(|seed| tensor(seed, &[5], DType::F64))
+            .collect::<Vec<_>>(),
+    );
+    let adam = |beta| AdamW {
+        beta,
+        lambda: 0.1,
+        ..AdamW::new(0.05)
+    };
     let rules: [(Box<dyn Rule>, _, usize); 4] = [
-        (Box::new(SOAP { lambda: 0.1, ..SOAP::new(0.05) }), (0.95, 0.95), 1),
-        (Box::new(Shampoo { lambda: 0.1, ..Shampoo::new(0.05) }), (0.9, 0.999), 0),
-        (Box::new(GaLore { lambda: 0.1, ..GaLore::new(0.05) }), (0.9, 0.999), 0),
-        (Box::new(APOLLO { lambda: 0.1, ..APOLLO::new(0.05) }), (0.9, 0.999), 0),
+        (
+            Box::new(SOAP {
+                lambda: 0.1,
+                ..SOAP::new(0.05)
+            }),
+            (0.95, 0.95),
+            1,
+        ),
+        (
+            Box::new(Shampoo {
+                lambda: 0.1,
+                ..Shampoo::new(0.05)
+            }),
+            (0.9, 0.999),
+            0,
+        ),
+        (
+            Box::new(GaLore {
+                lambda: 0.1,
+                ..GaLore::new(0.05)
+            }),
+            (0.9, 0.999),
+            0,
+        ),
+        (
+            Box::new(APOLLO {
+                lambda: 0.1,
+                ..APOLLO::new(0.05)
+            }),
+            (0.9, 0.999),
+            0,
+        ),
     ];
     for (rule, beta, skipped) in rules {
         let got = path_of(rule.clone(), &x, &gradients);
@@ -238,15 +386,34 @@ fn any_gradient_is_borne() {
     };
     let of = |scale: f64| (tensor(9, &shape, DType::F32) * scale).expect("a gradient");
     let zeros = Tensor::zeros(&shape, DType::F32, &Device::Cpu).expect("zeros");
-    let one_row =
-        Tensor::cat(&[&of(1.0).narrow(0, 0, 1).expect("a row"), &zeros.narrow(0, 1, 3).expect("rows")], 0)
-            .expect("rows");
-    let gradients =
-        [zeros.clone(), zeros, outer(), one_row, of(1e-15), of(1e15), of(1.0), of(1e-12), of(1e12), of(1.0)];
+    let one_row = Tensor::cat(
+        &[
+            &of(1.0).narrow(0, 0, 1).expect("a row"),
+            &zeros.narrow(0, 1, 3).expect("rows"),
+        ],
+        0,
+    )
+    .expect("rows");
+    let gradients = [
+        zeros.clone(),
+        zeros,
+        outer(),
+        one_row,
+        of(1e-15),
+        of(1e15),
+        of(1.0),
+        of(1e-12),
+        of(1e12),
+        of(1.0),
+    ];
     for rule in all() {
         let x = tensor(0, &shape, DType::F32);
         for first in 0..gradients.len() {
-            let order: Vec<Tensor> = gradients[first..].iter().chain(&gradients[..first]).cloned().collect();
+            let order: Vec<Tensor> = gradients[first..]
+                .iter()
+                .chain(&gradients[..first])
+                .cloned()
+                .collect();
             let model = model(std::slice::from_ref(&x));
             let mut state = setup(rule.clone(), &model).expect("a state");
             for gradient in order {
@@ -279,13 +446,26 @@ fn apollo_goes_on_after_zeros() {
     let gradient = |seed| tensor(seed, &[3, 6], DType::F64);
     let zeros = gradient(1).zeros_like().expect("zeros");
     let x = gradient(0);
-    let rule = APOLLO { beta: (0.0, 0.0), rank: 2, ..APOLLO::new(0.1) };
+    let rule = APOLLO {
+        beta: (0.0, 0.0),
+        rank: 2,
+        ..APOLLO::new(0.1)
+    };
     let path = path_of(rule, &x, &[gradient(1), zeros, gradient(2), gradient(3)]);
     let moved = |t: usize| {
-        values(&(&path[t] - &path[t - 1]).expect("a step")).iter().map(|x| x * x).sum::<f64>().sqrt()
+        values(&(&path[t] - &path[t - 1]).expect("a step"))
+            .iter()
+            .map(|x| x * x)
+            .sum::<f64>()
+            .sqrt()
     };
     assert_eq!(moved(1), 0.0);
-    assert!(moved(2) > 0.1 && moved(3) < moved(2) * 1.01001, "{} {}", moved(2), moved(3));
+    assert!(
+        moved(2) > 0.1 && moved(3) < moved(2) * 1.01001,
+        "{} {}",
+        moved(2),
+        moved(3)
+    );
 }
 
 /// The projection keeps the size of a gradient, whatever the rank: in the first step Adam's elements are ±1,
@@ -293,13 +473,28 @@ fn apollo_goes_on_after_zeros() {
 #[test]
 fn apollo_has_the_steps_of_its_authors_size() {
     let gradient = tensor(1, &[256, 300], DType::F32);
-    for (rule, rank) in
-        [(APOLLO::mini(0.01), 1.0), (APOLLO { rank: 16, tensor_wise: true, ..APOLLO::new(0.01) }, 16.0)]
-    {
+    for (rule, rank) in [
+        (APOLLO::mini(0.01), 1.0),
+        (
+            APOLLO {
+                rank: 16,
+                tensor_wise: true,
+                ..APOLLO::new(0.01)
+            },
+            16.0,
+        ),
+    ] {
         let expected = rule.eta * rule.alpha * f64::sqrt(rank * 300.0);
-        let path = path_of(rule, &gradient.zeros_like().expect("zeros"), std::slice::from_ref(&gradient));
+        let path = path_of(
+            rule,
+            &gradient.zeros_like().expect("zeros"),
+            std::slice::from_ref(&gradient),
+        );
         let length = values(&path[0]).iter().map(|x| x * x).sum::<f64>().sqrt();
-        assert!((0.8..1.25).contains(&(length / expected)), "rank {rank}: {length} for {expected}");
+        assert!(
+            (0.8..1.25).contains(&(length / expected)),
+            "rank {rank}: {length} for {expected}"
+        );
     }
 }
 
@@ -309,19 +504,61 @@ fn projections_follow_from_seed_path_and_interval() {
     let gradient = tensor(1, &[4, 6], DType::F64);
     let zeros = Tensor::zeros((4, 6), DType::F64, &Device::Cpu).expect("zeros");
     let moved = |rule: GaLore, steps: usize| {
-        path_of(GaLore { rank: 2, beta: (0.0, 0.0), ..rule }, &zeros, &vec![gradient.clone(); steps])
+        path_of(
+            GaLore {
+                rank: 2,
+                beta: (0.0, 0.0),
+                ..rule
+            },
+            &zeros,
+            &vec![gradient.clone(); steps],
+        )
     };
     let first = |rule: GaLore| values(&moved(rule, 1)[0]);
     assert_eq!(first(GaLore::new(0.1)), first(GaLore::new(0.1)));
-    assert_ne!(first(GaLore::new(0.1)), first(GaLore { seed: 1, ..GaLore::new(0.1) }));
-    let path = moved(GaLore { interval: 2, ..GaLore::new(0.1) }, 3);
+    assert_ne!(
+        first(GaLore::new(0.1)),
+        first(GaLore {
+            seed: 1,
+            ..GaLore::new(0.1)
+        })
+    );
+    let path = moved(
+        GaLore {
+            interval: 2,
+            ..GaLore::new(0.1)
+        },
+        3,
+    );
     let step = |t: usize| values(&(&path[t] - &path[t - 1]).expect("a step"));
-    assert!(step(1).iter().zip(values(&path[0])).all(|(step, first)| (step - first).abs() < 1e-12));
-    assert!(step(2).iter().zip(step(1)).any(|(third, second)| (third - second).abs() > 1e-3));
+    assert!(
+        step(1)
+            .iter()
+            .zip(values(&path[0]))
+            .all(|(step, first)| (step - first).abs() < 1e-12)
+    );
+    assert!(
+        step(2)
+            .iter()
+            .zip(step(1))
+            .any(|(third, second)| (third - second).abs() > 1e-3)
+    );
 
     let model = model(&[zeros.clone(), zeros]);
-    let mut state = setup(GaLore { rank: 2, ..GaLore::new(0.1) }, &model).expect("a state");
-    update(&mut state, &model, &grads([Some(gradient.clone()), Some(gradient)])).expect("an update");
+    let mut state = setup(
+        GaLore {
+            rank: 2,
+            ..GaLore::new(0.1)
+        },
+        &model,
+    )
+    .expect("a state");
+    update(
+        &mut state,
+        &model,
+        &grads([Some(gradient.clone()), Some(gradient)]),
+    )
+    .expect("an update");
     assert_ne!(bits(&model["0"]), bits(&model["1"]));
 }
 
@@ -330,15 +567,54 @@ fn numbers_out_of_range_are_refused() {
     let x = var(&Tensor::from_vec(numbers(1, 6), (2, 3), &Device::Cpu).expect("a tensor"));
     for (rule, words) in [
         (
-            Box::new(SOAP { interval: 0, ..SOAP::default() }) as Box<dyn Rule>,
+            Box::new(SOAP {
+                interval: 0,
+                ..SOAP::default()
+            }) as Box<dyn Rule>,
             ["SOAP", "interval", "1 or more"],
         ),
-        (Box::new(Shampoo { beta: (0.9, 1.5), ..Shampoo::default() }), ["Shampoo", "beta", "one in [0, 1]"]),
-        (Box::new(Shampoo { beta: (1.0, 0.9), ..Shampoo::default() }), ["Shampoo", "beta", "one in [0, 1]"]),
-        (Box::new(Shampoo { exponent: 0.0, ..Shampoo::default() }), ["Shampoo", "exponent", "above 0"]),
-        (Box::new(Shampoo { exponent: 1.5, ..Shampoo::default() }), ["Shampoo", "exponent", "at most 1"]),
-        (Box::new(GaLore { rank: 0, ..GaLore::default() }), ["GaLore", "rank", "1 or more"]),
-        (Box::new(APOLLO { growth: -0.1, ..APOLLO::default() }), ["APOLLO", "growth", "0 or more"]),
+        (
+            Box::new(Shampoo {
+                beta: (0.9, 1.5),
+                ..Shampoo::default()
+            }),
+            ["Shampoo", "beta", "one in [0, 1]"],
+        ),
+        (
+            Box::new(Shampoo {
+                beta: (1.0, 0.9),
+                ..Shampoo::default()
+            }),
+            ["Shampoo", "beta", "one in [0, 1]"],
+        ),
+        (
+            Box::new(Shampoo {
+                exponent: 0.0,
+                ..Shampoo::default()
+            }),
+            ["Shampoo", "exponent", "above 0"],
+        ),
+        (
+            Box::new(Shampoo {
+                exponent: 1.5,
+                ..Shampoo::default()
+            }),
+            ["Shampoo", "exponent", "at most 1"],
+        ),
+        (
+            Box::new(GaLore {
+                rank: 0,
+                ..GaLore::default()
+            }),
+            ["GaLore", "rank", "1 or more"],
+        ),
+        (
+            Box::new(APOLLO {
+                growth: -0.1,
+                ..APOLLO::default()
+            }),
+            ["APOLLO", "growth", "0 or more"],
+        ),
     ] {
         says(&setup(rule, &x).expect_err("a number out of range"), &words);
     }
@@ -350,11 +626,17 @@ fn precision_is_that_of_the_arithmetic() {
     for rule in all() {
         let path = |dtype: DType| {
             let gradients: Vec<Tensor> = (1..6)
-                .map(|seed| tensor(seed, &[4, 4], DType::F32).to_dtype(dtype).expect("a gradient"))
+                .map(|seed| {
+                    tensor(seed, &[4, 4], DType::F32)
+                        .to_dtype(dtype)
+                        .expect("a gradient")
+                })
                 .collect();
             path_of(
                 rule.clone(),
-                &tensor(0, &[4, 4], DType::F32).to_dtype(dtype).expect("a parameter"),
+                &tensor(0, &[4, 4], DType::F32)
+                    .to_dtype(dtype)
+                    .expect("a parameter"),
                 &gradients,
             )
         };

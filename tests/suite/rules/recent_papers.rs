@@ -22,10 +22,13 @@ const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 fn assert_same_steps(rule: impl Rule, expected: impl Rule) {
     let (rule, expected): (Box<dyn Rule>, Box<dyn Rule>) = (Box::new(rule), Box::new(expected));
     for dtype in DTYPES {
-        let steps: Vec<_> = (1..=5).map(|call| grads([Some(tensor(call, &[70], dtype))])).collect();
+        let steps: Vec<_> = (1..=5)
+            .map(|call| grads([Some(tensor(call, &[70], dtype))]))
+            .collect();
         let run = |engine, rule: Box<dyn Rule>| {
-            let numbers =
-                trajectory(engine, rule, &[tensor(0, &[70], dtype)], &steps).into_iter().map(unnamed);
+            let numbers = trajectory(engine, rule, &[tensor(0, &[70], dtype)], &steps)
+                .into_iter()
+                .map(unnamed);
             numbers.collect::<Vec<_>>()
         };
         for engine in engines() {
@@ -41,8 +44,15 @@ fn assert_same_steps(rule: impl Rule, expected: impl Rule) {
 #[test]
 fn a_mask_without_the_mean_is_one_pass() {
     let mut velocity = [0.0; 9];
-    let rule = Cautious::new(Momentum { rho: 0.95, ..Momentum::new(0.1) }).unscaled();
-    assert_eq!((rule.kind(), rule.name().as_str()), (Kind::Elementwise, "Cautious(unscaled, Momentum)"));
+    let rule = Cautious::new(Momentum {
+        rho: 0.95,
+        ..Momentum::new(0.1)
+    })
+    .unscaled();
+    assert_eq!(
+        (rule.kind(), rule.name().as_str()),
+        (Kind::Elementwise, "Cautious(unscaled, Momentum)")
+    );
     assert_follows(rule, &[9], |x, g, _| {
         for ((x, v), g) in x.iter_mut().zip(&mut velocity).zip(g) {
             *v = 0.95 * *v + 0.1 * g;
@@ -55,11 +65,23 @@ fn a_mask_without_the_mean_is_one_pass() {
 
 #[test]
 fn a_decay_around_a_rule_is_that_inside() {
-    let adamw = AdamW { lambda: 0.3, ..AdamW::new(0.1) };
+    let adamw = AdamW {
+        lambda: 0.3,
+        ..AdamW::new(0.1)
+    };
     assert_same_steps(DecoupledDecay::new(0.3, Adam::new(0.1)), adamw.clone());
     assert_same_steps(
-        DecoupledDecay::new(0.3, AMSGradW { lambda: 0.0, ..AMSGradW::new(0.1) }),
-        AMSGradW { lambda: 0.3, ..AMSGradW::new(0.1) },
+        DecoupledDecay::new(
+            0.3,
+            AMSGradW {
+                lambda: 0.0,
+                ..AMSGradW::new(0.1)
+            },
+        ),
+        AMSGradW {
+            lambda: 0.3,
+            ..AMSGradW::new(0.1)
+        },
     );
     assert_same_steps(DecoupledDecay::new(0.0, adamw.clone()).cautious(), adamw);
 }
@@ -86,7 +108,12 @@ fn rules_with_a_decay_in_their_names_decay() {
         (Box::new(MarsAdamW::new(0.1)), Box::new(MarsAdamW::default())),
     ];
     for (rule, default) in rules {
-        assert_eq!(default.field("lambda"), Some(FieldValue::Real(0.01)), "{}", rule.name());
+        assert_eq!(
+            default.field("lambda"),
+            Some(FieldValue::Real(0.01)),
+            "{}",
+            rule.name()
+        );
         let x = model(&[constant(1.0, 3, DType::F64)]);
         let mut state = setup(rule.clone(), &x).expect("a state");
         update(&mut state, &x, &grads([Some(constant(0.0, 3, DType::F64))])).expect("an update");
@@ -97,17 +124,28 @@ fn rules_with_a_decay_in_their_names_decay() {
 #[test]
 fn cautious_decay_spares_what_moves_away_from_zero() {
     let (eta, lambda) = (0.1, 0.6);
-    assert_follows(DecoupledDecay::new(lambda, Descent::new(eta)).cautious(), &[9], |x, g, _| {
-        for (x, g) in x.iter_mut().zip(g) {
-            *x -= eta * g + if g * *x >= 0.0 { eta * lambda * *x } else { 0.0 };
-        }
-    });
+    assert_follows(
+        DecoupledDecay::new(lambda, Descent::new(eta)).cautious(),
+        &[9],
+        |x, g, _| {
+            for (x, g) in x.iter_mut().zip(g) {
+                *x -= eta * g + if g * *x >= 0.0 { eta * lambda * *x } else { 0.0 };
+            }
+        },
+    );
     // A step of zero lets the parameter decay, also one of which the product with it would underflow.
     let x = model(&[Tensor::new(&[2f32, 1e-30, 1e-30], &Device::Cpu).expect("a tensor")]);
     let mut state = setup(DecoupledDecay::new(0.5, Descent::new(1.0)).cautious(), &x).expect("a state");
-    update(&mut state, &x, &grads([Tensor::new(&[0f32, 1e-30, -1e-30], &Device::Cpu).ok()]))
-        .expect("an update");
-    assert_eq!(values(&x["0"]).iter().map(|x| *x as f32).collect::<Vec<_>>(), [1.0, -0.5e-30, 2e-30]);
+    update(
+        &mut state,
+        &x,
+        &grads([Tensor::new(&[0f32, 1e-30, -1e-30], &Device::Cpu).ok()]),
+    )
+    .expect("an update");
+    assert_eq!(
+        values(&x["0"]).iter().map(|x| *x as f32).collect::<Vec<_>>(),
+        [1.0, -0.5e-30, 2e-30]
+    );
 }
 
 /// The decay of AdamC is that of a schedule, which moves only the learning rate.
@@ -115,13 +153,25 @@ fn cautious_decay_spares_what_moves_away_from_zero() {
 fn a_corrected_decay_follows_a_schedule() {
     let (peak, lambda) = (0.2, 0.5);
     let x = model(&[tensor(1, &[5], DType::F64)]);
-    let rule = DecoupledDecay::new(lambda, Adam { beta: (0.0, 0.0), epsilon: 0.0, ..Adam::new(peak) })
-        .corrected(peak);
+    let rule = DecoupledDecay::new(
+        lambda,
+        Adam {
+            beta: (0.0, 0.0),
+            epsilon: 0.0,
+            ..Adam::new(peak)
+        },
+    )
+    .corrected(peak);
     let mut state = setup(rule, &x).expect("a state");
-    state.schedule(Schedule::linear(peak, 0.0, 10)).expect("a schedule");
+    state
+        .schedule(Schedule::linear(peak, 0.0, 10))
+        .expect("a schedule");
     let mut expected = values(&x["0"]);
     for t in 0..10 {
-        let eta = state.leaf("0").and_then(|leaf| leaf.learning_rate()).expect("a learning rate");
+        let eta = state
+            .leaf("0")
+            .and_then(|leaf| leaf.learning_rate())
+            .expect("a learning rate");
         let g = tensor(10 + t, &[5], DType::F64);
         update(&mut state, &x, &grads([Some(g.clone())])).expect("an update");
         for (x, g) in expected.iter_mut().zip(values(&g)) {
@@ -153,8 +203,12 @@ fn the_fields_of_a_decay_have_names_of_their_own() {
             "1.bias_correction"
         ]
     );
-    rule.adjust_fields([("decay_lambda", 0.5.into()), ("1.decay_eta_max", 0.6.into()), ("eta", 0.7.into())])
-        .expect("fields");
+    rule.adjust_fields([
+        ("decay_lambda", 0.5.into()),
+        ("1.decay_eta_max", 0.6.into()),
+        ("eta", 0.7.into()),
+    ])
+    .expect("fields");
     assert_eq!(
         rule,
         OptimiserChain::new((
@@ -174,13 +228,19 @@ fn the_fields_of_a_decay_have_names_of_their_own() {
     says(&error, &["\"eta\"", "lambda"]);
     let error = setup(DecoupledDecay::new(-0.1, Lion::new(0.1)), &x).expect_err("a decay that grows");
     says(&error, &["DecoupledDecay", "decay_lambda", "-0.1", "0 or more"]);
-    says(&rule.adjust_field("decay_lambda", true).expect_err("a flag"), &["decay_lambda", "a real number"]);
+    says(
+        &rule.adjust_field("decay_lambda", true).expect_err("a flag"),
+        &["decay_lambda", "a real number"],
+    );
 }
 
 /// The sums of a rule that takes each parameter by itself do not depend on the others, missing ones included.
 #[test]
 fn stable_adamw_looks_at_one_parameter() {
-    let rule = StableAdamW { beta: (0.5, 0.5), ..StableAdamW::new(0.1) };
+    let rule = StableAdamW {
+        beta: (0.5, 0.5),
+        ..StableAdamW::new(0.1)
+    };
     let (a, b) = (tensor(1, &[6], DType::F32), tensor(2, &[2, 40_000], DType::F32));
     let (both, alone) = (model(&[a.clone(), b]), model(&[a]));
     let [mut of_both, mut of_one] = [&both, &alone].map(|model| setup(rule.clone(), model).expect("a state"));
@@ -198,17 +258,30 @@ fn stable_adamw_looks_at_one_parameter() {
 #[test]
 fn schedule_free_descent_warms_up_once() {
     let x = model(&[tensor(1, &[3], DType::F32)]);
-    let mut state =
-        setup(ScheduleFreeSGD { warmup_steps: 2, ..ScheduleFreeSGD::new(0.1) }, &x).expect("a state");
+    let mut state = setup(
+        ScheduleFreeSGD {
+            warmup_steps: 2,
+            ..ScheduleFreeSGD::new(0.1)
+        },
+        &x,
+    )
+    .expect("a state");
     let step = |state: &mut _, seed| {
-        update(state, &x, &grads([Some(tensor(seed, &[3], DType::F32))])).map(drop).expect("an update")
+        update(state, &x, &grads([Some(tensor(seed, &[3], DType::F32))]))
+            .map(drop)
+            .expect("an update")
     };
     (2..5).for_each(|seed| step(&mut state, seed));
-    state.set_masters(&x, &grads([Some(tensor(9, &[3], DType::F32))])).expect("new weights");
+    state
+        .set_masters(&x, &grads([Some(tensor(9, &[3], DType::F32))]))
+        .expect("new weights");
     let new = bits(&x["0"]);
     step(&mut state, 5);
     assert_ne!(bits(&x["0"]), new);
-    assert_eq!(state.leaf("0").expect("the leaf").counters(), [("t".to_string(), 4)]);
+    assert_eq!(
+        state.leaf("0").expect("the leaf").counters(),
+        [("t".to_string(), 4)]
+    );
 }
 
 /// The bounds of these tests: no numbers of 16 bits, nor of f32.
@@ -234,8 +307,10 @@ fn beyond(dtype: DType, store: impl Fn(Box<dyn Rule>) -> Optimiser) -> [f64; 2] 
         let mut state = setup(store(Box::new(rule)), &x).expect("a state");
         let mut has_moved = false;
         for call in 0..12 {
-            let sizes =
-                numbers(5 + call, 300).into_iter().enumerate().map(|(i, g)| g * 10f64.powi(i as i32 % 9 - 5));
+            let sizes = numbers(5 + call, 300)
+                .into_iter()
+                .enumerate()
+                .map(|(i, g)| g * 10f64.powi(i as i32 % 9 - 5));
             let gradient = Tensor::from_iter(sizes, &Device::Cpu)
                 .and_then(|gradient| gradient.to_dtype(dtype))
                 .expect("a gradient");
@@ -247,7 +322,9 @@ fn beyond(dtype: DType, store: impl Fn(Box<dyn Rule>) -> Optimiser) -> [f64; 2] 
             has_moved |= bits(&x["0"]) != before;
             let precise = state.masters(&x).expect("masters")["0"].clone();
             for (largest, tensor) in largest.iter_mut().zip([x["0"].as_tensor(), &precise]) {
-                let distances = values(tensor).into_iter().map(|x| (x - BOUNDS.1).max(BOUNDS.0 - x));
+                let distances = values(tensor)
+                    .into_iter()
+                    .map(|x| (x - BOUNDS.1).max(BOUNDS.0 - x));
                 *largest = distances.fold(*largest, f64::max);
             }
         }
@@ -274,7 +351,11 @@ fn a_parameter_ends_within_its_bounds() {
             );
         }
         if dtype != DType::F16 {
-            assert_eq!(beyond(dtype, |rule| Optimiser::new(SplitMaster::new(rule))), [0.0; 2], "{dtype:?}");
+            assert_eq!(
+                beyond(dtype, |rule| Optimiser::new(SplitMaster::new(rule))),
+                [0.0; 2],
+                "{dtype:?}"
+            );
             assert_eq!(
                 beyond(dtype, |rule| Optimiser::new(SplitMaster::of_24_bits(rule))),
                 [0.0; 2],
@@ -284,7 +365,12 @@ fn a_parameter_ends_within_its_bounds() {
         let [parameter, _] = beyond(dtype, |rule| Optimiser::new(Kahan::new(rule)));
         let is_compensated = dtype.size_in_bytes() == 2;
         assert!(
-            parameter <= if is_compensated { 2.0 * half_unit(dtype) } else { 0.0 },
+            parameter
+                <= if is_compensated {
+                    2.0 * half_unit(dtype)
+                } else {
+                    0.0
+                },
             "{dtype:?}: {parameter:e}"
         );
     }
@@ -294,10 +380,23 @@ fn a_parameter_ends_within_its_bounds() {
 fn a_parameter_outside_of_its_bounds_is_moved_in() {
     let x = model(&[Tensor::new(&[5f32, -7.0, 0.5], &Device::Cpu).expect("a tensor")]);
     let mut state = setup(Clamp::new((0.0, 1.0)), &x).expect("a state");
-    update(&mut state, &x, &grads([Tensor::zeros(3, DType::F32, &Device::Cpu).ok()])).expect("an update");
+    update(
+        &mut state,
+        &x,
+        &grads([Tensor::zeros(3, DType::F32, &Device::Cpu).ok()]),
+    )
+    .expect("an update");
     assert_eq!(values(&x["0"]), [1.0, 0.0, 0.5]);
-    state.all().adjust_field("bounds", (0.25, f64::INFINITY)).expect("bounds");
-    update(&mut state, &x, &grads([Tensor::new(&[-9f32, 0.0, 1.0], &Device::Cpu).ok()])).expect("an update");
+    state
+        .all()
+        .adjust_field("bounds", (0.25, f64::INFINITY))
+        .expect("bounds");
+    update(
+        &mut state,
+        &x,
+        &grads([Tensor::new(&[-9f32, 0.0, 1.0], &Device::Cpu).ok()]),
+    )
+    .expect("an update");
     assert_eq!(values(&x["0"]), [10.0, 0.25, 0.25]);
 }
 
@@ -310,12 +409,20 @@ fn bounds_without_a_number_between_them_are_refused() {
             &["bounds", "not above"],
         );
     }
-    for (dtype, bounds) in [(DType::BF16, (0.3, 0.3)), (DType::F16, (1e5, 2e5)), (DType::F32, (0.1, 0.1))] {
+    for (dtype, bounds) in [
+        (DType::BF16, (0.3, 0.3)),
+        (DType::F16, (1e5, 2e5)),
+        (DType::F32, (0.1, 0.1)),
+    ] {
         let x = x(dtype);
         let before = bits(&x["0"]);
         let mut state = setup(Clamp::new(bounds), &x).expect("a state");
         let error = update(&mut state, &x, &grads([Some(tensor(2, &[2], dtype))])).expect_err("no number");
-        is_kind(&error, ErrorKind::Argument, &["parameter \"0\"", "Clamp", "bounds", &format!("{dtype:?}")]);
+        is_kind(
+            &error,
+            ErrorKind::Argument,
+            &["parameter \"0\"", "Clamp", "bounds", &format!("{dtype:?}")],
+        );
         assert_eq!(bits(&x["0"]), before);
     }
     let exact = [
@@ -327,7 +434,12 @@ fn bounds_without_a_number_between_them_are_refused() {
         let x = x(dtype);
         let mut state = setup(Clamp::new(bounds), &x).expect("a state");
         update(&mut state, &x, &grads([Some(tensor(2, &[2], dtype))])).expect("a number of the dtype");
-        assert!(values(&x["0"]).into_iter().all(|x| (bounds.0..=bounds.1).contains(&x)), "{dtype:?}");
+        assert!(
+            values(&x["0"])
+                .into_iter()
+                .all(|x| (bounds.0..=bounds.1).contains(&x)),
+            "{dtype:?}"
+        );
     }
 }
 
@@ -346,9 +458,13 @@ fn new_rules_do_not_move_without_a_learning_rate() {
         "AMSGradW",
         "ScheduleFreeSGD",
     ];
-    for listing in rules::catalogue().into_iter().filter(|listing| names.contains(&listing.name)) {
+    for listing in rules::catalogue()
+        .into_iter()
+        .filter(|listing| names.contains(&listing.name))
+    {
         let mut rule = listing.rule;
-        rule.set_field("eta", FieldValue::Real(0.0)).expect("a learning rate");
+        rule.set_field("eta", FieldValue::Real(0.0))
+            .expect("a learning rate");
         rule.set_field("lambda", FieldValue::Real(0.5)).expect("a decay");
         let x = model(&[tensor(1, &[4], DType::F32)]);
         let before = bits(&x["0"]);
@@ -366,8 +482,13 @@ fn nadamw_takes_over_from_adam() {
     let gradient = || grads([Some(constant(0.5, 3, DType::F64))]);
     let run = |late: bool| {
         let x = model(&[constant(0.0, 3, DType::F64)]);
-        let rules: [Box<dyn Rule>; 2] =
-            [Box::new(Adam::new(0.01)), Box::new(NAdamW { lambda: 0.0, ..NAdamW::new(0.01) })];
+        let rules: [Box<dyn Rule>; 2] = [
+            Box::new(Adam::new(0.01)),
+            Box::new(NAdamW {
+                lambda: 0.0,
+                ..NAdamW::new(0.01)
+            }),
+        ];
         let mut state = setup(rules[usize::from(!late)].clone(), &x).expect("a state");
         for call in 0..60 {
             if late && call == 50 {

@@ -45,24 +45,40 @@ fn stored(rule: &dyn Rule, path: &str) -> Optimiser {
 /// The number that is not finite after so many calls, if there is one.
 fn first_that_is_not_finite(rule: &dyn Rule) -> Option<String> {
     let [brain, single] = [DType::BF16, DType::F32];
-    let stores =
-        [("bare", single), ("master", brain), ("split", brain), ("split in 24", brain), ("kahan", brain)];
+    let stores = [
+        ("bare", single),
+        ("master", brain),
+        ("split", brain),
+        ("split in 24", brain),
+        ("kahan", brain),
+    ];
     let matrix = |dtype: DType| constant(3.0, 6, dtype).reshape((2, 3)).expect("a matrix");
     // Functions of whole tensors take their time, and so does arithmetic on thousands of denormal numbers.
     let kept = if rule.is_divisible() { stores.len() } else { 2 };
-    let mut parameters: Vec<(&str, Tensor)> =
-        stores.into_iter().take(kept).map(|(path, dtype)| (path, matrix(dtype))).collect();
+    let mut parameters: Vec<(&str, Tensor)> = stores
+        .into_iter()
+        .take(kept)
+        .map(|(path, dtype)| (path, matrix(dtype)))
+        .collect();
     let has_norms = rule.is_divisible() && rule.kind() != Kind::Elementwise;
     parameters.extend(has_norms.then(|| ("8 bits", constant(3.0, CODED, DType::F32))));
-    let x: Vars = parameters.iter().map(|(path, values)| (path.to_string(), var(values))).collect();
+    let x: Vars = parameters
+        .iter()
+        .map(|(path, values)| (path.to_string(), var(values)))
+        .collect();
     let mut state = setup_with(&x, |path, _: Parameter<'_>| Some(stored(rule, path))).expect("a state");
     let mut call = 0;
     for (count, size) in PHASES {
         let of_size = |size: f64| -> Grads {
             let gradient = |x: &Tensor| {
-                x.ones_like().and_then(|ones| ones.to_dtype(DType::F32)? * size).expect("a gradient")
+                x.ones_like()
+                    .and_then(|ones| ones.to_dtype(DType::F32)? * size)
+                    .expect("a gradient")
             };
-            parameters.iter().map(|(path, x)| (path.to_string(), gradient(x))).collect()
+            parameters
+                .iter()
+                .map(|(path, x)| (path.to_string(), gradient(x)))
+                .collect()
         };
         let signs = [of_size(size), of_size(-size)];
         for step in 0..count {
@@ -80,8 +96,10 @@ fn first_that_is_not_finite(rule: &dyn Rule) -> Option<String> {
 
 #[test]
 fn no_rule_makes_infinities_of_gradients_that_vanish() {
-    let bad: Vec<String> =
-        rules_and_chains().iter().filter_map(|rule| first_that_is_not_finite(&**rule)).collect();
+    let bad: Vec<String> = rules_and_chains()
+        .iter()
+        .filter_map(|rule| first_that_is_not_finite(&**rule))
+        .collect();
     assert!(bad.is_empty(), "{bad:#?}");
 }
 
@@ -89,8 +107,20 @@ fn no_rule_makes_infinities_of_gradients_that_vanish() {
 #[test]
 fn a_norm_whose_square_is_zero_counts_as_zero() {
     let rules: [(&str, Box<dyn Rule>); 2] = [
-        ("LAMB", Box::new(LAMB { epsilon: 1.0, ..LAMB::new(0.5) })),
-        ("LARS", Box::new(LARS { trust: 1.0, ..LARS::new(0.5) })),
+        (
+            "LAMB",
+            Box::new(LAMB {
+                epsilon: 1.0,
+                ..LAMB::new(0.5)
+            }),
+        ),
+        (
+            "LARS",
+            Box::new(LARS {
+                trust: 1.0,
+                ..LARS::new(0.5)
+            }),
+        ),
     ];
     for (name, rule) in rules {
         for engine in engines() {
@@ -120,7 +150,10 @@ fn a_norm_whose_square_is_zero_counts_as_zero() {
 /// none.
 #[test]
 fn a_parameter_without_gradients_comes_to_rest() {
-    for rule in [Box::new(LAMB::default()) as Box<dyn Rule>, Box::new(LARS::default())] {
+    for rule in [
+        Box::new(LAMB::default()) as Box<dyn Rule>,
+        Box::new(LARS::default()),
+    ] {
         let x = model(&[constant(3.0, 4, DType::F32)]);
         let mut state = setup(rule.clone(), &x).expect("a state");
         let mut calls = |count: usize, size: f64| {
@@ -155,7 +188,9 @@ fn a_factor_beyond_all_numbers_is_the_largest() {
             dx: Gradient<'a>,
         ) -> Result<Flow<'a>> {
             let size = self.size;
-            Ok(Flow::Step(dx.scale_by_norm(Norm::new(2.0), move |norms| size / norms.gradient)))
+            Ok(Flow::Step(dx.scale_by_norm(Norm::new(2.0), move |norms| {
+                size / norms.gradient
+            })))
         }
     }
 
@@ -175,15 +210,28 @@ fn a_factor_beyond_all_numbers_is_the_largest() {
             let x = model(&[constant(0.0, 1, dtype)]);
             let mut state = setup(OptimiserChain::new((Normalise::default(),)), &x).expect("a state");
             let gradient = grads([Some(constant(gradient, 1, dtype))]);
-            Update::new(&mut state).engine(engine).apply(&x, &gradient).expect("an update");
+            Update::new(&mut state)
+                .engine(engine)
+                .apply(&x, &gradient)
+                .expect("an update");
             let moved = values(&x["0"])[0];
-            assert!((moved + step).abs() <= 0.01 * step.abs(), "{engine:?} {dtype:?}: {moved} for {}", -step);
+            assert!(
+                (moved + step).abs() <= 0.01 * step.abs(),
+                "{engine:?} {dtype:?}: {moved} for {}",
+                -step
+            );
 
             let climbed = Sam::new(0.5)
                 .ascend(Update::new(&mut state).engine(engine), &x, &gradient)
                 .expect("an ascent");
-            let (here, up) = (values(&x["0"])[0], step.signum() * 0.5 * f64::from(u8::from(step != 0.0)));
-            assert!((here - moved).abs() <= 0.5, "{engine:?} {dtype:?}: {here} for {moved}");
+            let (here, up) = (
+                values(&x["0"])[0],
+                step.signum() * 0.5 * f64::from(u8::from(step != 0.0)),
+            );
+            assert!(
+                (here - moved).abs() <= 0.5,
+                "{engine:?} {dtype:?}: {here} for {moved}"
+            );
             assert!(
                 dtype == DType::F32 || (here - moved - up).abs() < 1e-12,
                 "{engine:?} {dtype:?}: {here} for {moved} and {up}"
@@ -198,23 +246,50 @@ fn a_factor_beyond_all_numbers_is_the_largest() {
 #[test]
 fn a_norm_of_vanishing_squares_makes_no_long_step() {
     let rules: [(&str, Box<dyn Rule>); 4] = [
-        ("LAMB", Box::new(LAMB { epsilon: 1.0, lambda: 0.0, ..LAMB::new(0.5) })),
-        ("LARS", Box::new(LARS { trust: 1.0, lambda: 0.0, ..LARS::new(0.5) })),
+        (
+            "LAMB",
+            Box::new(LAMB {
+                epsilon: 1.0,
+                lambda: 0.0,
+                ..LAMB::new(0.5)
+            }),
+        ),
+        (
+            "LARS",
+            Box::new(LARS {
+                trust: 1.0,
+                lambda: 0.0,
+                ..LARS::new(0.5)
+            }),
+        ),
         ("Hyperball", Box::new(Hyperball::new(Descent::new(0.5)))),
-        ("ClipNorm", Box::new(OptimiserChain::new((ClipNorm::new(1.0), Descent::new(0.5))))),
+        (
+            "ClipNorm",
+            Box::new(OptimiserChain::new((ClipNorm::new(1.0), Descent::new(0.5)))),
+        ),
     ];
     let mut numbers = vec![1.5e-162; 1 << 16];
     numbers[7] = 1e-161;
     let mixed = Tensor::from_vec(numbers, 1 << 16, &Device::Cpu).expect("a tensor");
-    for gradient in [mixed, constant(1e-155, 8, DType::F64), constant(1e-200, 8, DType::F64)] {
+    for gradient in [
+        mixed,
+        constant(1e-155, 8, DType::F64),
+        constant(1e-200, 8, DType::F64),
+    ] {
         let first = constant(4.0, gradient.elem_count(), DType::F64);
         for engine in engines() {
             let gradients = grads([Some(gradient.clone())]);
             for (name, rule) in &rules {
                 let x = model(std::slice::from_ref(&first));
                 let mut state = setup(rule.clone(), &x).expect("a state");
-                Update::new(&mut state).engine(engine).apply(&x, &gradients).expect("an update");
-                let moved = values(&x["0"]).into_iter().map(|x| (x - 4.0).abs()).fold(0.0, f64::max);
+                Update::new(&mut state)
+                    .engine(engine)
+                    .apply(&x, &gradients)
+                    .expect("an update");
+                let moved = values(&x["0"])
+                    .into_iter()
+                    .map(|x| (x - 4.0).abs())
+                    .fold(0.0, f64::max);
                 assert!(moved < 1e-15, "{name} {engine:?}: {moved:e}");
             }
             let x = model(std::slice::from_ref(&first));
@@ -247,7 +322,10 @@ fn a_sphere_has_the_directions_of_its_arithmetic() {
             let mut state = setup(Hyperball::new(Descent::new(0.5)), &x).expect("a state");
             let gradient = Tensor::new(&[size, 0.0], &Device::Cpu).and_then(|size| size.to_dtype(dtype));
             let gradients = grads([Some(gradient.expect("a gradient"))]);
-            Update::new(&mut state).engine(engine).apply(&x, &gradients).expect("an update");
+            Update::new(&mut state)
+                .engine(engine)
+                .apply(&x, &gradients)
+                .expect("an update");
             let moved = values(&x["0"])[0] != 4.0;
             assert_eq!(moved, moves, "{engine:?} {dtype:?} {size:e}");
         }
@@ -271,6 +349,9 @@ fn a_factor_is_not_merged_into_a_subnormal_number() {
         let update = Update::new(&mut state).engine(engine).scaler(&mut scaler);
         update.apply(&x, &gradients).expect("an update");
         let moved = values(&x["0"])[0];
-        assert!((moved / -limit - 1.0).abs() < 1e-6, "{engine:?}: {moved:e} for {limit:e}");
+        assert!(
+            (moved / -limit - 1.0).abs() < 1e-6,
+            "{engine:?}: {moved:e} for {limit:e}"
+        );
     }
 }

@@ -23,7 +23,10 @@ fn calls(count: usize, state: &mut StateTree, x: &Vars) {
         let gradients: Grads = x
             .iter()
             .map(|(path, x)| {
-                (path.clone(), ((x.as_tensor() - 3.0).expect("a difference") * 2.0).expect("a gradient"))
+                (
+                    path.clone(),
+                    ((x.as_tensor() - 3.0).expect("a difference") * 2.0).expect("a gradient"),
+                )
             })
             .collect();
         update(state, x, &gradients).expect("an update");
@@ -32,7 +35,10 @@ fn calls(count: usize, state: &mut StateTree, x: &Vars) {
 
 /// The numbers of each leaf, without the places in chains before their names.
 fn numbers(state: &StateTree) -> Vec<Vec<f64>> {
-    state.leaves().map(|leaf| leaf.numbers().into_iter().map(|(_, number)| number).collect()).collect()
+    state
+        .leaves()
+        .map(|leaf| leaf.numbers().into_iter().map(|(_, number)| number).collect())
+        .collect()
 }
 
 fn are_shared(state: &StateTree) -> bool {
@@ -55,7 +61,12 @@ fn joined(
 #[test]
 fn a_leaf_that_joins_late_has_the_estimate_of_the_model() {
     let only_first = || -> Vars { two().into_iter().filter(|(path, _)| path == "0").collect() };
-    let second = || ("1".to_string(), Var::from_tensor(&constant(10.0, 1, DType::F64)).expect("a variable"));
+    let second = || {
+        (
+            "1".to_string(),
+            Var::from_tensor(&constant(10.0, 1, DType::F64)).expect("a variable"),
+        )
+    };
     let both = |x: &Vars| setup(Prodigy::default(), x).expect("a state");
     let frozen = |x: &Vars| {
         let mut state = both(x);
@@ -63,7 +74,10 @@ fn a_leaf_that_joins_late_has_the_estimate_of_the_model() {
         state
     };
     let results = [
-        ("thawed", joined(|state, _| state.at("1").expect("a leaf").thaw(), frozen, two())),
+        (
+            "thawed",
+            joined(|state, _| state.at("1").expect("a leaf").thaw(), frozen, two()),
+        ),
         (
             "added",
             joined(
@@ -80,7 +94,9 @@ fn a_leaf_that_joins_late_has_the_estimate_of_the_model() {
             joined(
                 |state, x| {
                     x.extend([second()]);
-                    state.add(OptimiserChain::new((None::<Adam>, Prodigy::default())), x).expect("a leaf");
+                    state
+                        .add(OptimiserChain::new((None::<Adam>, Prodigy::default())), x)
+                        .expect("a leaf");
                 },
                 both,
                 only_first(),
@@ -90,11 +106,21 @@ fn a_leaf_that_joins_late_has_the_estimate_of_the_model() {
             "of another rule before",
             joined(
                 |state, x| {
-                    drop(state.at("1").expect("a leaf").replace(Prodigy::default(), x).expect("a rule"))
+                    drop(
+                        state
+                            .at("1")
+                            .expect("a leaf")
+                            .replace(Prodigy::default(), x)
+                            .expect("a rule"),
+                    )
                 },
                 |x| {
                     let rule = |path: &str| -> Box<dyn Rule> {
-                        if path == "0" { Box::new(Prodigy::default()) } else { Box::new(Descent::new(0.0)) }
+                        if path == "0" {
+                            Box::new(Prodigy::default())
+                        } else {
+                            Box::new(Descent::new(0.0))
+                        }
                     };
                     setup_with(x, |path, _| Some(rule(path))).expect("a state")
                 },
@@ -135,25 +161,39 @@ fn who_was_away_does_not_lead() {
         for _ in 0..10 {
             let known = numbers(&state)[0][0];
             calls(1, &mut state, &x);
-            assert!(are_shared(&state) && numbers(&state)[0][0] >= known, "{:?}", numbers(&state));
+            assert!(
+                are_shared(&state) && numbers(&state)[0][0] >= known,
+                "{:?}",
+                numbers(&state)
+            );
         }
         // Of a frozen leaf nothing else moves.
         let rest = |snapshot: Vec<(String, Vec<u64>)>| {
             let is_rest =
                 |name: &str| name.starts_with(away) && !name.ends_with("/d") && !name.ends_with("/r");
-            snapshot.into_iter().filter(|(name, _)| is_rest(name)).collect::<Vec<_>>()
+            snapshot
+                .into_iter()
+                .filter(|(name, _)| is_rest(name))
+                .collect::<Vec<_>>()
         };
         assert_eq!(rest(snapshot(&x, &state)), rest(before));
     }
 
     let rule = |path: &str| {
-        OptimiserChain::new((AccumGrad::new(if path == "0" { 4 } else { 1 }), Prodigy::default()))
+        OptimiserChain::new((
+            AccumGrad::new(if path == "0" { 4 } else { 1 }),
+            Prodigy::default(),
+        ))
     };
     let mut state = setup_with(&x, |path, _| Some(rule(path))).expect("a state");
     for _ in 0..30 {
         let known = numbers(&state)[0][0];
         calls(1, &mut state, &x);
-        assert!(are_shared(&state) && numbers(&state)[0][0] >= known, "{:?}", numbers(&state));
+        assert!(
+            are_shared(&state) && numbers(&state)[0][0] >= known,
+            "{:?}",
+            numbers(&state)
+        );
     }
 }
 
@@ -170,7 +210,9 @@ fn ranks_share_as_one_process_does() {
     train(&mut state, &x);
     let of_ranks = on(2, move |world| {
         let x = two();
-        let mut state = Setup::over(&world).build(Prodigy::default(), &x).expect("a state");
+        let mut state = Setup::over(&world)
+            .build(Prodigy::default(), &x)
+            .expect("a state");
         train(&mut state, &x);
         (numbers(&state), values(&x["1"]))
     });
@@ -240,8 +282,18 @@ fn sums_are_of_a_type_of_rule_and_a_group() {
         let place = |path: &str| path.parse::<usize>().expect("a place");
         let mut state = setup_with(&model, |path, _| rules().into_iter().nth(place(path))).expect("a state");
         let dx = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0].map(|dx| Some(constant(dx, 2, DType::F32)));
-        Update::new(&mut state).engine(engine).apply(&model, &grads(dx)).expect("an update");
-        let sums = [2.0 * (1.0 + 16.0), 2.0 * 4.0, 2.0 * 9.0, 2.0 * (1.0 + 16.0), 2.0 * 25.0, 2.0 * 36.0];
+        Update::new(&mut state)
+            .engine(engine)
+            .apply(&model, &grads(dx))
+            .expect("an update");
+        let sums = [
+            2.0 * (1.0 + 16.0),
+            2.0 * 4.0,
+            2.0 * 9.0,
+            2.0 * (1.0 + 16.0),
+            2.0 * 25.0,
+            2.0 * 36.0,
+        ];
         assert_eq!(numbers(&state), sums.map(|sum| vec![sum]), "{engine:?}");
     }
 }

@@ -11,17 +11,23 @@ const RESTLESS: [&str; 3] = ["AMSGrad", "GradNoise", "Yogi"];
 
 /// What a rule computes with, other than the number of the step.
 fn without_counters(snapshot: Snapshot) -> Snapshot {
-    snapshot.into_iter().filter(|(name, _)| !name.ends_with("/t") && !name.ends_with("/steps")).collect()
+    snapshot
+        .into_iter()
+        .filter(|(name, _)| !name.ends_with("/t") && !name.ends_with("/steps"))
+        .collect()
 }
 
 /// Whether every bit of a parameter in f32 is the same after 100 000 zero gradients. A rule of which nothing
 /// but counters has moved in a thousand steps is not asked for more.
 fn stays(mut rule: Box<dyn Rule>) -> bool {
-    rule.set_field("lambda", FieldValue::Real(0.0)).expect("a real number");
+    rule.set_field("lambda", FieldValue::Real(0.0))
+        .expect("a real number");
     let x = model(&[random(1, &[2, 2], DType::F32, &Device::Cpu)]);
     let mut state = setup(rule, &x).expect("a state");
     let before = bits(&x["0"]);
-    let zeros = grads([Some(Tensor::zeros((2, 2), DType::F32, &Device::Cpu).expect("zeros"))]);
+    let zeros = grads([Some(
+        Tensor::zeros((2, 2), DType::F32, &Device::Cpu).expect("zeros"),
+    )]);
     let mut step = |count: usize| {
         for _ in 0..count {
             update(&mut state, &x, &zeros).expect("an update");
@@ -37,7 +43,12 @@ fn stays(mut rule: Box<dyn Rule>) -> bool {
 #[test]
 fn zero_gradients_leave_a_parameter_where_it_is() {
     for listing in rules::catalogue() {
-        assert_eq!(stays(listing.rule), !RESTLESS.contains(&listing.name), "{}", listing.name);
+        assert_eq!(
+            stays(listing.rule),
+            !RESTLESS.contains(&listing.name),
+            "{}",
+            listing.name
+        );
     }
 }
 
@@ -51,9 +62,10 @@ fn at_ends(value: FieldValue) -> Vec<FieldValue> {
     let ends = ENDS.into_iter();
     match value {
         FieldValue::Real(_) => ends.map(FieldValue::Real).collect(),
-        FieldValue::Pair(a, b) => {
-            ends.flat_map(|x| [(x, b), (a, x), (x, x)]).map(|(a, b)| FieldValue::Pair(a, b)).collect()
-        }
+        FieldValue::Pair(a, b) => ends
+            .flat_map(|x| [(x, b), (a, x), (x, x)])
+            .map(|(a, b)| FieldValue::Pair(a, b))
+            .collect(),
         FieldValue::Triple(a, b, c) => ends
             .flat_map(|x| [(x, b, c), (a, x, c), (a, b, x), (x, x, x)])
             .map(|(a, b, c)| FieldValue::Triple(a, b, c))
@@ -73,9 +85,11 @@ fn with(rule: &dyn Rule, field: &str, value: FieldValue) -> Option<Box<dyn Rule>
 
 /// Where three gradients of zeros leave NaN, in the state of a matrix or a vector or in these.
 pub fn nan_in(rule: &dyn Rule) -> Option<String> {
-    for (dtype, engine) in
-        [(DType::F32, Engine::Fused), (DType::F32, Engine::Tensors), (DType::F64, Engine::Fused)]
-    {
+    for (dtype, engine) in [
+        (DType::F32, Engine::Fused),
+        (DType::F32, Engine::Tensors),
+        (DType::F64, Engine::Fused),
+    ] {
         for shape in [&[3, 4][..], &[5]] {
             let x = random(1, shape, dtype, &Device::Cpu);
             if rule.init((&x).into()).is_err() {
@@ -85,7 +99,11 @@ pub fn nan_in(rule: &dyn Rule) -> Option<String> {
             let mut state = setup(dyn_clone::clone_box(rule), &model).expect("a state");
             for step in 1..=3 {
                 // What is refused for this parameter's dtype moves nothing.
-                if Update::new(&mut state).engine(engine).apply(&model, &zeros).is_err() {
+                if Update::new(&mut state)
+                    .engine(engine)
+                    .apply(&model, &zeros)
+                    .is_err()
+                {
                     return None;
                 }
                 for (name, numbers) in snapshot(&model, &state) {
@@ -109,7 +127,10 @@ fn no_rule_makes_nan_of_gradients_of_zeros() {
         let fields = listing.rule.fields();
         // With everything at the low end of its range.
         let lowest = fields.iter().fold(listing.rule.clone(), |rule, (name, value)| {
-            at_ends(*value).into_iter().find_map(|end| with(&*rule, name, end)).unwrap_or(rule)
+            at_ends(*value)
+                .into_iter()
+                .find_map(|end| with(&*rule, name, end))
+                .unwrap_or(rule)
         });
         for rule in [listing.rule, lowest] {
             bad.extend(nan_in(&*rule));
@@ -123,5 +144,9 @@ fn no_rule_makes_nan_of_gradients_of_zeros() {
             }
         }
     }
-    assert!(bad.is_empty() && tried > 1000, "{} of {tried}: {bad:#?}", bad.len());
+    assert!(
+        bad.is_empty() && tried > 1000,
+        "{} of {tried}: {bad:#?}",
+        bad.len()
+    );
 }

@@ -20,7 +20,14 @@ const DTYPE: ErrorKind = ErrorKind::Tensor;
 const CPU: &Device = &Device::Cpu;
 
 fn model(leaves: usize) -> Vars {
-    (0..leaves).map(|i| (format!("layer.{i:02}"), var(&random(i as u64, &[2, 3], DType::F32, CPU)))).collect()
+    (0..leaves)
+        .map(|i| {
+            (
+                format!("layer.{i:02}"),
+                var(&random(i as u64, &[2, 3], DType::F32, CPU)),
+            )
+        })
+        .collect()
 }
 
 fn gradients(model: &Vars, seed: u64) -> Grads {
@@ -34,7 +41,10 @@ fn gradients(model: &Vars, seed: u64) -> Grads {
 fn refused(model: &Vars, state: &mut StateTree, grads: &Grads, kind: ErrorKind, words: &[&str]) {
     for engine in engines() {
         let before = snapshot(model, state);
-        let error = Update::new(state).engine(engine).apply(model, grads).expect_err("an error");
+        let error = Update::new(state)
+            .engine(engine)
+            .apply(model, grads)
+            .expect_err("an error");
         is_kind(&error, kind, words);
         assert!(snapshot(model, state) == before, "{error}: something changed");
     }
@@ -55,7 +65,12 @@ fn gradients_that_do_not_fit() {
     let dtype =
         |got: &str| format!("parameter \"layer.02\": the gradient is {got}, expected F16, BF16, F32 or F64");
     let cases: [(&str, Tensor, ErrorKind, [&str; 2]); 6] = [
-        ("layer.02", zeros(&[3, 2], DType::F32), SHAPE, [&shape("[3, 2]"), ""]),
+        (
+            "layer.02",
+            zeros(&[3, 2], DType::F32),
+            SHAPE,
+            [&shape("[3, 2]"), ""],
+        ),
         ("layer.02", zeros(&[6], DType::F32), SHAPE, [&shape("[6]"), ""]),
         ("layer.02", zeros(&[], DType::F32), SHAPE, [&shape("[]"), ""]),
         ("layer.02", zeros(&[2, 3], DType::U32), DTYPE, [&dtype("U32"), ""]),
@@ -88,7 +103,11 @@ fn gradients_on_another_device() {
     let mut grads = gradients(&model, 1);
     let moved = grads["layer.02"].to_device(other).unwrap();
     grads.insert("layer.02".to_string(), moved);
-    let words = ["parameter \"layer.02\": the gradient is on", "expected Cpu", "to_device"];
+    let words = [
+        "parameter \"layer.02\": the gradient is on",
+        "expected Cpu",
+        "to_device",
+    ];
     refused(&model, &mut state, &grads, ErrorKind::Tensor, &words);
     assert!(cpu.is_cpu());
 }
@@ -97,12 +116,21 @@ fn gradients_on_another_device() {
 fn no_gradient_at_all() {
     let model = model(3);
     let mut state = started(OptimiserChain::new((AccumGrad::new(3), Adam::new(0.1))), &model);
-    let words = ["any of the 3 parameters", "`audit`", "the loss depends on this model"];
+    let words = [
+        "any of the 3 parameters",
+        "`audit`",
+        "the loss depends on this model",
+    ];
     refused(&model, &mut state, &Grads::new(), ErrorKind::NoGradient, &words);
 
     let before = snapshot(&model, &state);
     let elsewhere = Var::ones(2, DType::F32, CPU).unwrap();
-    let error = update(&mut state, &model, &elsewhere.sum_all().unwrap().backward().unwrap()).unwrap_err();
+    let error = update(
+        &mut state,
+        &model,
+        &elsewhere.sum_all().unwrap().backward().unwrap(),
+    )
+    .unwrap_err();
     is_kind(&error, ErrorKind::NoGradient, &["any of the 3 parameters"]);
     assert!(snapshot(&model, &state) == before);
 }
@@ -110,11 +138,24 @@ fn no_gradient_at_all() {
 /// Chains that take a norm, for each answer to one that is not finite. Those with AccumGrad release on the
 /// second call.
 fn clipping(non_finite: NonFinite) -> Vec<(bool, Optimiser)> {
-    let global = ClipGlobalNorm { non_finite, ..ClipGlobalNorm::new(0.5) };
-    let leaf = |p| ClipNorm { non_finite, p, ..ClipNorm::new(0.5) };
+    let global = ClipGlobalNorm {
+        non_finite,
+        ..ClipGlobalNorm::new(0.5)
+    };
+    let leaf = |p| ClipNorm {
+        non_finite,
+        p,
+        ..ClipNorm::new(0.5)
+    };
     vec![
-        (false, Optimiser::new(OptimiserChain::new((global.clone(), Adam::new(0.1))))),
-        (false, Optimiser::new(OptimiserChain::new((leaf(2.0), Adam::new(0.1))))),
+        (
+            false,
+            Optimiser::new(OptimiserChain::new((global.clone(), Adam::new(0.1)))),
+        ),
+        (
+            false,
+            Optimiser::new(OptimiserChain::new((leaf(2.0), Adam::new(0.1)))),
+        ),
         (
             false,
             Optimiser::new(OptimiserChain::new((
@@ -124,7 +165,14 @@ fn clipping(non_finite: NonFinite) -> Vec<(bool, Optimiser)> {
                 leaf(3.0),
             ))),
         ),
-        (true, Optimiser::new(OptimiserChain::new((AccumGrad::new(2), global.clone(), Adam::new(0.1))))),
+        (
+            true,
+            Optimiser::new(OptimiserChain::new((
+                AccumGrad::new(2),
+                global.clone(),
+                Adam::new(0.1),
+            ))),
+        ),
         (
             true,
             Optimiser::new(MixedPrecision::new(
@@ -158,7 +206,10 @@ fn a_norm_that_is_not_finite_in_the_last_of_40_leaves() {
             let mut state = started(optimiser, &model);
             for engine in engines() {
                 let before = snapshot(&model, &state);
-                let outcome = Update::new(&mut state).engine(engine).apply(&model, &bad).unwrap();
+                let outcome = Update::new(&mut state)
+                    .engine(engine)
+                    .apply(&model, &bad)
+                    .unwrap();
                 assert_eq!(
                     (outcome.status, outcome.applied, outcome.accumulated),
                     (not_finite("layer.39"), 0, 0)
@@ -167,11 +218,22 @@ fn a_norm_that_is_not_finite_in_the_last_of_40_leaves() {
             }
             // The window is where it was: this call ends it.
             let outcome = update(&mut state, &model, &gradients(&model, 4)).unwrap();
-            assert_eq!((outcome.status, outcome.applied), (Status::Stepped, 40), "window: {windowed}");
-            assert!(model.values().all(|var| values(var).into_iter().all(f64::is_finite)));
+            assert_eq!(
+                (outcome.status, outcome.applied),
+                (Status::Stepped, 40),
+                "window: {windowed}"
+            );
+            assert!(
+                model
+                    .values()
+                    .all(|var| values(var).into_iter().all(f64::is_finite))
+            );
         }
         let model = model_copy(&model);
-        let pass = ClipGlobalNorm { non_finite: NonFinite::Pass, ..ClipGlobalNorm::new(0.5) };
+        let pass = ClipGlobalNorm {
+            non_finite: NonFinite::Pass,
+            ..ClipGlobalNorm::new(0.5)
+        };
         let mut state = setup(OptimiserChain::new((pass, Descent::new(1.0))), &model).unwrap();
         let before: Vec<Vec<f64>> = model.values().map(|x| values(x)).collect();
         assert_eq!(update(&mut state, &model, &bad).unwrap().applied, 40);
@@ -204,16 +266,36 @@ fn the_state_of_another_model() {
     let cases: [(Vars, &[&str]); 3] = [
         (
             model_copy(&mine),
-            &["parameter \"layer.00\": it is not in this state", "another model", "set up a state"],
+            &[
+                "parameter \"layer.00\": it is not in this state",
+                "another model",
+                "set up a state",
+            ],
         ),
-        (more, &["parameter \"layer.03\": it is not in this state", "added after `setup`"]),
-        (fewer, &["parameter \"layer.01\"", "but the model does not", "pass the model that `setup` saw"]),
+        (
+            more,
+            &[
+                "parameter \"layer.03\": it is not in this state",
+                "added after `setup`",
+            ],
+        ),
+        (
+            fewer,
+            &[
+                "parameter \"layer.01\"",
+                "but the model does not",
+                "pass the model that `setup` saw",
+            ],
+        ),
     ];
     for (other, words) in cases {
         let theirs = snapshot(&other, &state);
         let error = update(&mut state, &other, &gradients(&mine, 2)).unwrap_err();
         is_kind(&error, ErrorKind::Model, words);
-        assert!(snapshot(&mine, &state) == before && snapshot(&other, &state) == theirs, "{error}");
+        assert!(
+            snapshot(&mine, &state) == before && snapshot(&other, &state) == theirs,
+            "{error}"
+        );
     }
 }
 
@@ -227,26 +309,65 @@ fn hyper_parameters_out_of_range() {
         (Optimiser::new(Adam::new(f64::NAN)), &["Adam: eta is NaN"]),
         (Optimiser::new(AdamW::new(f64::INFINITY)), &["AdamW: eta is inf"]),
         (
-            Optimiser::new(Adam { beta: (0.9, 1.0), ..Adam::default() }),
+            Optimiser::new(Adam {
+                beta: (0.9, 1.0),
+                ..Adam::default()
+            }),
             &["Adam: beta is (0.9, 1), expected two numbers in [0, 1)"],
         ),
-        (Optimiser::new(Adam { beta: (-0.1, 0.9), ..Adam::default() }), &["Adam: beta is (-0.1, 0.9)"]),
-        (Optimiser::new(Adam { epsilon: -1.0, ..Adam::default() }), &["Adam: epsilon is -1"]),
         (
-            Optimiser::new(Momentum { rho: 1.0, ..Momentum::default() }),
+            Optimiser::new(Adam {
+                beta: (-0.1, 0.9),
+                ..Adam::default()
+            }),
+            &["Adam: beta is (-0.1, 0.9)"],
+        ),
+        (
+            Optimiser::new(Adam {
+                epsilon: -1.0,
+                ..Adam::default()
+            }),
+            &["Adam: epsilon is -1"],
+        ),
+        (
+            Optimiser::new(Momentum {
+                rho: 1.0,
+                ..Momentum::default()
+            }),
             &["Momentum: rho is 1, expected a number in [0, 1)"],
         ),
-        (Optimiser::new(AccumGrad::new(0)), &["AccumGrad: n is 0, expected 1 or more"]),
         (
-            Optimiser::new(Muon { ns_steps: 101, ..Muon::default() }),
+            Optimiser::new(AccumGrad::new(0)),
+            &["AccumGrad: n is 0, expected 1 or more"],
+        ),
+        (
+            Optimiser::new(Muon {
+                ns_steps: 101,
+                ..Muon::default()
+            }),
             &["Muon: ns_steps is 101, expected 100 or less"],
         ),
-        (Optimiser::new(ClipGrad::new(0.0)), &["ClipGrad: delta is 0, expected a number above 0"]),
-        (Optimiser::new(ClipNorm::new(0.0)), &["ClipNorm: omega is 0"]),
-        (Optimiser::new(ClipNorm { p: -1.0, ..ClipNorm::default() }), &["ClipNorm: p is -1"]),
-        (Optimiser::new(ClipGlobalNorm::new(f64::NAN)), &["ClipGlobalNorm: omega is NaN"]),
         (
-            Optimiser::new(OptimiserChain::new((Some(ClipGrad::new(1.0)), WeightDecay::new(-1.0)))),
+            Optimiser::new(ClipGrad::new(0.0)),
+            &["ClipGrad: delta is 0, expected a number above 0"],
+        ),
+        (Optimiser::new(ClipNorm::new(0.0)), &["ClipNorm: omega is 0"]),
+        (
+            Optimiser::new(ClipNorm {
+                p: -1.0,
+                ..ClipNorm::default()
+            }),
+            &["ClipNorm: p is -1"],
+        ),
+        (
+            Optimiser::new(ClipGlobalNorm::new(f64::NAN)),
+            &["ClipGlobalNorm: omega is NaN"],
+        ),
+        (
+            Optimiser::new(OptimiserChain::new((
+                Some(ClipGrad::new(1.0)),
+                WeightDecay::new(-1.0),
+            ))),
             &["WeightDecay: lambda is -1"],
         ),
         (
@@ -271,7 +392,11 @@ fn hyper_parameters_out_of_range() {
     ];
     let model = model(2);
     for (optimiser, words) in optimisers {
-        is_kind(&setup(optimiser.clone(), &model).unwrap_err(), ErrorKind::Argument, words);
+        is_kind(
+            &setup(optimiser.clone(), &model).unwrap_err(),
+            ErrorKind::Argument,
+            words,
+        );
         let error =
             setup_with(&model, |path, _| (path == "layer.01").then(|| optimiser.clone())).unwrap_err();
         is_kind(&error, ErrorKind::Argument, words);
@@ -287,20 +412,32 @@ fn models_without_parameters() {
         setup(Adam::new(0.1), &integer).unwrap_err(),
         setup(Adam::new(0.1), &Tensor::ones(2, DType::F32, CPU).unwrap()).unwrap_err(),
     ] {
-        is_kind(&error, ErrorKind::Model, &["no trainable floating-point variable", "`Var`"]);
+        is_kind(
+            &error,
+            ErrorKind::Model,
+            &["no trainable floating-point variable", "`Var`"],
+        );
     }
     let error = setup_with(&model(2), |_, _| None::<Adam>).unwrap_err();
     is_kind(
         &error,
         ErrorKind::Model,
-        &["leaves out all 2 trainable variables of the model: layer.00, layer.01", "patterns"],
+        &[
+            "leaves out all 2 trainable variables of the model: layer.00, layer.01",
+            "patterns",
+        ],
     );
 }
 
 #[test]
 fn variables_that_no_rule_can_train() {
-    let eight = Var::from_tensor(&Tensor::ones(2, DType::F32, CPU).unwrap().to_dtype(DType::F8E4M3).unwrap())
-        .unwrap();
+    let eight = Var::from_tensor(
+        &Tensor::ones(2, DType::F32, CPU)
+            .unwrap()
+            .to_dtype(DType::F8E4M3)
+            .unwrap(),
+    )
+    .unwrap();
     let model = Vars::from([
         ("half".to_string(), eight),
         ("whole".to_string(), var(&random(1, &[2], DType::F32, CPU))),
@@ -310,15 +447,26 @@ fn variables_that_no_rule_can_train() {
         DTYPE,
         &["parameter \"half\": it is F8E4M3", "setup_with"],
     );
-    assert_eq!(setup_with(&model, |path, _| (path == "whole").then(Adam::default)).unwrap().len(), 1);
+    assert_eq!(
+        setup_with(&model, |path, _| (path == "whole").then(Adam::default))
+            .unwrap()
+            .len(),
+        1
+    );
 }
 
 #[test]
 fn two_variables_with_one_path() {
-    let (a, b) = (var(&random(1, &[2], DType::F32, CPU)), var(&random(2, &[2], DType::F32, CPU)));
+    let (a, b) = (
+        var(&random(1, &[2], DType::F32, CPU)),
+        var(&random(2, &[2], DType::F32, CPU)),
+    );
     let twice = |second: &Var| -> BTreeMap<&str, Box<dyn optimisers::Model>> {
         BTreeMap::from([
-            ("a", Box::new(BTreeMap::from([("b", a.clone())])) as Box<dyn optimisers::Model>),
+            (
+                "a",
+                Box::new(BTreeMap::from([("b", a.clone())])) as Box<dyn optimisers::Model>,
+            ),
             ("a.b", Box::new(second.clone())),
         ])
     };
@@ -326,11 +474,17 @@ fn two_variables_with_one_path() {
     is_kind(
         &error,
         ErrorKind::Model,
-        &["parameter \"a.b\": two variables of the model have this path", "rename one"],
+        &[
+            "parameter \"a.b\": two variables of the model have this path",
+            "rename one",
+        ],
     );
     let state = setup(Adam::new(0.1), &twice(&a)).unwrap();
     assert_eq!(
-        state.leaves().map(|leaf| leaf.paths().count()).collect::<Vec<_>>(),
+        state
+            .leaves()
+            .map(|leaf| leaf.paths().count())
+            .collect::<Vec<_>>(),
         [1],
         "the same variable twice is one leaf"
     );
@@ -391,8 +545,14 @@ impl Rule for Faulty {
 fn a_failing_rule_of_the_user() {
     let mut model = model(6);
     model.insert("layer.04".to_string(), var(&random(9, &[2, 2], DType::F32, CPU)));
-    let chain =
-        |fault| OptimiserChain::new((Momentum::new(0.1), Faulty(fault), AccumGrad::new(1), Adam::new(0.1)));
+    let chain = |fault| {
+        OptimiserChain::new((
+            Momentum::new(0.1),
+            Faulty(fault),
+            AccumGrad::new(1),
+            Adam::new(0.1),
+        ))
+    };
     is_kind(
         &setup(chain(Fault::Init), &model).unwrap_err(),
         ErrorKind::Other,
@@ -403,7 +563,11 @@ fn a_failing_rule_of_the_user() {
         (Fault::Apply, Other, &["\"layer.04\"", "no apply"]),
         (Fault::Function, Other, &["\"layer.04\"", "no function"]),
         (Fault::ResultShape, Contract, &["\"layer.04\"", "[4]", "[2, 2]"]),
-        (Fault::ResultDtype, Contract, &["\"layer.04\"", "U32", "expected F16, BF16, F32 or F64"]),
+        (
+            Fault::ResultDtype,
+            Contract,
+            &["\"layer.04\"", "U32", "expected F16, BF16, F32 or F64"],
+        ),
         (Fault::StateShape, Contract, &["\"layer.04\"", "[4]", "[2, 2]"]),
     ];
     for (fault, kind, words) in cases {
@@ -426,7 +590,10 @@ fn empty_and_scalar_tensors_train() {
                 .collect();
             let mut state = setup(optimiser.clone(), &model).unwrap();
             for seed in 0..6 {
-                Update::new(&mut state).engine(engine).apply(&model, &gradients(&model, seed)).unwrap();
+                Update::new(&mut state)
+                    .engine(engine)
+                    .apply(&model, &gradients(&model, seed))
+                    .unwrap();
             }
             let steps: Vec<u64> = state.leaves().map(|leaf| leaf.steps()).collect();
             assert!(
@@ -456,7 +623,11 @@ fn gradients_of_any_layout() {
             update(&mut state, &x, &BTreeMap::from([("", gradient)])).unwrap();
             bits(&x)
         });
-        assert!(results[0] == results[1] && results[0] != bits(&start), "{:?}", gradient.layout());
+        assert!(
+            results[0] == results[1] && results[0] != bits(&start),
+            "{:?}",
+            gradient.layout()
+        );
     }
 }
 
@@ -467,6 +638,9 @@ trait Column {
 impl Column for Tensor {
     /// The first column of the last two dimensions, not contiguous.
     fn i_column(&self) -> Tensor {
-        self.narrow(2, 1, 1).and_then(|x| x.narrow(1, 0, 1)).and_then(|x| x.squeeze(2)).unwrap()
+        self.narrow(2, 1, 1)
+            .and_then(|x| x.narrow(1, 0, 1))
+            .and_then(|x| x.squeeze(2))
+            .unwrap()
     }
 }

@@ -39,7 +39,10 @@ impl Net {
     }
 
     fn loss(&self, call: u64) -> Candle<Tensor> {
-        (self.forward(&batch(call, self.first.weight().dtype()), true)?.to_dtype(DType::F32)? - 1.0)?
+        (self
+            .forward(&batch(call, self.first.weight().dtype()), true)?
+            .to_dtype(DType::F32)?
+            - 1.0)?
             .sqr()?
             .mean_all()
     }
@@ -66,7 +69,8 @@ pub fn network(dtype: DType) -> (Vars, Net) {
         .collect();
     for (seed, (path, x)) in all.iter_mut().enumerate() {
         if !STATISTICS.contains(&path.as_str()) {
-            x.set(&random(seed as u64, x.dims(), x.dtype(), &Device::Cpu)).expect("weights");
+            x.set(&random(seed as u64, x.dims(), x.dtype(), &Device::Cpu))
+                .expect("weights");
         }
     }
     (all, net)
@@ -74,9 +78,14 @@ pub fn network(dtype: DType) -> (Vars, Net) {
 
 pub fn train(net: &Net, variables: &Vars, state: &mut StateTree, calls: std::ops::Range<u64>) {
     for call in calls {
-        let outcome =
-            update(state, variables, &net.loss(call).and_then(|loss| loss.backward()).expect("gradients"))
-                .expect("an update");
+        let outcome = update(
+            state,
+            variables,
+            &net.loss(call)
+                .and_then(|loss| loss.backward())
+                .expect("gradients"),
+        )
+        .expect("an update");
         assert_eq!((outcome.applied, outcome.without_gradient.len()), (6, 2));
     }
 }
@@ -93,14 +102,29 @@ pub fn averaging() -> OptimiserChain<(Adam, Ema)> {
 fn kept() -> Vec<(Optimiser, DType)> {
     vec![
         (Optimiser::new(averaging()), DType::F32),
-        (Optimiser::new(MixedPrecision::new(DType::F64, averaging())), DType::F32),
-        (Optimiser::new(MixedPrecision::new(DType::F32, averaging())), DType::BF16),
-        (Optimiser::new(MixedPrecision::new(DType::F64, averaging())), DType::BF16),
+        (
+            Optimiser::new(MixedPrecision::new(DType::F64, averaging())),
+            DType::F32,
+        ),
+        (
+            Optimiser::new(MixedPrecision::new(DType::F32, averaging())),
+            DType::BF16,
+        ),
+        (
+            Optimiser::new(MixedPrecision::new(DType::F64, averaging())),
+            DType::BF16,
+        ),
         (Optimiser::new(SplitMaster::new(averaging())), DType::BF16),
         (Optimiser::new(Kahan::new(averaging())), DType::BF16),
-        (Optimiser::new(StochasticRounding::new(1, averaging())), DType::BF16),
+        (
+            Optimiser::new(StochasticRounding::new(1, averaging())),
+            DType::BF16,
+        ),
         (Optimiser::new(Offload::new(averaging()).everywhere()), DType::F32),
-        (Optimiser::new(Offload::new(MixedPrecision::new(DType::F64, averaging())).everywhere()), DType::F32),
+        (
+            Optimiser::new(Offload::new(MixedPrecision::new(DType::F64, averaging())).everywhere()),
+            DType::F32,
+        ),
     ]
 }
 
@@ -137,28 +161,49 @@ fn a_network_with_batch_norm_is_trained_and_saved() {
         net.loss(99).expect("a training pass before the first step");
         train(&net, &variables, &mut state, 0..10);
         net.loss(100).expect("a training pass without a step");
-        state.check_masters(&variables).expect("statistics are nobody's master");
+        state
+            .check_masters(&variables)
+            .expect("statistics are nobody's master");
 
-        let input = batch(5, dtype).to_dtype(DType::F32).expect("f32").to_dtype(dtype).expect("its dtype");
-        let output = state.with_averages(&variables, || net.forward(&input, true)).expect("an output");
+        let input = batch(5, dtype)
+            .to_dtype(DType::F32)
+            .expect("f32")
+            .to_dtype(dtype)
+            .expect("its dtype");
+        let output = state
+            .with_averages(&variables, || net.forward(&input, true))
+            .expect("an output");
         assert!(values(&output).iter().all(|y| y.is_finite()), "{what:?}");
 
         let masters = state.masters(&variables).expect("masters");
         for path in STATISTICS {
-            assert_eq!(values(&masters[path]), values(&variables[path]), "{what:?}, {path}");
+            assert_eq!(
+                values(&masters[path]),
+                values(&variables[path]),
+                "{what:?}, {path}"
+            );
         }
-        Checkpoint::new(&state).model(&variables).save(&path).expect("a file");
+        Checkpoint::new(&state)
+            .model(&variables)
+            .save(&path)
+            .expect("a file");
 
         let (other, other_net) = network(dtype);
         let mut resumed = setup(optimiser, &other).expect("a state");
         CheckpointFile::open(&path)
             .and_then(|file| file.restore_with_model(&mut resumed, &other))
             .expect("a restored run");
-        resumed.check_masters(&other).expect("statistics are nobody's master");
+        resumed
+            .check_masters(&other)
+            .expect("statistics are nobody's master");
         assert_eq!(statistics(&other), statistics(&variables), "{what:?}");
         train(&net, &variables, &mut state, 10..15);
         train(&other_net, &other, &mut resumed, 10..15);
-        assert_same(&[snapshot(&other, &resumed)], &[snapshot(&variables, &state)], &what);
+        assert_same(
+            &[snapshot(&other, &resumed)],
+            &[snapshot(&variables, &state)],
+            &what,
+        );
     }
 }
 
@@ -169,8 +214,14 @@ fn statistics_survive_a_conversion() {
     let path = folder.path().join("run.safetensors");
     let ways: [(Optimiser, DType); 4] = [
         (Optimiser::new(averaging()), DType::F32),
-        (Optimiser::new(MixedPrecision::new(DType::F64, averaging())), DType::F32),
-        (Optimiser::new(MixedPrecision::new(DType::F64, averaging())), DType::BF16),
+        (
+            Optimiser::new(MixedPrecision::new(DType::F64, averaging())),
+            DType::F32,
+        ),
+        (
+            Optimiser::new(MixedPrecision::new(DType::F64, averaging())),
+            DType::BF16,
+        ),
         (Optimiser::new(Offload::new(averaging()).everywhere()), DType::F32),
     ];
     for (saved, dtype) in &ways {
@@ -178,13 +229,17 @@ fn statistics_survive_a_conversion() {
         let mut state = setup(saved.clone(), &variables).expect("a state");
         train(&net, &variables, &mut state, 0..5);
         net.loss(100).expect("a training pass without a step");
-        Checkpoint::new(&state).model(&variables).save(&path).expect("a file");
+        Checkpoint::new(&state)
+            .model(&variables)
+            .save(&path)
+            .expect("a file");
         for (loaded, dtype) in &ways {
             let what = (saved.name(), loaded.name());
             let (other, other_net) = network(*dtype);
             let mut resumed = setup(loaded.clone(), &other).expect("a state");
             let file = CheckpointFile::open(&path).expect("a file").converting();
-            file.restore_with_model(&mut resumed, &other).expect("a restored run");
+            file.restore_with_model(&mut resumed, &other)
+                .expect("a restored run");
             assert_eq!(statistics(&other), statistics(&variables), "{what:?}");
             for path in STATISTICS {
                 assert_eq!(
@@ -208,8 +263,14 @@ fn what_has_never_had_a_gradient_follows_its_variable() {
     let rule = OptimiserChain::new((Adam::new(0.1), Lookahead::new(2)));
     let optimisers: [(Optimiser, DType); 4] = [
         (Optimiser::new(rule.clone()), DType::F32),
-        (Optimiser::new(MixedPrecision::new(DType::F32, rule.clone())), DType::BF16),
-        (Optimiser::new(MixedPrecision::new(DType::F64, rule.clone())), DType::F32),
+        (
+            Optimiser::new(MixedPrecision::new(DType::F32, rule.clone())),
+            DType::BF16,
+        ),
+        (
+            Optimiser::new(MixedPrecision::new(DType::F64, rule.clone())),
+            DType::F32,
+        ),
         (Optimiser::new(Offload::new(rule).everywhere()), DType::BF16),
     ];
     for (optimiser, dtype) in optimisers {
@@ -243,8 +304,14 @@ fn what_has_never_had_a_gradient_follows_its_variable() {
 #[test]
 fn what_has_had_a_gradient_keeps_its_master() {
     let optimisers: [(Optimiser, DType); 2] = [
-        (Optimiser::new(MixedPrecision::new(DType::F32, Adam::new(0.1))), DType::BF16),
-        (Optimiser::new(Offload::new(Adam::new(0.1)).everywhere()), DType::F32),
+        (
+            Optimiser::new(MixedPrecision::new(DType::F32, Adam::new(0.1))),
+            DType::BF16,
+        ),
+        (
+            Optimiser::new(Offload::new(Adam::new(0.1)).everywhere()),
+            DType::F32,
+        ),
     ];
     for (optimiser, dtype) in optimisers {
         let x = model(&[tensor(1, dtype), tensor(2, dtype)]);
@@ -276,8 +343,12 @@ fn a_step_out_of_an_accumulator_is_not_taken_over_a_changed_parameter() {
     let x = model(&[tensor(1, DType::BF16), tensor(2, DType::BF16)]);
     let rule = OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1)));
     let mut state = setup(MixedPrecision::new(DType::F32, rule), &x).expect("a state");
-    update(&mut state, &x, &grads([Some(tensor(3, DType::BF16)), Some(tensor(4, DType::BF16))]))
-        .expect("the first half");
+    update(
+        &mut state,
+        &x,
+        &grads([Some(tensor(3, DType::BF16)), Some(tensor(4, DType::BF16))]),
+    )
+    .expect("the first half");
     x["1"].set(&tensor(5, DType::BF16)).expect("a change");
     let before = snapshot(&x, &state);
     let error = update(&mut state, &x, &grads([Some(tensor(3, DType::BF16)), None])).expect_err("noticed");

@@ -14,7 +14,10 @@ fn a_dtype_for_sums_is_not_the_parameters() {
     let model = model(&[tensor(1, &[2], DType::F32)]);
     let error = Accumulator::new(DType::U8, &model).expect_err("no sums of bytes");
     assert_eq!((error.kind(), error.got()), (ErrorKind::Argument, Some("U8")));
-    assert_eq!(error.to_string(), "the dtype for `Accumulator::new` is U8, expected F16, BF16, F32 or F64");
+    assert_eq!(
+        error.to_string(),
+        "the dtype for `Accumulator::new` is U8, expected F16, BF16, F32 or F64"
+    );
 }
 
 #[test]
@@ -35,7 +38,12 @@ fn a_dtype_for_the_wire_is_not_the_parameters() {
     });
     let expected = "parameter \"0\": the dtype that `Setup::wire` chose for its gradient is U8, expected \
                     F16, BF16, F32 or F64";
-    assert!(texts.iter().all(|text| text.contains(expected) && !text.contains("leave it out")), "{texts:?}");
+    assert!(
+        texts
+            .iter()
+            .all(|text| text.contains(expected) && !text.contains("leave it out")),
+        "{texts:?}"
+    );
 }
 
 hyper_parameters! {
@@ -50,7 +58,13 @@ hyper_parameters! {
 
 impl Rule for Returns {
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let wrong = |dx: Tensor| if self.shape { dx.narrow(0, 0, 1) } else { dx.to_dtype(DType::U32) };
+        let wrong = |dx: Tensor| {
+            if self.shape {
+                dx.narrow(0, 0, 1)
+            } else {
+                dx.to_dtype(DType::U32)
+            }
+        };
         Ok(Flow::Step(if self.late {
             dx.with_tensors_late(state, move |_, _, dx, _| Ok(wrong(dx)?))
         } else {
@@ -72,11 +86,18 @@ fn what_a_rules_function_returns_is_not_the_gradient() {
             .engine(engine)
             .apply(&model, &grads([Some(tensor(2, &[4], DType::F32))]))
             .expect_err("no gradient");
-        assert_eq!((error.kind(), error.path()), (ErrorKind::Contract, Some("0")), "{error}");
+        assert_eq!(
+            (error.kind(), error.path()),
+            (ErrorKind::Contract, Some("0")),
+            "{error}"
+        );
         let [got, expected] = [error.got(), error.expected()].map(|fact| fact.expect("a tensor"));
         assert!(
-            got.starts_with(if shape { "F32 with the shape [1]" } else { "U32 with the shape [4]" })
-                && expected.contains("with the shape [4]"),
+            got.starts_with(if shape {
+                "F32 with the shape [1]"
+            } else {
+                "U32 with the shape [4]"
+            }) && expected.contains("with the shape [4]"),
             "{error}"
         );
         let text = error.to_string();
@@ -111,7 +132,11 @@ impl Rule for Uneven {
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, numbers, .. } = state.parts();
         let one = Sums::new(slots, numbers).sum(Product, 0..0).of_group(self, 0);
-        let sums = if x.rank() == 1 { one } else { one.sum(Product, 0..0) };
+        let sums = if x.rank() == 1 {
+            one
+        } else {
+            one.sum(Product, 0..0)
+        };
         Ok(Flow::Step(dx.map_with_sums(sums, |_| Resolved::new(Product, []))))
     }
 }
@@ -122,11 +147,20 @@ fn sums_that_do_not_match_are_the_rules_and_no_defect_of_the_library() {
         let model = model(&[tensor(1, &[4], DType::F32), tensor(2, &[2, 2], DType::F32)]);
         let mut state = setup(Uneven::default(), &model).expect("a state");
         let before = snapshot(&model, &state);
-        let dx = grads([Some(tensor(3, &[4], DType::F32)), Some(tensor(4, &[2, 2], DType::F32))]);
-        let error =
-            Update::new(&mut state).engine(engine).apply(&model, &dx).expect_err("another number of sums");
+        let dx = grads([
+            Some(tensor(3, &[4], DType::F32)),
+            Some(tensor(4, &[2, 2], DType::F32)),
+        ]);
+        let error = Update::new(&mut state)
+            .engine(engine)
+            .apply(&model, &dx)
+            .expect_err("another number of sums");
         let facts = (error.kind(), error.path(), error.expected(), error.got());
-        assert_eq!(facts, (ErrorKind::Contract, Some("1"), Some("1"), Some("2")), "{engine:?}");
+        assert_eq!(
+            facts,
+            (ErrorKind::Contract, Some("1"), Some("1"), Some("2")),
+            "{engine:?}"
+        );
         assert!(!error.to_string().contains("defect"), "{error}");
         assert_same(&[snapshot(&model, &state)], &[before], engine);
     }

@@ -18,7 +18,11 @@ use support::threads::on;
 const CALLS: u64 = 6;
 
 fn with_figures(engine: Engine, state: &mut StateTree, model: &Vars, grads: &Grads) -> Outcome {
-    Update::new(state).engine(engine).with_figures().apply(model, grads).expect("an update")
+    Update::new(state)
+        .engine(engine)
+        .with_figures()
+        .apply(model, grads)
+        .expect("an update")
 }
 
 fn norm(numbers: &[f64]) -> f64 {
@@ -26,7 +30,10 @@ fn norm(numbers: &[f64]) -> f64 {
 }
 
 fn assert_near(got: f64, expected: f64, of: f64, what: &str) {
-    assert!((got - expected).abs() <= 1e-10 * of, "{what}: {got:e} for {expected:e}");
+    assert!(
+        (got - expected).abs() <= 1e-10 * of,
+        "{what}: {got:e} for {expected:e}"
+    );
 }
 
 #[test]
@@ -38,13 +45,22 @@ fn norms_are_those_of_what_moves() {
             let mut state = setup(rule.clone(), &model).expect("a state");
             let mut is_first = true;
             for call in 0..CALLS {
-                let dx = [tensor(10 + call, &[4, 3], DType::F64), tensor(20 + call, &[5], DType::F64)];
+                let dx = [
+                    tensor(10 + call, &[4, 3], DType::F64),
+                    tensor(20 + call, &[5], DType::F64),
+                ];
                 let before: Vec<Vec<f64>> = model.values().map(|x| values(x)).collect();
                 let outcome = with_figures(engine, &mut state, &model, &grads(dx.clone().map(Some)));
                 assert_eq!(outcome.figures.len(), outcome.applied, "{rule:?}");
                 is_first &= outcome.status == Status::Stepped;
                 for (leaf, figures) in outcome.figures.iter().enumerate() {
-                    let LeafFigures { path, gradient, parameter, update, .. } = figures;
+                    let LeafFigures {
+                        path,
+                        gradient,
+                        parameter,
+                        update,
+                        ..
+                    } = figures;
                     let moved: Vec<f64> = before[leaf]
                         .iter()
                         .zip(values(&model[path]))
@@ -53,7 +69,12 @@ fn norms_are_those_of_what_moves() {
                     assert_near(*parameter, norm(&before[leaf]), *parameter, &format!("{rule:?}"));
                     assert_near(*update, norm(&moved), parameter + update, &format!("{rule:?}"));
                     if is_first {
-                        assert_near(*gradient, norm(&values(&dx[leaf])), *gradient, &format!("{rule:?}"));
+                        assert_near(
+                            *gradient,
+                            norm(&values(&dx[leaf])),
+                            *gradient,
+                            &format!("{rule:?}"),
+                        );
                     }
                 }
             }
@@ -63,17 +84,24 @@ fn norms_are_those_of_what_moves() {
 
 #[test]
 fn a_step_has_the_same_bits_with_figures() {
-    for (dtype, gradient) in [(DType::BF16, DType::F32), (DType::F32, DType::BF16), (DType::F16, DType::F16)]
-    {
+    for (dtype, gradient) in [
+        (DType::BF16, DType::F32),
+        (DType::F32, DType::BF16),
+        (DType::F16, DType::F16),
+    ] {
         for optimiser in optimisers_for(dtype) {
             let x = [tensor(1, &[4, 5], dtype), tensor(2, &[3], dtype)];
             let models = [model(&x), model(&x)];
-            let mut states = models.each_ref().map(|model| setup(optimiser.clone(), model).expect("a state"));
+            let mut states = models
+                .each_ref()
+                .map(|model| setup(optimiser.clone(), model).expect("a state"));
             for call in 0..CALLS {
                 let second = (call % 3 != 1).then(|| tensor(20 + call, &[3], gradient));
                 let dx = grads([Some(tensor(10 + call, &[4, 5], gradient)), second]);
-                let without =
-                    Update::new(&mut states[0]).finite_only().apply(&models[0], &dx).expect("an update");
+                let without = Update::new(&mut states[0])
+                    .finite_only()
+                    .apply(&models[0], &dx)
+                    .expect("an update");
                 let mut with = Update::new(&mut states[1])
                     .finite_only()
                     .with_figures()
@@ -101,7 +129,10 @@ fn several() -> Vec<Optimiser> {
             ClipNorm::new(0.3),
             LAMB::new(0.1),
         )))),
-        Optimiser::new(MixedPrecision::new(DType::F32, OptimiserChain::new((AccumGrad::new(4), muon())))),
+        Optimiser::new(MixedPrecision::new(
+            DType::F32,
+            OptimiserChain::new((AccumGrad::new(4), muon())),
+        )),
     ]
 }
 
@@ -118,19 +149,35 @@ fn figures(setup: Setup, engine: Engine, optimiser: &Optimiser, dtype: DType) ->
 fn figures_are_the_same_on_any_threads_ranks_and_engines() {
     for optimiser in several() {
         let expected = figures(Setup::default(), Engine::Fused, &optimiser, DType::BF16);
-        assert!(expected.iter().any(|figures| figures.len() == 5), "{}", optimiser.name());
+        assert!(
+            expected.iter().any(|figures| figures.len() == 5),
+            "{}",
+            optimiser.name()
+        );
         for threads in [1, 3] {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
+            let pool = rayon::ThreadPoolBuilder::new()
+                .num_threads(threads)
+                .build()
+                .expect("a pool");
             let got = pool.install(|| figures(Setup::default(), Engine::Fused, &optimiser, DType::BF16));
             assert_eq!(got, expected, "{} on {threads} threads", optimiser.name());
         }
         let rule = optimiser.clone();
-        let of_ranks = on(2, move |world| figures(Setup::over(&world), Engine::Fused, &rule, DType::BF16));
-        assert_eq!(of_ranks, [expected.clone(), expected.clone()], "{} on 2 ranks", optimiser.name());
+        let of_ranks = on(2, move |world| {
+            figures(Setup::over(&world), Engine::Fused, &rule, DType::BF16)
+        });
+        assert_eq!(
+            of_ranks,
+            [expected.clone(), expected.clone()],
+            "{} on 2 ranks",
+            optimiser.name()
+        );
         for engine in engines() {
             let got = figures(Setup::default(), engine, &optimiser, DType::BF16);
-            for (got, expected) in
-                got.iter().flat_map(|call| call.iter()).zip(expected.iter().flat_map(|call| call.iter()))
+            for (got, expected) in got
+                .iter()
+                .flat_map(|call| call.iter())
+                .zip(expected.iter().flat_map(|call| call.iter()))
             {
                 assert_eq!(got.path, expected.path);
                 let pairs = [
@@ -139,10 +186,19 @@ fn figures_are_the_same_on_any_threads_ranks_and_engines() {
                     (got.update, expected.update),
                 ];
                 // The emulated device adds up in another order.
-                let allowed = if matches!(engine, Engine::Fused | Engine::Tensors) { 0.0 } else { 1e-6 };
-                let is_near =
-                    pairs.iter().all(|(got, expected)| (got - expected).abs() <= allowed * expected);
-                assert!(is_near, "{} on {engine:?}: {got:?} for {expected:?}", optimiser.name());
+                let allowed = if matches!(engine, Engine::Fused | Engine::Tensors) {
+                    0.0
+                } else {
+                    1e-6
+                };
+                let is_near = pairs
+                    .iter()
+                    .all(|(got, expected)| (got - expected).abs() <= allowed * expected);
+                assert!(
+                    is_near,
+                    "{} on {engine:?}: {got:?} for {expected:?}",
+                    optimiser.name()
+                );
             }
         }
     }
@@ -152,13 +208,25 @@ fn figures_are_the_same_on_any_threads_ranks_and_engines() {
 fn ranks_ask_for_figures_together() {
     let errors = on(2, |world| {
         let model = model(&parameters(DType::F32));
-        let mut state = Setup::over(&world).build(Adam::new(0.1), &model).expect("a state");
+        let mut state = Setup::over(&world)
+            .build(Adam::new(0.1), &model)
+            .expect("a state");
         let update = Update::new(&mut state);
-        let update = if optimisers::Communicator::rank(&world) == 1 { update.with_figures() } else { update };
-        update.apply(&model, &gradients(0, 0, DType::F32)).expect_err("ranks that differ")
+        let update = if optimisers::Communicator::rank(&world) == 1 {
+            update.with_figures()
+        } else {
+            update
+        };
+        update
+            .apply(&model, &gradients(0, 0, DType::F32))
+            .expect_err("ranks that differ")
     });
     for error in errors {
-        is_kind(&error, ErrorKind::Ranks, &["rank 1 differs in", "figures on rank 1"]);
+        is_kind(
+            &error,
+            ErrorKind::Ranks,
+            &["rank 1 differs in", "figures on rank 1"],
+        );
         assert_eq!(error.rank(), Some(1), "{error}");
     }
 }
@@ -169,15 +237,24 @@ fn the_gradient_is_the_one_that_makes_the_step() {
     let x = constant(1.0, 4, DType::BF16);
     let model = model(&[x]);
     let chain = |average| {
-        let collect = AccumGrad { average, ..AccumGrad::new(3) };
+        let collect = AccumGrad {
+            average,
+            ..AccumGrad::new(3)
+        };
         MixedPrecision::new(DType::F32, OptimiserChain::new((collect, Descent::new(1e-4))))
     };
-    for (average, expected) in [(Average::Mean, 3.0), (Average::Sum, 9.0), (Average::Weighted, 35.0 / 8.0)] {
+    for (average, expected) in [
+        (Average::Mean, 3.0),
+        (Average::Sum, 9.0),
+        (Average::Weighted, 35.0 / 8.0),
+    ] {
         let mut state = setup(chain(average), &model).expect("a state");
         let mut scaler = LossScaler::fixed(1024.0);
         for (number, weight) in [(1.0, 1), (2.0, 2), (6.0, 5)] {
             let step = |state: &mut StateTree, scaler: &mut LossScaler| {
-                let _ = scaler.scale(&constant(1.0, 1, DType::F32)).expect("a scaled loss");
+                let _ = scaler
+                    .scale(&constant(1.0, 1, DType::F32))
+                    .expect("a scaled loss");
                 let update = Update::new(state).weight(weight).with_figures();
                 update
                     .scaler(scaler)
@@ -190,27 +267,48 @@ fn the_gradient_is_the_one_that_makes_the_step() {
                 continue;
             }
             let figures = &outcome.figures[0];
-            assert_near(figures.gradient, 2.0 * expected, 10.0, "a mean of four equal numbers");
-            assert!((figures.update / (2e-4 * expected) - 1.0).abs() < 1e-6, "{figures}");
+            assert_near(
+                figures.gradient,
+                2.0 * expected,
+                10.0,
+                "a mean of four equal numbers",
+            );
+            assert!(
+                (figures.update / (2e-4 * expected) - 1.0).abs() < 1e-6,
+                "{figures}"
+            );
         }
     }
 }
 
 #[test]
 fn only_what_moves_has_figures() {
-    let model =
-        model(&[constant(1.0, 2, DType::F32), constant(2.0, 2, DType::F32), constant(0.0, 2, DType::F32)]);
+    let model = model(&[
+        constant(1.0, 2, DType::F32),
+        constant(2.0, 2, DType::F32),
+        constant(0.0, 2, DType::F32),
+    ]);
     let mut state = setup(Descent::new(0.5), &model).expect("a state");
     state.at("0").expect("the leaf").freeze();
     let one = || Some(constant(1.0, 2, DType::F32));
     let outcome = with_figures(Engine::Fused, &mut state, &model, &grads([one(), None, one()]));
-    assert_eq!(outcome.figures.iter().map(|leaf| leaf.path.as_str()).collect::<Vec<_>>(), ["2"]);
+    assert_eq!(
+        outcome
+            .figures
+            .iter()
+            .map(|leaf| leaf.path.as_str())
+            .collect::<Vec<_>>(),
+        ["2"]
+    );
     assert_eq!(outcome.figures[0].ratio(), f64::INFINITY);
 
     let infinite = Some(constant(f64::INFINITY, 2, DType::F32));
     let bad = grads([None, infinite.clone(), one()]);
-    let skipped =
-        Update::new(&mut state).finite_only().with_figures().apply(&model, &bad).expect("a skipped call");
+    let skipped = Update::new(&mut state)
+        .finite_only()
+        .with_figures()
+        .apply(&model, &bad)
+        .expect("a skipped call");
     assert_eq!((skipped.status, skipped.figures.len()), (not_finite("1"), 0));
     let moved = with_figures(Engine::Fused, &mut state, &model, &grads([None, infinite, one()]));
     assert_eq!(
@@ -230,11 +328,17 @@ fn the_ratio_tells_what_does_not_learn_and_what_explodes() {
         let tensor = |numbers: [f64; 2]| Tensor::new(&numbers, &Device::Cpu).expect("a tensor");
         let model = model(&[tensor(numbers)]);
         let mut state = setup(Descent::new(1.0), &model).expect("a state");
-        with_figures(Engine::Fused, &mut state, &model, &grads([Some(tensor(dx))])).figures.remove(0)
+        with_figures(Engine::Fused, &mut state, &model, &grads([Some(tensor(dx))]))
+            .figures
+            .remove(0)
     };
     assert_eq!(of([3.0, 4.0], [3.0, 4.0]).ratio(), 1.0);
     assert_eq!(of([3.0, 4.0], [0.0, 0.0]).ratio(), 0.0);
-    assert_eq!(of([0.0, 0.0], [3.0, 4.0]).ratio(), f64::INFINITY, "a bias that starts at zero");
+    assert_eq!(
+        of([0.0, 0.0], [3.0, 4.0]).ratio(),
+        f64::INFINITY,
+        "a bias that starts at zero"
+    );
     assert!(of([0.0, 0.0], [0.0, 0.0]).ratio().is_nan() && of([3.0, 4.0], [f64::NAN, 4.0]).ratio().is_nan());
     let line = "0: gradient 5.000e-1, parameter 5.000e0, update 5.000e-1, ratio 1.000e-1";
     assert_eq!(of([3.0, 4.0], [0.3, 0.4]).to_string(), line);
@@ -247,10 +351,17 @@ fn the_functional_form_has_the_same_figures() {
     let mut state = setup(Adam::new(0.1), &model).expect("a state");
     let dx = grads([Some(tensor(2, &[7], DType::F32))]);
     let parameters = trainables(&model).expect("the parameters");
-    let (_, _, functional) =
-        Update::functional(&state).with_figures().apply(&parameters, &dx).expect("an update");
+    let (_, _, functional) = Update::functional(&state)
+        .with_figures()
+        .apply(&parameters, &dx)
+        .expect("an update");
     let outcome = with_figures(Engine::Fused, &mut state, &model, &dx);
     assert_eq!(functional, outcome);
     assert_eq!(outcome.figures.len(), 1);
-    assert!(update(&mut state, &model, &dx).expect("an update").figures.is_empty());
+    assert!(
+        update(&mut state, &model, &dx)
+            .expect("an update")
+            .figures
+            .is_empty()
+    );
 }

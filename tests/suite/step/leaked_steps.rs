@@ -18,7 +18,10 @@ fn variables() -> Vars {
 }
 
 fn gradients(model: &Vars) -> BTreeMap<String, Tensor> {
-    model.iter().map(|(path, x)| (path.clone(), x.ones_like().expect("ones"))).collect()
+    model
+        .iter()
+        .map(|(path, x)| (path.clone(), x.ones_like().expect("ones")))
+        .collect()
 }
 
 /// Everything that refuses, by name.
@@ -32,12 +35,18 @@ fn what_needs_the_leaves_is_refused() {
     let (model, grads, mut scaler) = (variables(), gradients(&variables()), LossScaler::dynamic());
     let mut state = setup(AdamW::new(0.1), &model).expect("a state");
     update(&mut state, &model, &grads).expect("an update");
-    Checkpoint::new(&state).model(&model).save(&file).expect("a checkpoint");
+    Checkpoint::new(&state)
+        .model(&model)
+        .save(&file)
+        .expect("a checkpoint");
     state.save_torch(&torch).expect("a file");
     state.save_masters(&model, &weights).expect("a file");
     let good = fs::read(&file).expect("the file");
     let mut saver = CheckpointSaver::new(folder.path().join("saved")).keep_last(1);
-    saver.save(1, Checkpoint::new(&state)).and_then(|_| saver.wait()).expect("a save");
+    saver
+        .save(1, Checkpoint::new(&state))
+        .and_then(|_| saver.wait())
+        .expect("a save");
     let parameters = trainables(&model).expect("parameters");
     let open = || CheckpointFile::open(&file);
 
@@ -46,62 +55,137 @@ fn what_needs_the_leaves_is_refused() {
     std::mem::forget(step);
 
     let verbs: Vec<Verb<'_>> = vec![
-        ("update", Box::new(|state| update(state, &model, &grads).map(drop))),
-        ("apply_owned", Box::new(|state| Update::new(state).apply_owned(&model, grads.clone()).map(drop))),
-        ("functional", Box::new(|state| Update::functional(state).apply(&parameters, &grads).map(drop))),
-        ("begin", Box::new(|state| Update::new(state).begin(&model).map(drop))),
-        ("ascend", Box::new(|state| Sam::new(0.1).ascend(Update::new(state), &model, &grads).map(drop))),
+        (
+            "update",
+            Box::new(|state| update(state, &model, &grads).map(drop)),
+        ),
+        (
+            "apply_owned",
+            Box::new(|state| Update::new(state).apply_owned(&model, grads.clone()).map(drop)),
+        ),
+        (
+            "functional",
+            Box::new(|state| Update::functional(state).apply(&parameters, &grads).map(drop)),
+        ),
+        (
+            "begin",
+            Box::new(|state| Update::new(state).begin(&model).map(drop)),
+        ),
+        (
+            "ascend",
+            Box::new(|state| Sam::new(0.1).ascend(Update::new(state), &model, &grads).map(drop)),
+        ),
         (
             "with a scaler",
             Box::new(|state| {
                 scaler.factor()?;
-                Update::new(state).scaler(&mut scaler).apply(&model, &grads).map(drop)
+                Update::new(state)
+                    .scaler(&mut scaler)
+                    .apply(&model, &grads)
+                    .map(drop)
             }),
         ),
         ("averages", Box::new(|state| state.averages(&model).map(drop))),
-        ("with_averages", Box::new(|state| state.with_averages(&model, || Ok::<_, Error>(())))),
+        (
+            "with_averages",
+            Box::new(|state| state.with_averages(&model, || Ok::<_, Error>(()))),
+        ),
         ("masters", Box::new(|state| state.masters(&model).map(drop))),
-        ("set_masters", Box::new(|state| state.set_masters(&model, &grads).map(drop))),
+        (
+            "set_masters",
+            Box::new(|state| state.set_masters(&model, &grads).map(drop)),
+        ),
         (
             "set_masters of a file",
             Box::new(|state| state.set_masters(&model, &Weights::open([&weights])?).map(drop)),
         ),
         ("refresh_masters", Box::new(|state| state.refresh_masters(&model))),
         ("check_masters", Box::new(|state| state.check_masters(&model))),
-        ("save_masters", Box::new(|state| state.save_masters(&model, &file).map(drop))),
-        ("save", Box::new(|state| Checkpoint::new(state).save(&file).map(drop))),
-        ("save of a model", Box::new(|state| Checkpoint::new(state).model(&model).save(&file).map(drop))),
+        (
+            "save_masters",
+            Box::new(|state| state.save_masters(&model, &file).map(drop)),
+        ),
+        (
+            "save",
+            Box::new(|state| Checkpoint::new(state).save(&file).map(drop)),
+        ),
+        (
+            "save of a model",
+            Box::new(|state| Checkpoint::new(state).model(&model).save(&file).map(drop)),
+        ),
         (
             "saver",
-            Box::new(|state| saver.save(2, Checkpoint::new(state)).and_then(|_| saver.wait()).map(drop)),
+            Box::new(|state| {
+                saver
+                    .save(2, Checkpoint::new(state))
+                    .and_then(|_| saver.wait())
+                    .map(drop)
+            }),
         ),
         ("save_torch", Box::new(|state| state.save_torch(&file).map(drop))),
         ("restore", Box::new(|state| open()?.restore(state).map(drop))),
-        ("restore_with_model", Box::new(|state| open()?.restore_with_model(state, &model).map(drop))),
-        ("restore of torch", Box::new(|state| TorchState::open(&torch)?.restore(state).map(drop))),
+        (
+            "restore_with_model",
+            Box::new(|state| open()?.restore_with_model(state, &model).map(drop)),
+        ),
+        (
+            "restore of torch",
+            Box::new(|state| TorchState::open(&torch)?.restore(state).map(drop)),
+        ),
         ("adjust", Box::new(|state| state.adjust(0.2))),
-        ("adjust_fields", Box::new(|state| state.all().adjust_fields([("eta", 0.2.into())]))),
+        (
+            "adjust_fields",
+            Box::new(|state| state.all().adjust_fields([("eta", 0.2.into())])),
+        ),
         ("all().adjust", Box::new(|state| state.all().adjust(0.2))),
-        ("all().replace", Box::new(|state| state.all().replace(Descent::new(0.1), &model).map(drop))),
+        (
+            "all().replace",
+            Box::new(|state| state.all().replace(Descent::new(0.1), &model).map(drop)),
+        ),
         ("at", Box::new(|state| state.at("0").map(drop))),
-        ("select_where", Box::new(|state| state.select_where(|_| true).map(drop))),
-        ("add", Box::new(|state| state.add(Descent::new(0.1), &model).map(drop))),
-        ("add_with", Box::new(|state| state.add_with(&model, |_, _| Some(Descent::new(0.1))).map(drop))),
+        (
+            "select_where",
+            Box::new(|state| state.select_where(|_| true).map(drop)),
+        ),
+        (
+            "add",
+            Box::new(|state| state.add(Descent::new(0.1), &model).map(drop)),
+        ),
+        (
+            "add_with",
+            Box::new(|state| state.add_with(&model, |_, _| Some(Descent::new(0.1))).map(drop)),
+        ),
         ("remove", Box::new(|state| state.remove("0").map(drop))),
         ("rename", Box::new(|state| state.rename("0", "first"))),
         ("rebind", Box::new(|state| state.rebind(&model))),
-        ("resize_rows", Box::new(|state| state.resize_rows("0", &model, &[None, None]).map(drop))),
+        (
+            "resize_rows",
+            Box::new(|state| state.resize_rows("0", &model, &[None, None]).map(drop)),
+        ),
         ("try_clone", Box::new(|state| state.try_clone().map(drop))),
-        ("of_state", Box::new(|state| OptimiserConfig::of_state(state).map(drop))),
-        ("schedule", Box::new(|state| state.schedule(Schedule::linear(0.1, 0.0, 10)))),
-        ("plateau", Box::new(|state| ReduceOnPlateau::new().observe(1.0, state).map(drop))),
+        (
+            "of_state",
+            Box::new(|state| OptimiserConfig::of_state(state).map(drop)),
+        ),
+        (
+            "schedule",
+            Box::new(|state| state.schedule(Schedule::linear(0.1, 0.0, 10))),
+        ),
+        (
+            "plateau",
+            Box::new(|state| ReduceOnPlateau::new().observe(1.0, state).map(drop)),
+        ),
     ];
     for (verb, run) in verbs {
         let error = run(&mut state).expect_err(verb);
         is_kind(
             &error,
             ErrorKind::Unsupported,
-            &["leaked", "`StreamedStep`", "set up a state, and restore a checkpoint"],
+            &[
+                "leaked",
+                "`StreamedStep`",
+                "set up a state, and restore a checkpoint",
+            ],
         );
     }
     assert!(fs::read(&file).expect("the file") == good, "the file");
@@ -109,7 +193,13 @@ fn what_needs_the_leaves_is_refused() {
 
     // What has no error to return has no leaves.
     assert_eq!(
-        (state.len(), state.is_empty(), state.bytes(), state.elements(), state.leaves().len()),
+        (
+            state.len(),
+            state.is_empty(),
+            state.bytes(),
+            state.elements(),
+            state.leaves().len()
+        ),
         (0, true, 0, 0, 0)
     );
     assert!(state.leaf("0").is_none());
@@ -122,6 +212,10 @@ fn what_needs_the_leaves_is_refused() {
 }
 
 fn saver_files(folder: &std::path::Path) -> usize {
-    let names = fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").file_name());
-    names.filter(|name| name.to_string_lossy().starts_with("saved-")).count()
+    let names = fs::read_dir(folder)
+        .expect("a folder")
+        .map(|entry| entry.expect("an entry").file_name());
+    names
+        .filter(|name| name.to_string_lossy().starts_with("saved-"))
+        .count()
 }

@@ -14,13 +14,18 @@ use support::common::{
 };
 
 fn of(values: &[f64], dtype: DType) -> Tensor {
-    Tensor::new(values, &Device::Cpu).and_then(|tensor| tensor.to_dtype(dtype)).expect("a tensor")
+    Tensor::new(values, &Device::Cpu)
+        .and_then(|tensor| tensor.to_dtype(dtype))
+        .expect("a tensor")
 }
 
 /// Marks a loss as scaled, for tests that make up the gradients.
 fn scaled(scaler: &mut LossScaler) -> f64 {
     let loss = Tensor::new(1f32, &Device::Cpu).expect("a loss");
-    scaler.scale(&loss).and_then(|loss| Ok(loss.to_scalar::<f32>()?.into())).expect("a scaled loss")
+    scaler
+        .scale(&loss)
+        .and_then(|loss| Ok(loss.to_scalar::<f32>()?.into()))
+        .expect("a scaled loss")
 }
 
 #[derive(Deserialize)]
@@ -54,8 +59,16 @@ struct GoldenStep {
 fn the_scale_moves_as_torchs_grad_scaler_does() {
     let golden: Golden = serde_json::from_str(include_str!("../../golden/mixed.json")).expect("golden data");
     assert_eq!(golden.loss_scaler.len(), 3);
-    for Sequence { args: Arguments { init_scale, growth_factor, backoff_factor, growth_interval }, steps } in
-        golden.loss_scaler
+    for Sequence {
+        args:
+            Arguments {
+                init_scale,
+                growth_factor,
+                backoff_factor,
+                growth_interval,
+            },
+        steps,
+    } in golden.loss_scaler
     {
         let dynamic = DynamicScale {
             initial: init_scale,
@@ -67,10 +80,19 @@ fn the_scale_moves_as_torchs_grad_scaler_does() {
         let mut scaler = LossScaler::with(dynamic);
         let model = model(&[tensor(1, &[3], DType::F16)]);
         let mut state = setup(MixedPrecision::new(DType::F32, Adam::new(1e-3)), &model).expect("a state");
-        for GoldenStep { overflow, scale_before, scale_after, stepped } in steps {
+        for GoldenStep {
+            overflow,
+            scale_before,
+            scale_after,
+            stepped,
+        } in steps
+        {
             assert_eq!(scaler.current(), scale_before);
             assert_eq!(scaled(&mut scaler), scale_before);
-            let gradient = of(&[0.5, if overflow { f64::INFINITY } else { 0.25 }, -1.0], DType::F16);
+            let gradient = of(
+                &[0.5, if overflow { f64::INFINITY } else { 0.25 }, -1.0],
+                DType::F16,
+            );
             let outcome = Update::new(&mut state)
                 .scaler(&mut scaler)
                 .apply(&model, &grads([Some(gradient)]))
@@ -91,7 +113,11 @@ fn run(
     engine: Engine,
     scale: Option<f64>,
 ) -> (Vec<Snapshot>, Vec<Outcome>) {
-    let model = model(&[tensor(1, &[4, 5], dtype), tensor(2, &[7], dtype), tensor(3, &[3, 0], dtype)]);
+    let model = model(&[
+        tensor(1, &[4, 5], dtype),
+        tensor(2, &[7], dtype),
+        tensor(3, &[3, 0], dtype),
+    ]);
     let mut state = setup(optimiser.clone(), &model).expect("a state");
     let mut scaler = LossScaler::fixed(scale.unwrap_or(1.0));
     let (mut snapshots, mut outcomes) = (Vec::new(), Vec::new());
@@ -136,8 +162,11 @@ fn scaling_by_a_power_of_two_changes_no_bit() {
 #[test]
 fn an_overflow_leaves_everything_as_it_is() {
     for optimiser in optimisers_for(DType::F16) {
-        let model =
-            model(&[tensor(1, &[4], DType::F16), tensor(2, &[9], DType::F16), tensor(3, &[5], DType::F16)]);
+        let model = model(&[
+            tensor(1, &[4], DType::F16),
+            tensor(2, &[9], DType::F16),
+            tensor(3, &[5], DType::F16),
+        ]);
         let mut state = setup(optimiser.clone(), &model).expect("a state");
         let gradients = |seed| {
             [
@@ -153,15 +182,25 @@ fn an_overflow_leaves_everything_as_it_is() {
                 let mut scaler = LossScaler::dynamic();
                 scaled(&mut scaler);
                 let mut with_bad = grads(gradients(20).map(Some));
-                with_bad.insert("1".into(), of(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, bad], DType::F16));
+                with_bad.insert(
+                    "1".into(),
+                    of(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, bad], DType::F16),
+                );
                 let outcome = Update::new(&mut state)
                     .engine(engine)
                     .scaler(&mut scaler)
                     .apply(&model, &with_bad)
                     .expect("a skipped update");
                 assert_eq!(outcome.status, not_finite("1"), "{optimiser:?}");
-                assert_eq!((outcome.applied, outcome.accumulated, scaler.current()), (0, 0, 32768.0));
-                assert_same(&[snapshot(&model, &state)], std::slice::from_ref(&before), &optimiser);
+                assert_eq!(
+                    (outcome.applied, outcome.accumulated, scaler.current()),
+                    (0, 0, 32768.0)
+                );
+                assert_same(
+                    &[snapshot(&model, &state)],
+                    std::slice::from_ref(&before),
+                    &optimiser,
+                );
             }
         }
     }
@@ -174,22 +213,47 @@ fn the_check_sees_the_gradients_themselves() {
     let x = model(&[tensor(1, &[2], DType::F64)]);
     let step = |rule: Optimiser, gradient: [f64; 2]| {
         let mut state = setup(rule, &x).expect("a state");
-        Update::new(&mut state).finite_only().apply(&x, &grads([Some(of(&gradient, DType::F64))]))
+        Update::new(&mut state)
+            .finite_only()
+            .apply(&x, &grads([Some(of(&gradient, DType::F64))]))
     };
     let clamped = || {
-        Optimiser::new(OptimiserChain::new((ClipGrad::new(1.0), ClipGlobalNorm::new(1.0), Descent::new(0.1))))
+        Optimiser::new(OptimiserChain::new((
+            ClipGrad::new(1.0),
+            ClipGlobalNorm::new(1.0),
+            Descent::new(0.1),
+        )))
     };
-    assert_eq!(step(clamped(), [f64::INFINITY, 1.0]).expect("skipped").status, not_finite("0"));
-    assert_eq!(step(clamped(), [1e300, 1.0]).expect("clamped").status, Status::Stepped);
+    assert_eq!(
+        step(clamped(), [f64::INFINITY, 1.0]).expect("skipped").status,
+        not_finite("0")
+    );
+    assert_eq!(
+        step(clamped(), [1e300, 1.0]).expect("clamped").status,
+        Status::Stepped
+    );
     let global = || Optimiser::new(OptimiserChain::new((ClipGlobalNorm::new(1.0), Descent::new(0.1))));
-    assert_eq!(step(global(), [f64::NAN, 1.0]).expect("skipped").status, not_finite("0"));
+    assert_eq!(
+        step(global(), [f64::NAN, 1.0]).expect("skipped").status,
+        not_finite("0")
+    );
     let error = step(global(), [1e300, 1.0]).expect_err("a norm that is not finite");
-    is_kind(&error, ErrorKind::NotFinite, &["\"0\": the 2-norm of its gradient is inf"]);
+    is_kind(
+        &error,
+        ErrorKind::NotFinite,
+        &["\"0\": the 2-norm of its gradient is inf"],
+    );
     let largest = Optimiser::new(OptimiserChain::new((
-        ClipNorm { p: f64::INFINITY, ..ClipNorm::new(1.0) },
+        ClipNorm {
+            p: f64::INFINITY,
+            ..ClipNorm::new(1.0)
+        },
         Descent::new(0.1),
     )));
-    assert_eq!(step(largest, [1e300, 1.0]).expect("clipped").status, Status::Stepped);
+    assert_eq!(
+        step(largest, [1e300, 1.0]).expect("clipped").status,
+        Status::Stepped
+    );
 }
 
 /// T8: 65536 times an f16 loss is no f16 number.
@@ -198,7 +262,14 @@ fn t8_a_half_precision_loss_is_widened_before_it_is_scaled() {
     for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
         let loss = of(&[3.0], dtype);
         let scaled = LossScaler::dynamic().scale(&loss).expect("a scaled loss");
-        assert_eq!(scaled.dtype(), if dtype == DType::F64 { DType::F64 } else { DType::F32 });
+        assert_eq!(
+            scaled.dtype(),
+            if dtype == DType::F64 {
+                DType::F64
+            } else {
+                DType::F32
+            }
+        );
         assert_eq!(values(&scaled), [3.0 * 65536.0]);
     }
 }
@@ -208,13 +279,20 @@ fn t8_a_half_precision_loss_is_widened_before_it_is_scaled() {
 #[test]
 fn t10_t12_gradients_are_unscaled_by_their_own_scale_and_then_clipped() {
     let x = model(&[of(&[0.0, 0.0], DType::F32)]);
-    let mut state =
-        setup(OptimiserChain::new((ClipGlobalNorm::new(1.0), Descent::new(1.0))), &x).expect("a state");
-    let mut scaler =
-        LossScaler::with(DynamicScale { initial: 8.0, growth_interval: 1, ..DynamicScale::default() });
-    for (scale, gradient, norm, moved) in
-        [(8.0, [3.0, 4.0], 5.0, [-0.6, -0.8]), (16.0, [0.3, 0.4], 0.5, [-0.3, -0.4])]
-    {
+    let mut state = setup(
+        OptimiserChain::new((ClipGlobalNorm::new(1.0), Descent::new(1.0))),
+        &x,
+    )
+    .expect("a state");
+    let mut scaler = LossScaler::with(DynamicScale {
+        initial: 8.0,
+        growth_interval: 1,
+        ..DynamicScale::default()
+    });
+    for (scale, gradient, norm, moved) in [
+        (8.0, [3.0, 4.0], 5.0, [-0.6, -0.8]),
+        (16.0, [0.3, 0.4], 0.5, [-0.3, -0.4]),
+    ] {
         let before = values(&x["0"]);
         assert_eq!(scaled(&mut scaler), scale);
         let gradient = of(&gradient.map(|g| g * scale), DType::F32);
@@ -237,7 +315,11 @@ fn collecting(n: u64) -> OptimiserChain<(AccumGrad, Descent)> {
 fn micro(scaler: &mut LossScaler, state: &mut StateTree, x: &Vars, gradient: f64) -> Status {
     let scale = scaled(scaler);
     let gradient = of(&[gradient * scale], DType::F32);
-    Update::new(state).scaler(scaler).apply(x, &grads([Some(gradient)])).expect("an update").status
+    Update::new(state)
+        .scaler(scaler)
+        .apply(x, &grads([Some(gradient)]))
+        .expect("an update")
+        .status
 }
 
 /// T11, T16: micro-gradients with different scales, and one that overflows, which does not count.
@@ -245,8 +327,11 @@ fn micro(scaler: &mut LossScaler, state: &mut StateTree, x: &Vars, gradient: f64
 fn t11_t16_a_window_takes_each_gradient_by_its_own_scale_and_does_not_count_an_overflow() {
     let x = model(&[of(&[0.0], DType::F32)]);
     let mut state = setup(collecting(3), &x).expect("a state");
-    let mut scaler =
-        LossScaler::with(DynamicScale { initial: 1024.0, growth_interval: 1, ..DynamicScale::default() });
+    let mut scaler = LossScaler::with(DynamicScale {
+        initial: 1024.0,
+        growth_interval: 1,
+        ..DynamicScale::default()
+    });
     assert_eq!(micro(&mut scaler, &mut state, &x, 3.0), Status::Accumulated);
     assert_eq!(scaler.current(), 1024.0, "the scale grows only with steps");
     assert_eq!(micro(&mut scaler, &mut state, &x, f64::INFINITY), not_finite("0"));
@@ -263,7 +348,10 @@ fn an_overflow_can_end_the_window() {
         let x = model(&[of(&[0.0], DType::BF16)]);
         let rule = collecting(2);
         let mut state = match wrapped {
-            true => setup(MixedPrecision::new(DType::F32, OptimiserChain::new((Some(rule),))), &x),
+            true => setup(
+                MixedPrecision::new(DType::F32, OptimiserChain::new((Some(rule),))),
+                &x,
+            ),
             false => setup(rule, &x),
         }
         .expect("a state");
@@ -303,7 +391,11 @@ fn t24_t25_hysteresis_and_floor() {
 fn an_overflow_at_the_floor_is_an_error() {
     let x = model(&[of(&[1.0], DType::F32)]);
     let mut state = setup(Descent::new(1.0), &x).expect("a state");
-    let mut scaler = LossScaler::with(DynamicScale { initial: 2.0, floor: 1.0, ..DynamicScale::default() });
+    let mut scaler = LossScaler::with(DynamicScale {
+        initial: 2.0,
+        floor: 1.0,
+        ..DynamicScale::default()
+    });
     assert_eq!(micro(&mut scaler, &mut state, &x, f64::NAN), not_finite("0"));
     scaled(&mut scaler);
     let error = Update::new(&mut state)
@@ -327,17 +419,55 @@ fn bad_scales_and_unscaled_losses_are_refused() {
         ("scale", LossScaler::fixed(-1.0)),
         ("scale", LossScaler::fixed(f64::NAN)),
         ("scale", LossScaler::fixed(f64::INFINITY)),
-        ("growth_factor", LossScaler::with(DynamicScale { growth_factor: 0.5, ..default })),
-        ("backoff_factor", LossScaler::with(DynamicScale { backoff_factor: 0.0, ..default })),
-        ("backoff_factor", LossScaler::with(DynamicScale { backoff_factor: 2.0, ..default })),
-        ("growth_interval", LossScaler::with(DynamicScale { growth_interval: 0, ..default })),
-        ("hysteresis", LossScaler::with(DynamicScale { hysteresis: 0, ..default })),
-        ("floor", LossScaler::with(DynamicScale { floor: f64::NAN, ..default })),
+        (
+            "growth_factor",
+            LossScaler::with(DynamicScale {
+                growth_factor: 0.5,
+                ..default
+            }),
+        ),
+        (
+            "backoff_factor",
+            LossScaler::with(DynamicScale {
+                backoff_factor: 0.0,
+                ..default
+            }),
+        ),
+        (
+            "backoff_factor",
+            LossScaler::with(DynamicScale {
+                backoff_factor: 2.0,
+                ..default
+            }),
+        ),
+        (
+            "growth_interval",
+            LossScaler::with(DynamicScale {
+                growth_interval: 0,
+                ..default
+            }),
+        ),
+        (
+            "hysteresis",
+            LossScaler::with(DynamicScale {
+                hysteresis: 0,
+                ..default
+            }),
+        ),
+        (
+            "floor",
+            LossScaler::with(DynamicScale {
+                floor: f64::NAN,
+                ..default
+            }),
+        ),
     ];
     for (name, mut scaler) in bad {
         let scaling = scaler.scale(&loss).expect_err("refused");
-        let updating =
-            Update::new(&mut state).scaler(&mut scaler).apply(&x, &gradient()).expect_err("refused");
+        let updating = Update::new(&mut state)
+            .scaler(&mut scaler)
+            .apply(&x, &gradient())
+            .expect_err("refused");
         for error in [scaling, updating] {
             is_kind(&error, ErrorKind::Argument, &[&format!("LossScaler: {name} is ")]);
         }
@@ -345,12 +475,18 @@ fn bad_scales_and_unscaled_losses_are_refused() {
     let mut scaler = LossScaler::fixed(2.0);
     let unscaled = ["a loss that was not scaled"];
     is_kind(
-        &Update::new(&mut state).scaler(&mut scaler).apply(&x, &gradient()).expect_err("no loss"),
+        &Update::new(&mut state)
+            .scaler(&mut scaler)
+            .apply(&x, &gradient())
+            .expect_err("no loss"),
         ErrorKind::LossScale,
         &unscaled,
     );
     scaled(&mut scaler);
-    Update::new(&mut state).scaler(&mut scaler).apply(&x, &gradient()).expect("an update");
+    Update::new(&mut state)
+        .scaler(&mut scaler)
+        .apply(&x, &gradient())
+        .expect("an update");
     is_kind(
         &Update::new(&mut state)
             .scaler(&mut scaler)
@@ -365,15 +501,28 @@ fn bad_scales_and_unscaled_losses_are_refused() {
 #[test]
 fn accumulated_gradients_become_a_mean_a_sum_or_a_weighted_mean() {
     let gradients = [(1.0, 1), (4.0, 2), (7.0, 5)];
-    for (average, expected) in [(Average::Mean, 4.0), (Average::Sum, 12.0), (Average::Weighted, 44.0 / 8.0)] {
+    for (average, expected) in [
+        (Average::Mean, 4.0),
+        (Average::Sum, 12.0),
+        (Average::Weighted, 44.0 / 8.0),
+    ] {
         for dtype in [DType::BF16, DType::F64] {
             let x = model(&[of(&[0.0], dtype)]);
-            let rule = OptimiserChain::new((AccumGrad { average, ..AccumGrad::new(3) }, Descent::new(1.0)));
+            let rule = OptimiserChain::new((
+                AccumGrad {
+                    average,
+                    ..AccumGrad::new(3)
+                },
+                Descent::new(1.0),
+            ));
             let mut state = setup(MixedPrecision::new(DType::F64, rule), &x).expect("a state");
             for _ in 0..2 {
                 for (gradient, weight) in gradients {
                     let gradients = grads([Some(of(&[gradient], dtype))]);
-                    Update::new(&mut state).weight(weight).apply(&x, &gradients).expect("an update");
+                    Update::new(&mut state)
+                        .weight(weight)
+                        .apply(&x, &gradients)
+                        .expect("an update");
                 }
             }
             assert_eq!(values(&x["0"]), [-2.0 * expected], "{average:?}");
@@ -387,39 +536,68 @@ fn accumulated_gradients_become_a_mean_a_sum_or_a_weighted_mean() {
 fn a_missing_gradient_has_no_weight() {
     let x = model(&[of(&[0.0], DType::F64), of(&[0.0], DType::F64)]);
     let rule = OptimiserChain::new((
-        AccumGrad { average: Average::Weighted, ..AccumGrad::new(2) },
+        AccumGrad {
+            average: Average::Weighted,
+            ..AccumGrad::new(2)
+        },
         Descent::new(1.0),
     ));
     let mut state = setup(rule, &x).expect("a state");
     let both = grads([Some(of(&[1.0], DType::F64)), Some(of(&[5.0], DType::F64))]);
     let one: Grads = grads([Some(of(&[4.0], DType::F64))]);
-    Update::new(&mut state).weight(1).apply(&x, &both).expect("an update");
-    Update::new(&mut state).weight(2).apply(&x, &one).expect("an update");
+    Update::new(&mut state)
+        .weight(1)
+        .apply(&x, &both)
+        .expect("an update");
+    Update::new(&mut state)
+        .weight(2)
+        .apply(&x, &one)
+        .expect("an update");
     assert_eq!((values(&x["0"]), values(&x["1"])), (vec![-3.0], vec![-5.0]));
 }
 
 /// Parts of a model with norms of their own.
 #[test]
 fn groups_are_clipped_apart() {
-    let x = model(&[of(&[0.0], DType::F64), of(&[0.0], DType::F64), of(&[0.0], DType::F64)]);
+    let x = model(&[
+        of(&[0.0], DType::F64),
+        of(&[0.0], DType::F64),
+        of(&[0.0], DType::F64),
+    ]);
     let rule = |group, omega| {
-        OptimiserChain::new((ClipGlobalNorm { group, ..ClipGlobalNorm::new(omega) }, Descent::new(1.0)))
+        OptimiserChain::new((
+            ClipGlobalNorm {
+                group,
+                ..ClipGlobalNorm::new(omega)
+            },
+            Descent::new(1.0),
+        ))
     };
-    let mut state = setup_with(&x, |path, _| Some(if path == "2" { rule(7, 1.0) } else { rule(3, 2.5) }))
-        .expect("a state");
+    let mut state = setup_with(&x, |path, _| {
+        Some(if path == "2" { rule(7, 1.0) } else { rule(3, 2.5) })
+    })
+    .expect("a state");
     let gradients = grads([3.0, 4.0, 10.0].map(|g| Some(of(&[g], DType::F64))));
     let outcome = update(&mut state, &x, &gradients).expect("an update");
-    assert_eq!((outcome.global_norm, outcome.group_norms), (Some(5.0), vec![(3, 5.0), (7, 10.0)]));
-    assert_eq!(x.values().flat_map(|x: &Var| values(x)).collect::<Vec<_>>(), [-1.5, -2.0, -1.0]);
+    assert_eq!(
+        (outcome.global_norm, outcome.group_norms),
+        (Some(5.0), vec![(3, 5.0), (7, 10.0)])
+    );
+    assert_eq!(
+        x.values().flat_map(|x: &Var| values(x)).collect::<Vec<_>>(),
+        [-1.5, -2.0, -1.0]
+    );
 }
 
 /// After an accumulation the norm is that of the mean, and is checked with it.
 #[test]
 fn the_norm_of_the_mean_is_clipped() {
     let x = model(&[of(&[0.0, 0.0], DType::F32)]);
-    let mut state =
-        setup(OptimiserChain::new((AccumGrad::new(2), ClipGlobalNorm::new(1.0), Descent::new(1.0))), &x)
-            .expect("a state");
+    let mut state = setup(
+        OptimiserChain::new((AccumGrad::new(2), ClipGlobalNorm::new(1.0), Descent::new(1.0))),
+        &x,
+    )
+    .expect("a state");
     let mut scaler = LossScaler::fixed(64.0);
     for (gradient, norm) in [([6.0, 0.0], None), ([0.0, 8.0], Some(5.0))] {
         scaled(&mut scaler);
@@ -430,7 +608,10 @@ fn the_norm_of_the_mean_is_clipped() {
             .expect("an update");
         assert_eq!(outcome.global_norm, norm);
     }
-    assert_eq!(bits(&x["0"]), bits(&of(&[-0.6f32 as f64, -0.8f32 as f64], DType::F32)));
+    assert_eq!(
+        bits(&x["0"]),
+        bits(&of(&[-0.6f32 as f64, -0.8f32 as f64], DType::F32))
+    );
 }
 
 /// Scale, good steps and tolerance go on after a restart as without it.
@@ -450,10 +631,16 @@ fn a_scaler_is_saved_with_the_state() {
     }
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("run.safetensors");
-    Checkpoint::new(&state).model(&x).scaler(&scaler).save(&path).expect("a file");
+    Checkpoint::new(&state)
+        .model(&x)
+        .scaler(&scaler)
+        .save(&path)
+        .expect("a file");
 
-    let mut restored =
-        CheckpointFile::open(&path).and_then(|file| file.scaler()).expect("a file").expect("a scaler");
+    let mut restored = CheckpointFile::open(&path)
+        .and_then(|file| file.scaler())
+        .expect("a file")
+        .expect("a scaler");
     assert_eq!(restored, scaler);
     let go_on = |scaler: &mut LossScaler| {
         let x = model(&[of(&[1.0], DType::F32)]);
@@ -465,5 +652,10 @@ fn a_scaler_is_saved_with_the_state() {
     };
     assert_eq!(go_on(&mut restored), go_on(&mut scaler));
     Checkpoint::new(&state).save(&path).expect("a file");
-    assert_eq!(CheckpointFile::open(&path).and_then(|file| file.scaler()).expect("a file"), None);
+    assert_eq!(
+        CheckpointFile::open(&path)
+            .and_then(|file| file.scaler())
+            .expect("a file"),
+        None
+    );
 }

@@ -22,14 +22,19 @@ struct Player {
 impl Player {
     fn new(window: u64) -> Self {
         let model = model(&[of(0.0)]);
-        let state =
-            setup(OptimiserChain::new((AccumGrad::new(window), Descent::new(1.0))), &model).expect("a state");
+        let state = setup(
+            OptimiserChain::new((AccumGrad::new(window), Descent::new(1.0))),
+            &model,
+        )
+        .expect("a state");
         Player { model, state }
     }
 
     /// A step with a gradient that a loss with this scale would have given.
     fn step(&mut self, scaler: &mut LossScaler, gradient: f64, scale: f64) -> Result<Outcome> {
-        Update::new(&mut self.state).scaler(scaler).apply(&self.model, &grads([Some(of(gradient * scale))]))
+        Update::new(&mut self.state)
+            .scaler(scaler)
+            .apply(&self.model, &grads([Some(of(gradient * scale))]))
     }
 
     fn x(&self) -> f64 {
@@ -38,7 +43,11 @@ impl Player {
 }
 
 fn quick() -> DynamicScale {
-    DynamicScale { initial: 8.0, growth_interval: 2, ..DynamicScale::default() }
+    DynamicScale {
+        initial: 8.0,
+        growth_interval: 2,
+        ..DynamicScale::default()
+    }
 }
 
 fn scale(scaler: &mut LossScaler) -> Result<f64> {
@@ -100,11 +109,16 @@ fn a_loss_of_two_models_is_scaled_once() {
         })
         .expect("an iteration");
     assert_eq!(([first.x(), second.x()], good_steps(&scaler)), ([-1.0, -2.0], 1));
-    let unscaled =
-        scaler.iteration(|scaler| first.step(scaler, 1.0, 8.0)).expect_err("no loss in this iteration");
+    let unscaled = scaler
+        .iteration(|scaler| first.step(scaler, 1.0, 8.0))
+        .expect_err("no loss in this iteration");
     let outside = first.step(&mut scaler, 1.0, 8.0).expect_err("nor outside of it");
     for error in [unscaled, outside] {
-        is_kind(&error, ErrorKind::LossScale, &["a loss that was not scaled", "LossScaler::iteration"]);
+        is_kind(
+            &error,
+            ErrorKind::LossScale,
+            &["a loss that was not scaled", "LossScaler::iteration"],
+        );
     }
 }
 
@@ -118,10 +132,17 @@ fn an_iteration_that_fails_moves_no_scale() {
         first.step(scaler, f64::NAN, scale)?;
         second.state.at("7").map(|_| ())
     });
-    is_kind(&error.expect_err("no such leaf"), ErrorKind::UnknownName, &["selects no leaf"]);
+    is_kind(
+        &error.expect_err("no such leaf"),
+        ErrorKind::UnknownName,
+        &["selects no leaf"],
+    );
     assert_eq!(scaler, before);
     // The floor is found at the end.
-    let mut scaler = LossScaler::with(DynamicScale { floor: 8.0, ..quick() });
+    let mut scaler = LossScaler::with(DynamicScale {
+        floor: 8.0,
+        ..quick()
+    });
     let error = scaler.iteration(|scaler| {
         let scale = scale(scaler)?;
         first.step(scaler, f64::NAN, scale)?;
@@ -148,9 +169,16 @@ fn iterations_and_windows_go_together() {
             let scale = scale(scaler)?;
             Ok([status, second.step(scaler, b, scale)?.status])
         });
-        (answer.expect("an iteration"), good_steps(&scaler), scaler.current())
+        (
+            answer.expect("an iteration"),
+            good_steps(&scaler),
+            scaler.current(),
+        )
     };
-    assert_eq!(run(2.0, 2.0), ([Status::Accumulated, Status::Accumulated], 0, 8.0));
+    assert_eq!(
+        run(2.0, 2.0),
+        ([Status::Accumulated, Status::Accumulated], 0, 8.0)
+    );
     assert_eq!(run(f64::NAN, 2.0), ([not_finite("0"), Status::Stepped], 0, 4.0));
     assert_eq!(
         run(4.0, 4.0),
@@ -166,21 +194,38 @@ fn a_scaler_that_is_off_changes_nothing() {
     let half = |x: &Vars| setup(MixedPrecision::new(DType::F32, Descent::new(0.5)), x).expect("a state");
     let (x, y) = (model(&[of(1.0)]), model(&[of(1.0)]));
     let (mut state, mut expected) = (half(&x), half(&y));
-    let mut scaler = LossScaler::with(DynamicScale { growth_interval: 1, ..quick() }).enabled(false);
+    let mut scaler = LossScaler::with(DynamicScale {
+        growth_interval: 1,
+        ..quick()
+    })
+    .enabled(false);
     let before = scaler.clone();
     let loss = of(3.0).to_dtype(DType::F16).expect("a loss");
     for gradient in [1.0, f64::INFINITY, 1.0] {
         let scaled = scaler.scale(&loss).expect("the loss");
         assert_eq!((scaled.id(), scaled.dtype()), (loss.id(), DType::F16));
         let gradient = grads([Some(of(gradient))]);
-        let outcome = Update::new(&mut state).scaler(&mut scaler).apply(&x, &gradient).expect("an update");
+        let outcome = Update::new(&mut state)
+            .scaler(&mut scaler)
+            .apply(&x, &gradient)
+            .expect("an update");
         assert_eq!((outcome.loss_scale, scaler.current()), (None, 1.0));
-        assert_eq!(outcome, optimisers::update(&mut expected, &y, &gradient).expect("an update"));
-        assert_eq!(snapshot(&x, &state), snapshot(&y, &expected), "also where a gradient is infinite");
+        assert_eq!(
+            outcome,
+            optimisers::update(&mut expected, &y, &gradient).expect("an update")
+        );
+        assert_eq!(
+            snapshot(&x, &state),
+            snapshot(&y, &expected),
+            "also where a gradient is infinite"
+        );
     }
     scaler
         .iteration(|scaler| {
-            Update::new(&mut state).scaler(scaler).apply(&x, &grads([Some(of(1.0))])).map(|_| ())
+            Update::new(&mut state)
+                .scaler(scaler)
+                .apply(&x, &grads([Some(of(1.0))]))
+                .map(|_| ())
         })
         .expect("an iteration without a loss");
     let checked = Update::new(&mut state)
@@ -188,18 +233,28 @@ fn a_scaler_that_is_off_changes_nothing() {
         .scaler(&mut scaler)
         .apply(&x, &grads([Some(of(f64::NAN))]))
         .expect("a skipped update");
-    assert_eq!(checked.status, not_finite("0"), "what the update says itself stays");
+    assert_eq!(
+        checked.status,
+        not_finite("0"),
+        "what the update says itself stays"
+    );
     assert_eq!(scaler, before);
     assert_eq!(scaler.enabled(true).current(), 8.0);
 }
 
 #[test]
 fn everything_about_a_scaler_can_be_read() {
-    let dynamic = DynamicScale { hysteresis: 3, ..quick() };
+    let dynamic = DynamicScale {
+        hysteresis: 3,
+        ..quick()
+    };
     let mut scaler = LossScaler::with(dynamic).on_overflow(OnOverflow::EndWindow);
     let read = |scaler: &LossScaler| serde_json::to_value(scaler).expect("a text");
     assert_eq!(
-        (&read(&scaler)["dynamic"]["hysteresis"], &read(&scaler)["on_overflow"]),
+        (
+            &read(&scaler)["dynamic"]["hysteresis"],
+            &read(&scaler)["on_overflow"]
+        ),
         (&json!(3), &json!("EndWindow"))
     );
     let mut player = Player::new(1);
@@ -207,11 +262,26 @@ fn everything_about_a_scaler_can_be_read() {
     for gradient in [1.0, f64::NAN, f64::NAN, 1.0] {
         let scale = scale(&mut scaler).expect("a scaled loss");
         player.step(&mut scaler, gradient, scale).expect("an update");
-        seen.push((good_steps(&scaler), read(&scaler)["tolerance"].clone(), scaler.current()));
+        seen.push((
+            good_steps(&scaler),
+            read(&scaler)["tolerance"].clone(),
+            scaler.current(),
+        ));
     }
-    assert_eq!(seen, [(1, json!(2), 8.0), (0, json!(1), 8.0), (0, json!(0), 8.0), (1, json!(0), 8.0)]);
     assert_eq!(
-        (&read(&LossScaler::fixed(2.0))["dynamic"], LossScaler::fixed(2.0).current()),
+        seen,
+        [
+            (1, json!(2), 8.0),
+            (0, json!(1), 8.0),
+            (0, json!(0), 8.0),
+            (1, json!(0), 8.0)
+        ]
+    );
+    assert_eq!(
+        (
+            &read(&LossScaler::fixed(2.0))["dynamic"],
+            LossScaler::fixed(2.0).current()
+        ),
         (&json!(null), 2.0)
     );
 }
@@ -226,14 +296,22 @@ fn counts_that_no_scaler_has_are_refused_and_overflow_nothing() {
     };
     let largest = u64::MAX.to_string();
     for (field, from, to) in [
-        ("good_steps", "\"good_steps\":0", format!("\"good_steps\":{largest}")),
+        (
+            "good_steps",
+            "\"good_steps\":0",
+            format!("\"good_steps\":{largest}"),
+        ),
         ("good_steps", "\"good_steps\":0", "\"good_steps\":2".to_string()),
         ("tolerance", "\"tolerance\":0", format!("\"tolerance\":{largest}")),
         ("tolerance", "\"tolerance\":0", "\"tolerance\":1".to_string()),
     ] {
         let mut scaler = read(from, &to);
         let error = scaler.scale(&of(1.0)).expect_err("refused");
-        is_kind(&error, ErrorKind::Argument, &[&format!("LossScaler: {field} is ")]);
+        is_kind(
+            &error,
+            ErrorKind::Argument,
+            &[&format!("LossScaler: {field} is ")],
+        );
     }
     // A scale that never grows counts for ever.
     let mut scaler = read("\"growth_interval\":2", &format!("\"growth_interval\":{largest}"));
@@ -256,7 +334,10 @@ fn a_text_says_whether_a_scaler_is_on() {
     for enabled in [true, false] {
         let scaler = LossScaler::dynamic().enabled(enabled);
         let text = serde_json::to_string(&scaler).expect("a text");
-        assert_eq!(serde_json::from_str::<LossScaler>(&text).expect("a scaler"), scaler);
+        assert_eq!(
+            serde_json::from_str::<LossScaler>(&text).expect("a scaler"),
+            scaler
+        );
     }
 }
 
@@ -271,8 +352,10 @@ fn the_functional_form_takes_a_scaler_and_all_that_an_update_can_say() {
         let scale = scale(&mut scaler).expect("a scaled loss");
         let before = (parameters["0"].id(), state.leaf("0").map(|leaf| leaf.counters()));
         let gradients = [("0", of(gradient * scale))];
-        let (next_state, next, outcome) =
-            Update::functional(&state).scaler(&mut scaler).apply(&parameters, &gradients).expect("an update");
+        let (next_state, next, outcome) = Update::functional(&state)
+            .scaler(&mut scaler)
+            .apply(&parameters, &gradients)
+            .expect("an update");
         assert_eq!(
             (outcome.loss_scale, state.leaf("0").map(|leaf| leaf.counters())),
             (Some(scale), before.1),
@@ -281,7 +364,15 @@ fn the_functional_form_takes_a_scaler_and_all_that_an_update_can_say() {
         statuses.push(outcome.status);
         (state, parameters) = (next_state, next);
     }
-    assert_eq!(statuses, [Status::Accumulated, not_finite("0"), Status::Accumulated, Status::Stepped]);
+    assert_eq!(
+        statuses,
+        [
+            Status::Accumulated,
+            not_finite("0"),
+            Status::Accumulated,
+            Status::Stepped
+        ]
+    );
     assert_eq!(
         (values(&parameters["0"]), scaler.current()),
         (vec![-3.0], 4.0),
@@ -296,21 +387,38 @@ fn the_functional_form_takes_a_scaler_and_all_that_an_update_can_say() {
     // The same bits as in place, with every option.
     for engine in support::common::engines() {
         let (in_place, start) = (model(&[of(1.0)]), model(&[of(1.0)]));
-        let rule =
-            || MixedPrecision::new(DType::F64, OptimiserChain::new((AccumGrad::new(2), Descent::new(0.1))));
-        let (mut left, mut right) =
-            (setup(rule(), &in_place).expect("a state"), setup(rule(), &start).expect("a state"));
+        let rule = || {
+            MixedPrecision::new(
+                DType::F64,
+                OptimiserChain::new((AccumGrad::new(2), Descent::new(0.1))),
+            )
+        };
+        let (mut left, mut right) = (
+            setup(rule(), &in_place).expect("a state"),
+            setup(rule(), &start).expect("a state"),
+        );
         let mut parameters = optimisers::trainables(&start).expect("parameters");
         let (mut scaler, mut twin) = (LossScaler::with(quick()), LossScaler::with(quick()));
         for (weight, gradient) in [(3, 0.5), (1, f64::NAN), (5, 0.25)] {
             scale(&mut scaler).expect("a scaled loss");
             scale(&mut twin).expect("a scaled loss");
             let gradients = grads([Some(of(gradient))]);
-            let update = Update::new(&mut left).engine(engine).weight(weight).keep_masters();
-            let expected = update.scaler(&mut scaler).apply(&in_place, &gradients).expect("an update");
-            let update = Update::functional(&right).engine(engine).weight(weight).keep_masters();
-            let (state, next, outcome) =
-                update.scaler(&mut twin).apply(&parameters, &gradients).expect("an update");
+            let update = Update::new(&mut left)
+                .engine(engine)
+                .weight(weight)
+                .keep_masters();
+            let expected = update
+                .scaler(&mut scaler)
+                .apply(&in_place, &gradients)
+                .expect("an update");
+            let update = Update::functional(&right)
+                .engine(engine)
+                .weight(weight)
+                .keep_masters();
+            let (state, next, outcome) = update
+                .scaler(&mut twin)
+                .apply(&parameters, &gradients)
+                .expect("an update");
             assert_eq!((outcome, &twin), (expected, &scaler));
             (right, parameters) = (state, next);
             assert_eq!(values(&parameters["0"]), values(&in_place["0"]), "{engine:?}");
@@ -324,16 +432,24 @@ fn the_functional_form_skips_what_is_not_finite_and_keeps_masters() {
     let state = setup(MixedPrecision::new(DType::F32, Descent::new(0.5)), &x).expect("a state");
     let parameters = optimisers::trainables(&x).expect("parameters");
     let infinite = [("0", of(f64::INFINITY))];
-    let (_, next, outcome) =
-        Update::functional(&state).finite_only().apply(&parameters, &infinite).expect("a skipped update");
+    let (_, next, outcome) = Update::functional(&state)
+        .finite_only()
+        .apply(&parameters, &infinite)
+        .expect("a skipped update");
     assert_eq!((outcome.status, values(&next["0"])), (not_finite("0"), vec![1.0]));
 
-    x["0"].set(&of(3.0).to_dtype(DType::BF16).expect("a tensor")).expect("another parameter");
+    x["0"]
+        .set(&of(3.0).to_dtype(DType::BF16).expect("a tensor"))
+        .expect("another parameter");
     let changed = optimisers::trainables(&x).expect("parameters");
-    let error = Update::functional(&state).apply(&changed, &[("0", of(1.0))]).expect_err("changed");
+    let error = Update::functional(&state)
+        .apply(&changed, &[("0", of(1.0))])
+        .expect_err("changed");
     is_kind(&error, ErrorKind::Changed, &["its master"]);
-    let (_, next, _) =
-        Update::functional(&state).keep_masters().apply(&changed, &[("0", of(1.0))]).expect("an update");
+    let (_, next, _) = Update::functional(&state)
+        .keep_masters()
+        .apply(&changed, &[("0", of(1.0))])
+        .expect("an update");
     assert_eq!(values(&next["0"]), [0.5], "from the master");
 }
 
@@ -344,11 +460,17 @@ fn gradients_of_a_scaled_loss_go_to_its_scaler_alone() {
     let mut state = setup(Descent::new(0.25), &x).expect("a state");
     let mut scaler = LossScaler::with(quick());
     let gradients = |scaler: &mut LossScaler| {
-        scaler.scale(&loss()).and_then(|loss| Ok(loss.backward()?)).expect("gradients")
+        scaler
+            .scale(&loss())
+            .and_then(|loss| Ok(loss.backward()?))
+            .expect("gradients")
     };
 
     let scaled = gradients(&mut scaler);
-    assert_eq!((scaled.get(&x).map(values), scaled.loss_scale()), (Some(vec![32.0]), Some(8.0)));
+    assert_eq!(
+        (scaled.get(&x).map(values), scaled.loss_scale()),
+        (Some(vec![32.0]), Some(8.0))
+    );
     // Nobody would divide.
     let mut off = LossScaler::dynamic().enabled(false);
     let refused = [
@@ -361,7 +483,11 @@ fn gradients_of_a_scaled_loss_go_to_its_scaler_alone() {
     ];
     for refused in refused {
         let error = refused.expect_err("refused");
-        is_kind(&error, ErrorKind::LossScale, &["multiplied by 8", "`Update::scaler`"]);
+        is_kind(
+            &error,
+            ErrorKind::LossScale,
+            &["multiplied by 8", "`Update::scaler`"],
+        );
         assert_eq!(error.got(), Some("8"));
     }
     assert_eq!(
@@ -377,21 +503,41 @@ fn gradients_of_a_scaled_loss_go_to_its_scaler_alone() {
     let mut sum = Accumulator::new(DType::F32, &x).expect("an accumulator");
     sum.add(&scaled).expect("a sum");
     assert_eq!(values(&sum.take().expect("a mean")[""]), [32.0]);
-    Update::new(&mut state).scaler(&mut scaler).apply(&x, &scaled).expect("an update");
+    Update::new(&mut state)
+        .scaler(&mut scaler)
+        .apply(&x, &scaled)
+        .expect("an update");
     assert_eq!(values(&x), [1.0]);
 
     // Gradients that are older than the scale.
     let old = gradients(&mut scaler);
-    Update::new(&mut state).scaler(&mut scaler).apply(&x, &old).expect("an update, and the scale grows");
+    Update::new(&mut state)
+        .scaler(&mut scaler)
+        .apply(&x, &old)
+        .expect("an update, and the scale grows");
     let _newer = gradients(&mut scaler);
-    let error = Update::new(&mut state).scaler(&mut scaler).apply(&x, &old).expect_err("refused");
+    let error = Update::new(&mut state)
+        .scaler(&mut scaler)
+        .apply(&x, &old)
+        .expect_err("refused");
     is_kind(&error, ErrorKind::LossScale, &["multiplied by 8", "expected 16"]);
 
     // Those of a scaler that is off know no scale, and those of a sum of losses neither.
     assert_eq!(gradients(&mut off).loss_scale(), None);
     update(&mut state, &x, &gradients(&mut off)).expect("an update");
-    let losses = [scaler.scale(&loss()).expect("a loss"), scaler.scale(&loss()).expect("a loss")];
-    let sum = (&*losses[0] + &*losses[1]).and_then(|sum| sum.backward()).expect("gradients");
-    Update::new(&mut state).scaler(&mut scaler).apply(&x, &sum).expect("an update");
-    assert_eq!(gradients(&mut scaler).into_store().get(&x).map(values), Some(vec![0.0]));
+    let losses = [
+        scaler.scale(&loss()).expect("a loss"),
+        scaler.scale(&loss()).expect("a loss"),
+    ];
+    let sum = (&*losses[0] + &*losses[1])
+        .and_then(|sum| sum.backward())
+        .expect("gradients");
+    Update::new(&mut state)
+        .scaler(&mut scaler)
+        .apply(&x, &sum)
+        .expect("an update");
+    assert_eq!(
+        gradients(&mut scaler).into_store().get(&x).map(values),
+        Some(vec![0.0])
+    );
 }

@@ -34,11 +34,16 @@ fn they_give_the_bits_of_update() {
                     )
                 };
                 let expected = update(&mut of_lent, &lent, &of_call(call)).expect("an update");
-                let outcome =
-                    Update::new(&mut of_owned).apply_owned(&owned, of_call(call)).expect("an update");
+                let outcome = Update::new(&mut of_owned)
+                    .apply_owned(&owned, of_call(call))
+                    .expect("an update");
                 assert_eq!(outcome, expected, "{}", optimiser.name());
             }
-            assert_same(&[snapshot(&owned, &of_owned)], &[snapshot(&lent, &of_lent)], optimiser.name());
+            assert_same(
+                &[snapshot(&owned, &of_owned)],
+                &[snapshot(&lent, &of_lent)],
+                optimiser.name(),
+            );
         }
     }
 }
@@ -52,25 +57,32 @@ fn any_collection_is_taken() {
     let mut moved = |outcome: Result<Outcome>| {
         step += 1.0;
         assert_eq!(outcome.expect("an update").applied, 1);
-        assert_eq!(x.to_vec1::<f32>().expect("numbers"), [1.0 - step, 2.0 - 2.0 * step]);
+        assert_eq!(
+            x.to_vec1::<f32>().expect("numbers"),
+            [1.0 - step, 2.0 - 2.0 * step]
+        );
     };
-    let store =
-        (x.as_tensor() * &gradient()).and_then(|product| product.sum_all()?.backward()).expect("gradients");
+    let store = (x.as_tensor() * &gradient())
+        .and_then(|product| product.sum_all()?.backward())
+        .expect("gradients");
     moved(Update::new(&mut state).apply_owned(&x, store));
     moved(Update::new(&mut state).apply_owned(&x, HashMap::from([("", gradient())])));
     moved(Update::new(&mut state).apply_owned(&x, BTreeMap::from([("", &gradient())])));
     moved(Update::new(&mut state).apply_owned(&x, vec![(String::new(), gradient())]));
     moved(Update::new(&mut state).apply_owned(&x, [("", gradient())]));
     // Memory that is only lent has nothing to free.
-    moved(
-        Update::new(&mut state)
-            .apply_owned(&x, GradientSlices::new().with("", &[2f32, 4.0]).expect("a gradient")),
-    );
+    moved(Update::new(&mut state).apply_owned(
+        &x,
+        GradientSlices::new().with("", &[2f32, 4.0]).expect("a gradient"),
+    ));
 }
 
 #[test]
 fn bad_gradients_are_refused_as_in_update() {
-    let x = [var(&tensor(1, &[3], DType::F32)), var(&tensor(2, &[2], DType::F32))];
+    let x = [
+        var(&tensor(1, &[3], DType::F32)),
+        var(&tensor(2, &[2], DType::F32)),
+    ];
     let mut state = setup(AdamW::new(0.1), &x).expect("a state");
     let before = x.each_ref().map(|x| bits(x));
     let good = || tensor(3, &[3], DType::F32);
@@ -80,11 +92,23 @@ fn bad_gradients_are_refused_as_in_update() {
         (vec![("0", good()), ("0", good())], ErrorKind::Contract, "0"),
         (Vec::new(), ErrorKind::NoGradient, "no gradient"),
     ] {
-        is_kind(&Update::new(&mut state).apply_owned(&x, gradients).unwrap_err(), kind, &[word]);
+        is_kind(
+            &Update::new(&mut state).apply_owned(&x, gradients).unwrap_err(),
+            kind,
+            &[word],
+        );
     }
     let infinite = [("0", (good() * f64::INFINITY).expect("a tensor"))];
-    let outcome = Update::new(&mut state).finite_only().apply_owned(&x, infinite).expect("an update");
-    assert_eq!(outcome.status, Status::Skipped(SkipReason::NotFinite { path: "0".to_string() }));
+    let outcome = Update::new(&mut state)
+        .finite_only()
+        .apply_owned(&x, infinite)
+        .expect("an update");
+    assert_eq!(
+        outcome.status,
+        Status::Skipped(SkipReason::NotFinite {
+            path: "0".to_string()
+        })
+    );
     assert_eq!(x.each_ref().map(|x| bits(x)), before);
     assert!(state.leaves().all(|leaf| leaf.steps() == 0));
 }
@@ -105,14 +129,28 @@ fn a_scaler_and_windows_that_are_given_up_see_them() {
     assert_eq!(call().status, Status::Accumulated);
     assert_eq!(call().status, Status::Stepped);
     let mut state = setup(
-        OptimiserChain::new((AccumGrad { average: Average::Sum, ..AccumGrad::new(2) }, AdamW::new(0.1))),
+        OptimiserChain::new((
+            AccumGrad {
+                average: Average::Sum,
+                ..AccumGrad::new(2)
+            },
+            AdamW::new(0.1),
+        )),
         &x,
     )
     .expect("a state");
-    let mut call =
-        || Update::new(&mut state).finite_only().apply_owned(&x, large()).expect("an update").status;
+    let mut call = || {
+        Update::new(&mut state)
+            .finite_only()
+            .apply_owned(&x, large())
+            .expect("an update")
+            .status
+    };
     assert_eq!(call(), Status::Accumulated);
-    assert_eq!(call(), Status::Skipped(SkipReason::WindowsGivenUp { path: String::new() }));
+    assert_eq!(
+        call(),
+        Status::Skipped(SkipReason::WindowsGivenUp { path: String::new() })
+    );
 }
 
 #[test]
@@ -130,7 +168,12 @@ fn ranks_take_them_too() {
     };
     let alone = train(None);
     std::thread::scope(|scope| {
-        let threads: Vec<_> = ranks(2).into_iter().map(|world| scope.spawn(|| train(Some(world)))).collect();
-        threads.into_iter().for_each(|thread| assert_eq!(thread.join().expect("a rank"), alone));
+        let threads: Vec<_> = ranks(2)
+            .into_iter()
+            .map(|world| scope.spawn(|| train(Some(world))))
+            .collect();
+        threads
+            .into_iter()
+            .for_each(|thread| assert_eq!(thread.join().expect("a rank"), alone));
     });
 }

@@ -28,10 +28,19 @@ type Phase = fn(&mut StateTree, &Vars) -> Result<()>;
 
 /// With what is there after it: the parameters and state from before, but for the new weights.
 const PHASES: [(&str, Phase); 8] = [
-    ("averages in the model", |state, model| state.with_averages(model, || Ok(()))),
-    ("ascent", |state, model| Sam::new(0.5).ascend(Update::new(state), model, &gradients(7))?.restore()),
+    ("averages in the model", |state, model| {
+        state.with_averages(model, || Ok(()))
+    }),
+    ("ascent", |state, model| {
+        Sam::new(0.5)
+            .ascend(Update::new(state), model, &gradients(7))?
+            .restore()
+    }),
     ("adaptive ascent without a restore", |state, model| {
-        Sam::new(0.5).adaptive().ascend(Update::new(state), model, &gradients(7)).map(drop)
+        Sam::new(0.5)
+            .adaptive()
+            .ascend(Update::new(state), model, &gradients(7))
+            .map(drop)
     }),
     ("averages", |state, model| state.averages(model).map(drop)),
     ("masters", |state, model| state.masters(model).map(drop)),
@@ -73,7 +82,11 @@ fn run(phase: Phase, is_mixed: bool, [leaver, words]: [usize; 2], failure: Failu
         if let (true, Ok(Err(error))) = (is_leaver, &outcome) {
             says(error, &["this rank leaves"]);
         }
-        Seen { before, after: snapshot(&model, &state), failed }
+        Seen {
+            before,
+            after: snapshot(&model, &state),
+            failed,
+        }
     })
 }
 
@@ -87,7 +100,10 @@ fn parameters_come_back_after_every_failure_of_a_rank() {
             assert!(whole.iter().all(|seen| !seen.failed), "{name}");
             // Averages start anew from refreshed masters.
             let is_new = ["refreshed masters", "new weights"].contains(&name);
-            assert!(is_new != whole.iter().all(|seen| seen.before == seen.after), "{name}");
+            assert!(
+                is_new != whole.iter().all(|seen| seen.before == seen.after),
+                "{name}"
+            );
             for failure in [Failure::Before, Failure::After, Failure::Panic] {
                 for words in 0.. {
                     let leaver = words % 3;

@@ -39,10 +39,14 @@ fn streamed(step: StreamedStep<'_>, call: u64, grads: Grads) -> Result<Outcome> 
                 .into_iter()
                 .map(|(path, gradient)| scope.spawn(move || step.push(&path, gradient)))
                 .collect();
-            threads.into_iter().try_for_each(|thread| thread.join().expect("a thread"))
+            threads
+                .into_iter()
+                .try_for_each(|thread| thread.join().expect("a thread"))
         })?;
     } else {
-        grads.into_iter().try_for_each(|(path, gradient)| step.push(&path, gradient))?;
+        grads
+            .into_iter()
+            .try_for_each(|(path, gradient)| step.push(&path, gradient))?;
     }
     step.finish()
 }
@@ -58,7 +62,11 @@ pub(crate) fn assert_streams(optimiser: Optimiser, dtype: DType, steps: u64) {
         if call % 20 == 10 {
             let toggle = |state: &mut StateTree| {
                 let leaf = state.at("3").expect("the leaf");
-                if call % 40 == 10 { leaf.freeze() } else { leaf.thaw() }
+                if call % 40 == 10 {
+                    leaf.freeze()
+                } else {
+                    leaf.thaw()
+                }
             };
             [&mut expected, &mut state].into_iter().for_each(toggle);
         }
@@ -71,7 +79,10 @@ pub(crate) fn assert_streams(optimiser: Optimiser, dtype: DType, steps: u64) {
                     .map(|(i, x)| (call % 5 > 0 || i > 0).then_some(x)),
             )
         };
-        let outcome = Update::new(&mut expected).weight(call).apply(&whole, &of_call()).expect("an update");
+        let outcome = Update::new(&mut expected)
+            .weight(call)
+            .apply(&whole, &of_call())
+            .expect("an update");
         let what = || format!("{} of {dtype:?} in call {call}", optimiser.name());
         if is_of_model {
             let before = snapshot(&parts, &state);
@@ -79,16 +90,29 @@ pub(crate) fn assert_streams(optimiser: Optimiser, dtype: DType, steps: u64) {
             is_kind(
                 &error,
                 ErrorKind::Unsupported,
-                &["over the gradients of all parameters", "`update`", "Update::apply_owned"],
+                &[
+                    "over the gradients of all parameters",
+                    "`update`",
+                    "Update::apply_owned",
+                ],
             );
             assert_same(&[snapshot(&parts, &state)], &[before], what());
             return;
         }
         let step = Update::new(&mut state).weight(call).begin(&parts);
         let got = step.and_then(|step| streamed(step, call, of_call()));
-        assert_eq!(got.unwrap_or_else(|error| panic!("{}: {error}", what())), outcome, "{}", what());
+        assert_eq!(
+            got.unwrap_or_else(|error| panic!("{}: {error}", what())),
+            outcome,
+            "{}",
+            what()
+        );
     }
-    assert_same(&[snapshot(&parts, &state)], &[snapshot(&whole, &expected)], optimiser.name());
+    assert_same(
+        &[snapshot(&parts, &state)],
+        &[snapshot(&whole, &expected)],
+        optimiser.name(),
+    );
 }
 
 #[test]
@@ -110,11 +134,17 @@ fn any_engine_takes_them() -> Tested {
             [&whole, &parts].map(|model| setup(rule.clone(), model).expect("a state"));
         for call in 0..6 {
             let of_call = || grads(tensors(call, DType::F32).map(Some));
-            let outcome = Update::new(&mut expected).engine(engine).apply(&whole, &of_call())?;
+            let outcome = Update::new(&mut expected)
+                .engine(engine)
+                .apply(&whole, &of_call())?;
             let step = Update::new(&mut state).engine(engine).begin(&parts)?;
             assert_eq!(streamed(step, call, of_call())?, outcome, "{engine:?}");
         }
-        assert_same(&[snapshot(&parts, &state)], &[snapshot(&whole, &expected)], engine);
+        assert_same(
+            &[snapshot(&parts, &state)],
+            &[snapshot(&whole, &expected)],
+            engine,
+        );
     }
     Ok(())
 }
@@ -146,13 +176,33 @@ fn a_gradient_that_is_refused_leaves_its_leaf_as_it_was() -> Tested {
     let moved = numbers(&model);
     assert!(moved[0] != [1.0; 2] && moved[1] == [1.0; 3]);
     for bad in [f64::INFINITY, f64::NAN, 1e30] {
-        is_kind(&step.push("1", of(bad, 3)).unwrap_err(), NOT_FINITE, &["\"1\"", "its gradient has"]);
+        is_kind(
+            &step.push("1", of(bad, 3)).unwrap_err(),
+            NOT_FINITE,
+            &["\"1\"", "its gradient has"],
+        );
     }
-    is_kind(&step.push("1", of(1.0, 2)).unwrap_err(), ErrorKind::Tensor, &["\"1\""]);
+    is_kind(
+        &step.push("1", of(1.0, 2)).unwrap_err(),
+        ErrorKind::Tensor,
+        &["\"1\""],
+    );
     let integers = Tensor::zeros(3, candle_core::DType::U32, &Device::Cpu)?;
-    is_kind(&step.push("1", integers).unwrap_err(), ErrorKind::Tensor, &["\"1\""]);
-    is_kind(&step.push("2", of(1.0, 2)).unwrap_err(), ErrorKind::UnknownName, &["\"2\"", "one of: 0, 1"]);
-    is_kind(&step.push("1", slice(&[1.0])).unwrap_err(), ErrorKind::Tensor, &["\"1\""]);
+    is_kind(
+        &step.push("1", integers).unwrap_err(),
+        ErrorKind::Tensor,
+        &["\"1\""],
+    );
+    is_kind(
+        &step.push("2", of(1.0, 2)).unwrap_err(),
+        ErrorKind::UnknownName,
+        &["\"2\"", "one of: 0, 1"],
+    );
+    is_kind(
+        &step.push("1", slice(&[1.0])).unwrap_err(),
+        ErrorKind::Tensor,
+        &["\"1\""],
+    );
     assert_eq!(numbers(&model), moved);
     // It can be pushed after all; others cannot come twice.
     step.push("1", slice(&[1.0; 3]))?;
@@ -186,7 +236,11 @@ fn tied_frozen_and_left_out_parameters_are_known() -> Tested {
     let mut state = setup(Descent::new(1.0), &tied)?;
     let step = Update::new(&mut state).begin(&tied)?;
     step.push("b", of(1.0, 2))?;
-    is_kind(&step.push("a", of(1.0, 2)).unwrap_err(), ErrorKind::Contract, &["add up"]);
+    is_kind(
+        &step.push("a", of(1.0, 2)).unwrap_err(),
+        ErrorKind::Contract,
+        &["add up"],
+    );
     assert_eq!(step.finish()?.applied, 1);
     assert_eq!(values(&tied.0), [0.0; 2]);
 
@@ -198,7 +252,10 @@ fn tied_frozen_and_left_out_parameters_are_known() -> Tested {
         step.push(path, of(1.0, 2))?;
     }
     let outcome = step.finish()?;
-    assert_eq!((outcome.applied, outcome.frozen, outcome.without_gradient.len()), (1, 1, 0));
+    assert_eq!(
+        (outcome.applied, outcome.frozen, outcome.without_gradient.len()),
+        (1, 1, 0)
+    );
     assert_eq!(numbers(&model), [[0.0; 2], [1.0; 2], [1.0; 2]]);
     Ok(())
 }
@@ -213,18 +270,31 @@ fn what_is_not_pushed_is_missing_at_the_end() -> Tested {
     is_kind(
         &error,
         ErrorKind::NoGradient,
-        &["1 of 2 parameters", "the parameters whose gradients were pushed have moved"],
+        &[
+            "1 of 2 parameters",
+            "the parameters whose gradients were pushed have moved",
+        ],
     );
     assert_eq!(numbers(&model), [vec![0.0; 2], vec![1.0; 3]]);
     let step = Update::new(&mut state).begin(&model)?;
-    is_kind(&step.finish().unwrap_err(), ErrorKind::NoGradient, &["for any of the 2"]);
-    let outcome = Update::new(&mut state).allow_no_gradients().begin(&model)?.finish()?;
+    is_kind(
+        &step.finish().unwrap_err(),
+        ErrorKind::NoGradient,
+        &["for any of the 2"],
+    );
+    let outcome = Update::new(&mut state)
+        .allow_no_gradients()
+        .begin(&model)?
+        .finish()?;
     assert_eq!(outcome.status, Status::Skipped(SkipReason::NothingToMove));
     state.at("1")?.allow_missing();
     let step = Update::new(&mut state).begin(&model)?;
     step.push("0", of(1.0, 2))?;
     assert_eq!(step.finish()?.without_gradient.iter().collect::<Vec<_>>(), ["1"]);
-    let waited: Vec<_> = state.leaves().map(|leaf| (leaf.steps(), leaf.calls_without_gradient())).collect();
+    let waited: Vec<_> = state
+        .leaves()
+        .map(|leaf| (leaf.steps(), leaf.calls_without_gradient()))
+        .collect();
     assert_eq!(waited, [(2, 0), (0, 1)]);
     Ok(())
 }
@@ -240,8 +310,17 @@ fn a_step_that_is_dropped_leaves_each_leaf_whole() -> Tested {
         step.push("0", of(1.0, 2))?;
         drop(step);
     }
-    assert_eq!(state.warnings(), [Warning::StepDropped { moved: 1, parameters: 2 }]);
-    says_of(&state.warnings()[0], &["1 of 2 parameters had moved", "StreamedStep::finish"]);
+    assert_eq!(
+        state.warnings(),
+        [Warning::StepDropped {
+            moved: 1,
+            parameters: 2
+        }]
+    );
+    says_of(
+        &state.warnings()[0],
+        &["1 of 2 parameters had moved", "StreamedStep::finish"],
+    );
     let counters: Vec<_> = state.leaves().map(|leaf| leaf.counters()[0].clone()).collect();
     // What was pushed has been collected, and the calls of windows were not counted: two more end them.
     assert_eq!(counters, [("0.calls".to_string(), 2), ("0.calls".to_string(), 0)]);
@@ -250,13 +329,18 @@ fn a_step_that_is_dropped_leaves_each_leaf_whole() -> Tested {
         assert_eq!(update(&mut state, &model, &gradients)?.status, status);
     }
     let numbers = numbers(&model);
-    assert!(numbers.iter().flatten().all(|x| (x - 0.899).abs() < 1e-6), "{numbers:?}");
+    assert!(
+        numbers.iter().flatten().all(|x| (x - 0.899).abs() < 1e-6),
+        "{numbers:?}"
+    );
     Ok(())
 }
 
 pub(crate) fn says_of(warning: &Warning, words: &[&str]) {
     let text = warning.to_string();
-    words.iter().for_each(|word| assert!(text.contains(word), "no {word:?} in {text}"));
+    words
+        .iter()
+        .for_each(|word| assert!(text.contains(word), "no {word:?} in {text}"));
 }
 
 #[test]
@@ -265,13 +349,19 @@ fn a_scaler_divides_and_learns_of_overflows() -> Tested {
     let mut scaler = LossScaler::dynamic();
     let first = scaler.current();
     is_kind(
-        &Update::new(&mut state).scaler(&mut scaler).begin(&model).unwrap_err(),
+        &Update::new(&mut state)
+            .scaler(&mut scaler)
+            .begin(&model)
+            .unwrap_err(),
         ErrorKind::LossScale,
         &["was not scaled"],
     );
     let mut step = |gradients: [f64; 2], is_finished: bool| {
         let scale = scaler.factor().expect("a factor");
-        let step = Update::new(&mut state).scaler(&mut scaler).begin(&model).expect("a step");
+        let step = Update::new(&mut state)
+            .scaler(&mut scaler)
+            .begin(&model)
+            .expect("a step");
         for ((path, gradient), count) in ["0", "1"].iter().zip(gradients).zip([2, 3]) {
             match step.push(path, of(gradient * scale, count)) {
                 Ok(()) => assert!(gradient.is_finite()),
@@ -286,13 +376,30 @@ fn a_scaler_divides_and_learns_of_overflows() -> Tested {
         )
     };
     let (stepped, skipped) = (Some((Status::Stepped, true)), |path: &str| {
-        Some((Status::Skipped(SkipReason::NotFinite { path: path.to_string() }), true))
+        Some((
+            Status::Skipped(SkipReason::NotFinite {
+                path: path.to_string(),
+            }),
+            true,
+        ))
     });
-    assert_eq!(step([0.5, 0.5], true), (stepped.clone(), 1.0, vec![vec![0.5; 2], vec![0.5; 3]]));
+    assert_eq!(
+        step([0.5, 0.5], true),
+        (stepped.clone(), 1.0, vec![vec![0.5; 2], vec![0.5; 3]])
+    );
     // One has moved.
-    assert_eq!(step([0.5, f64::NAN], true), (stepped, 0.5, vec![vec![0.0; 2], vec![0.5; 3]]));
-    assert_eq!(step([f64::NAN, f64::INFINITY], true), (skipped("0"), 0.25, vec![vec![0.0; 2], vec![0.5; 3]]));
-    assert_eq!(step([f64::NAN, f64::NAN], false), (None, 0.125, vec![vec![0.0; 2], vec![0.5; 3]]));
+    assert_eq!(
+        step([0.5, f64::NAN], true),
+        (stepped, 0.5, vec![vec![0.0; 2], vec![0.5; 3]])
+    );
+    assert_eq!(
+        step([f64::NAN, f64::INFINITY], true),
+        (skipped("0"), 0.25, vec![vec![0.0; 2], vec![0.5; 3]])
+    );
+    assert_eq!(
+        step([f64::NAN, f64::NAN], false),
+        (None, 0.125, vec![vec![0.0; 2], vec![0.5; 3]])
+    );
     // With all required the end is an error, and the scale falls all the same.
     state.require_all();
     let scale = scaler.factor()?;
@@ -307,7 +414,13 @@ fn a_scaler_divides_and_learns_of_overflows() -> Tested {
 /// The error of an overflow at the floor says what has moved, and not that nothing has.
 #[test]
 fn an_overflow_at_the_floor_does_not_deny_what_has_moved() -> Tested {
-    let scaler = || LossScaler::with(DynamicScale { initial: 2.0, floor: 2.0, ..DynamicScale::default() });
+    let scaler = || {
+        LossScaler::with(DynamicScale {
+            initial: 2.0,
+            floor: 2.0,
+            ..DynamicScale::default()
+        })
+    };
     for (first, has_moved) in [(2.0, true), (f64::NAN, false)] {
         let ((model, mut state), mut scaler) = (started(Descent::new(1.0)), scaler());
         let scale = scaler.factor()?;
@@ -315,10 +428,17 @@ fn an_overflow_at_the_floor_does_not_deny_what_has_moved() -> Tested {
         assert_eq!(step.push("0", of(first * scale, 2)).is_ok(), has_moved);
         step.push("1", of(f64::NAN, 3)).unwrap_err();
         let error = step.finish().unwrap_err();
-        is_kind(&error, ErrorKind::LossScale, &["at its floor of 2", "make the floor lower"]);
+        is_kind(
+            &error,
+            ErrorKind::LossScale,
+            &["at its floor of 2", "make the floor lower"],
+        );
         let text = error.to_string();
         assert_eq!(
-            (text.contains("other parameters have moved"), text.contains("nothing")),
+            (
+                text.contains("other parameters have moved"),
+                text.contains("nothing")
+            ),
             (has_moved, false),
             "{error}"
         );
@@ -329,13 +449,18 @@ fn an_overflow_at_the_floor_does_not_deny_what_has_moved() -> Tested {
     let ended = scaler.iteration(|scaler| {
         let scale = scaler.factor()?;
         for (first, second) in [(2.0, 2.0), (2.0, f64::NAN)] {
-            Update::new(&mut state)
-                .scaler(&mut *scaler)
-                .apply(&model, &grads([Some(of(first * scale, 2)), Some(of(second * scale, 3))]))?;
+            Update::new(&mut state).scaler(&mut *scaler).apply(
+                &model,
+                &grads([Some(of(first * scale, 2)), Some(of(second * scale, 3))]),
+            )?;
         }
         Ok(())
     });
-    is_kind(&ended.unwrap_err(), ErrorKind::LossScale, &["at its floor of 2", "other parameters have moved"]);
+    is_kind(
+        &ended.unwrap_err(),
+        ErrorKind::LossScale,
+        &["at its floor of 2", "other parameters have moved"],
+    );
     Ok(())
 }
 
@@ -363,10 +488,17 @@ fn a_step_that_is_dropped_uses_its_scaled_loss_up() -> Tested {
             ),
             false => drop(step),
         }
-        let again = Update::new(&mut state).scaler(&mut scaler).begin(&model).map(drop);
+        let again = Update::new(&mut state)
+            .scaler(&mut scaler)
+            .begin(&model)
+            .map(drop);
         assert_eq!(
             again.map_err(|error| error.kind()),
-            if is_pushed { Err(ErrorKind::LossScale) } else { Ok(()) }
+            if is_pushed {
+                Err(ErrorKind::LossScale)
+            } else {
+                Ok(())
+            }
         );
     }
     Ok(())
@@ -375,18 +507,32 @@ fn a_step_that_is_dropped_uses_its_scaled_loss_up() -> Tested {
 #[test]
 fn a_window_whose_sum_is_not_finite_is_given_up_alone() -> Tested {
     let (model, mut state) = started(OptimiserChain::new((
-        AccumGrad { average: Average::Sum, ..AccumGrad::new(2) },
+        AccumGrad {
+            average: Average::Sum,
+            ..AccumGrad::new(2)
+        },
         AdamW::new(0.1),
     )));
     let mut push = |path: &'static str, gradient: f64| {
         let step = Update::new(&mut state).begin(&model).expect("a step");
         let pushed = step.push(path, of(gradient, if path == "0" { 2 } else { 3 }));
-        (pushed, step.finish(), state.leaves().map(|leaf| leaf.counters()[0].1).collect::<Vec<_>>())
+        (
+            pushed,
+            step.finish(),
+            state
+                .leaves()
+                .map(|leaf| leaf.counters()[0].1)
+                .collect::<Vec<_>>(),
+        )
     };
     let (_, outcome, calls) = push("0", 4e18);
     assert_eq!((outcome?.status, calls), (Status::Accumulated, vec![1, 1]));
     let (pushed, outcome, calls) = push("0", 4e18);
-    is_kind(&pushed.unwrap_err(), NOT_FINITE, &["the sum of its window", "given up"]);
+    is_kind(
+        &pushed.unwrap_err(),
+        NOT_FINITE,
+        &["the sum of its window", "given up"],
+    );
     is_kind(&outcome.unwrap_err(), ErrorKind::NoGradient, &[]);
     assert_eq!(calls, [0, 1]);
     // The window of the other one is still to be ended.
@@ -396,7 +542,10 @@ fn a_window_whose_sum_is_not_finite_is_given_up_alone() -> Tested {
 
     // A sum that is not finite without a gradient of the call that ends the window.
     let (model, mut state) = started(OptimiserChain::new((
-        AccumGrad { average: Average::Sum, ..AccumGrad::new(3) },
+        AccumGrad {
+            average: Average::Sum,
+            ..AccumGrad::new(3)
+        },
         AdamW::new(0.1),
     )));
     for call in 0..3 {
@@ -406,13 +555,18 @@ fn a_window_whose_sum_is_not_finite_is_given_up_alone() -> Tested {
             step.push("0", of(4e18, 2))?;
         }
         let outcome = step.finish()?;
-        let lost = [Warning::WindowsGivenUp { path: "0".to_string() }];
+        let lost = [Warning::WindowsGivenUp {
+            path: "0".to_string(),
+        }];
         let warnings: Vec<_> = outcome
             .warnings
             .into_iter()
             .filter(|met| matches!(met, Warning::WindowsGivenUp { .. }))
             .collect();
-        assert_eq!((warnings, outcome.applied), if call < 2 { (vec![], 0) } else { (lost.to_vec(), 1) });
+        assert_eq!(
+            (warnings, outcome.applied),
+            if call < 2 { (vec![], 0) } else { (lost.to_vec(), 1) }
+        );
     }
     assert_eq!(numbers(&model)[0], [1.0; 2]);
     assert!(numbers(&model)[1] != [1.0; 3]);
@@ -423,8 +577,14 @@ fn a_window_whose_sum_is_not_finite_is_given_up_alone() -> Tested {
 fn all_windows_that_no_call_can_end_are_given_up() -> Tested {
     let model = model(&[1.0; 4].map(|one| constant(one, 2, DType::F32)));
     let rule = OptimiserChain::new((
-        AccumGrad { average: Average::Sum, ..AccumGrad::new(2) },
-        AdamW { lambda: 0.0, ..AdamW::new(0.1) },
+        AccumGrad {
+            average: Average::Sum,
+            ..AccumGrad::new(2)
+        },
+        AdamW {
+            lambda: 0.0,
+            ..AdamW::new(0.1)
+        },
     ));
     let mut state = setup(rule, &model)?;
     let step = Update::new(&mut state).begin(&model)?;
@@ -441,7 +601,12 @@ fn all_windows_that_no_call_can_end_are_given_up() -> Tested {
     assert_eq!(outcome.warnings.iter().filter(is_given_up).count(), 1);
     for (leaf, numbers) in state.leaves().zip(numbers(&model)) {
         let is_moved = leaf.path() == "1";
-        assert_eq!((leaf.counters()[0].1, leaf.steps()), (0, u64::from(is_moved)), "{}", leaf.path());
+        assert_eq!(
+            (leaf.counters()[0].1, leaf.steps()),
+            (0, u64::from(is_moved)),
+            "{}",
+            leaf.path()
+        );
         assert_eq!(numbers == [1.0; 2], !is_moved, "{}", leaf.path());
         let sum = leaf.tensor(&leaf.tensor_names()[0])?;
         assert_eq!(values(&sum), [0.0; 2], "{}", leaf.path());
@@ -454,8 +619,14 @@ fn all_windows_that_no_call_can_end_are_given_up() -> Tested {
 fn a_gradient_of_weight_0_does_not_keep_a_window_open() -> Tested {
     let rule = || {
         OptimiserChain::new((
-            AccumGrad { average: Average::Weighted, ..AccumGrad::new(2) },
-            AdamW { lambda: 0.0, ..AdamW::new(0.1) },
+            AccumGrad {
+                average: Average::Weighted,
+                ..AccumGrad::new(2)
+            },
+            AdamW {
+                lambda: 0.0,
+                ..AdamW::new(0.1)
+            },
         ))
     };
     for is_streamed in [true, false] {
@@ -464,7 +635,9 @@ fn a_gradient_of_weight_0_does_not_keep_a_window_open() -> Tested {
         let mut call = |weight: u64, gradient: f64| {
             let update = Update::new(&mut state).weight(weight);
             if !is_streamed {
-                let status = update.finite_only().apply(&model, &grads([Some(of(gradient, 2))]));
+                let status = update
+                    .finite_only()
+                    .apply(&model, &grads([Some(of(gradient, 2))]));
                 return status.expect("an outcome").status;
             }
             let step = update.begin(&model).expect("a step");
@@ -480,7 +653,9 @@ fn a_gradient_of_weight_0_does_not_keep_a_window_open() -> Tested {
             }
         };
         assert_eq!(call(2, 3e38), Status::Accumulated);
-        let given_up = Status::Skipped(SkipReason::WindowsGivenUp { path: "0".to_string() });
+        let given_up = Status::Skipped(SkipReason::WindowsGivenUp {
+            path: "0".to_string(),
+        });
         assert_eq!(call(0, f64::NAN), given_up, "{is_streamed}");
         assert_eq!(state.leaf("0").expect("a leaf").counters()[0].1, 0);
         assert_eq!(numbers(&model)[0], [1.0; 2]);
@@ -492,25 +667,43 @@ fn a_gradient_of_weight_0_does_not_keep_a_window_open() -> Tested {
 fn what_an_update_refuses_of_model_and_state_is_refused_at_the_beginning() -> Tested {
     let (model, mut state) = started(Descent::new(1.0));
     let (other, _) = started(Descent::new(1.0));
-    is_kind(&Update::new(&mut state).begin(&other).unwrap_err(), ErrorKind::Model, &[]);
+    is_kind(
+        &Update::new(&mut state).begin(&other).unwrap_err(),
+        ErrorKind::Model,
+        &[],
+    );
     forget_ascent(&mut state, &model, &grads([Some(of(1.0, 2)), Some(of(1.0, 3))]));
-    is_kind(&Update::new(&mut state).begin(&model).unwrap_err(), ErrorKind::Changed, &[]);
+    is_kind(
+        &Update::new(&mut state).begin(&model).unwrap_err(),
+        ErrorKind::Changed,
+        &[],
+    );
     let refuses = |world| {
         let (model, _) = started(Descent::new(1.0));
-        let mut state = Setup::over(&world).build(Descent::new(1.0), &model).expect("a state");
+        let mut state = Setup::over(&world)
+            .build(Descent::new(1.0), &model)
+            .expect("a state");
         is_kind(
             &Update::new(&mut state).begin(&model).unwrap_err(),
             ErrorKind::Unsupported,
             &["come one at a time", "2 ranks"],
         );
     };
-    thread::scope(|scope| ranks(2).into_iter().for_each(|world| _ = scope.spawn(move || refuses(world))));
+    thread::scope(|scope| {
+        ranks(2)
+            .into_iter()
+            .for_each(|world| _ = scope.spawn(move || refuses(world)))
+    });
     // A parameter that was changed is met by its push.
     let model = [Var::from_tensor(&constant(1.0, 2, DType::BF16))?];
     let mut state = setup(MixedPrecision::new(DType::F32, Descent::new(1.0)), &model)?;
     model[0].set(&constant(2.0, 2, DType::BF16))?;
     let step = Update::new(&mut state).begin(&model)?;
-    is_kind(&step.push("0", of(1.0, 2)).unwrap_err(), ErrorKind::Changed, &["\"0\""]);
+    is_kind(
+        &step.push("0", of(1.0, 2)).unwrap_err(),
+        ErrorKind::Changed,
+        &["\"0\""],
+    );
     drop(step);
     let step = Update::new(&mut state).keep_masters().begin(&model)?;
     step.push("0", of(1.0, 2))?;
@@ -526,7 +719,9 @@ fn figures_and_averages_are_those_of_update() -> Tested {
         [&whole, &parts].map(|model| setup(chain.clone(), model).expect("a state"));
     for call in 0..3 {
         let of_call = || grads(tensors(call, DType::F32).map(Some));
-        let outcome = Update::new(&mut expected).with_figures().apply(&whole, &of_call())?;
+        let outcome = Update::new(&mut expected)
+            .with_figures()
+            .apply(&whole, &of_call())?;
         let step = Update::new(&mut state).with_figures().begin(&parts)?;
         step.push("0", of(f64::NAN, 15).reshape((3, 5))?).unwrap_err();
         assert_eq!(streamed(step, call, of_call())?, outcome);
@@ -564,7 +759,10 @@ fn a_rule_that_panics_takes_no_leaf_with_it() -> Tested {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| step.push("1", of(1.0, 3)))).unwrap_err();
     drop(step);
     assert_eq!(
-        state.leaves().map(|leaf| (leaf.path().to_string(), leaf.steps())).collect::<Vec<_>>(),
+        state
+            .leaves()
+            .map(|leaf| (leaf.path().to_string(), leaf.steps()))
+            .collect::<Vec<_>>(),
         [("0".into(), 1), ("1".into(), 0)]
     );
     assert_eq!(numbers(&model), [vec![0.0; 2], vec![1.0; 3]]);
@@ -574,8 +772,16 @@ fn a_rule_that_panics_takes_no_leaf_with_it() -> Tested {
 #[test]
 fn threads_push_large_and_small_leaves_at_once() -> Tested {
     let of_model = |seed| -> BTreeMap<String, Tensor> {
-        let length = |i: u64| if i.is_multiple_of(8) { 100_000 } else { 50 + i as usize };
-        (0..40).map(|i| (format!("{i:02}"), tensor(seed + i, &[length(i)], DType::F32))).collect()
+        let length = |i: u64| {
+            if i.is_multiple_of(8) {
+                100_000
+            } else {
+                50 + i as usize
+            }
+        };
+        (0..40)
+            .map(|i| (format!("{i:02}"), tensor(seed + i, &[length(i)], DType::F32)))
+            .collect()
     };
     let variables = || -> Vars { of_model(1).into_iter().map(|(path, x)| (path, var(&x))).collect() };
     let [whole, parts] = [variables(), variables()];
@@ -589,19 +795,34 @@ fn threads_push_large_and_small_leaves_at_once() -> Tested {
             // Each thread pushes all, beginning elsewhere: every leaf is taken once.
             let push_all = |first: usize| {
                 let (end, start) = grads.split_at(first);
-                let pushed =
-                    start.iter().chain(end).map(|(path, gradient)| step.push(path, gradient.clone()));
+                let pushed = start
+                    .iter()
+                    .chain(end)
+                    .map(|(path, gradient)| step.push(path, gradient.clone()));
                 pushed
-                    .filter(|pushed| pushed.as_ref().is_err_and(|error| error.kind() == ErrorKind::Contract))
+                    .filter(|pushed| {
+                        pushed
+                            .as_ref()
+                            .is_err_and(|error| error.kind() == ErrorKind::Contract)
+                    })
                     .count()
             };
-            let threads: Vec<_> =
-                [0, 10, 20, 39].into_iter().map(|first| scope.spawn(move || push_all(first))).collect();
-            threads.into_iter().map(|thread| thread.join().expect("a thread")).sum()
+            let threads: Vec<_> = [0, 10, 20, 39]
+                .into_iter()
+                .map(|first| scope.spawn(move || push_all(first)))
+                .collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().expect("a thread"))
+                .sum()
         });
         assert_eq!((refused, step.finish()?.applied), (120, 40));
     }
-    assert_same(&[snapshot(&parts, &state)], &[snapshot(&whole, &expected)], "large and small");
+    assert_same(
+        &[snapshot(&parts, &state)],
+        &[snapshot(&whole, &expected)],
+        "large and small",
+    );
     Ok(())
 }
 
@@ -609,7 +830,13 @@ fn threads_push_large_and_small_leaves_at_once() -> Tested {
 fn its_debug_is_short() -> Tested {
     let (model, mut state) = started(Descent::new(1.0));
     let step = Update::new(&mut state).begin(&model)?;
-    assert_eq!(format!("{step:?}"), "StreamedStep { leaves: 2, overflow: None, .. }");
-    says(&step.push("", of(1.0, 2)).unwrap_err(), &["there is no parameter for the gradient of \"\""]);
+    assert_eq!(
+        format!("{step:?}"),
+        "StreamedStep { leaves: 2, overflow: None, .. }"
+    );
+    says(
+        &step.push("", of(1.0, 2)).unwrap_err(),
+        &["there is no parameter for the gradient of \"\""],
+    );
     Ok(())
 }

@@ -16,11 +16,26 @@ use support::common::{
 
 /// Numbers whose upper halves are those of bf16s, around all places where roundings change sides.
 fn near_ties() -> Vec<f32> {
-    let upper = [0.341_796_88f32, 0.34375, 1.0, 1.007_812_5, -3.0, -2.984_375, 2.0, 1e-3, 6e-39, 0.0];
-    let lower =
-        [0, 1, 0x7f, 0x80, 0x81, 0x180, 0x7f7f, 0x7f80, 0x7fff, 0x8000, 0x8001, 0x8080, 0xff80, 0xffff];
+    let upper = [
+        0.341_796_88f32,
+        0.34375,
+        1.0,
+        1.007_812_5,
+        -3.0,
+        -2.984_375,
+        2.0,
+        1e-3,
+        6e-39,
+        0.0,
+    ];
+    let lower = [
+        0, 1, 0x7f, 0x80, 0x81, 0x180, 0x7f7f, 0x7f80, 0x7fff, 0x8000, 0x8001, 0x8080, 0xff80, 0xffff,
+    ];
     let bits = |upper: f32| u32::from(bf16::from_f32(upper).to_bits()) << 16;
-    upper.into_iter().flat_map(|upper| lower.map(|lower| f32::from_bits(bits(upper) + lower))).collect()
+    upper
+        .into_iter()
+        .flat_map(|upper| lower.map(|lower| f32::from_bits(bits(upper) + lower)))
+        .collect()
 }
 
 fn stores(dtype: DType) -> Vec<Optimiser> {
@@ -28,7 +43,9 @@ fn stores(dtype: DType) -> Vec<Optimiser> {
     let mut all = rounding_to_nearest(dtype, rule());
     all.push(Optimiser::new(StochasticRounding::new(7, rule())));
     if dtype != DType::F16 {
-        all.push(Optimiser::new(Offload::new(SplitMaster::of_24_bits(rule())).everywhere()));
+        all.push(Optimiser::new(
+            Offload::new(SplitMaster::of_24_bits(rule())).everywhere(),
+        ));
     }
     all
 }
@@ -45,7 +62,9 @@ fn prepared(optimiser: Optimiser, dtype: DType, steps: u64) -> (Vars, StateTree)
     let mut state = setup(optimiser, &x).expect("a state");
     step(&mut state, &x, 0);
     let numbers = Tensor::from_vec(numbers, count, &Device::Cpu).expect("a tensor");
-    state.set_masters(&x, &BTreeMap::from([("0".to_string(), numbers)])).expect("new values");
+    state
+        .set_masters(&x, &BTreeMap::from([("0".to_string(), numbers)]))
+        .expect("new values");
     (1..=steps).for_each(|call| step(&mut state, &x, call));
     (x, state)
 }
@@ -55,7 +74,9 @@ fn step(state: &mut StateTree, x: &Vars, call: u64) {
 }
 
 fn keeps_precise(optimiser: &Optimiser) -> bool {
-    ["MixedPrecision", "SplitMaster", "Kahan"].iter().any(|kind| optimiser.name().contains(kind))
+    ["MixedPrecision", "SplitMaster", "Kahan"]
+        .iter()
+        .any(|kind| optimiser.name().contains(kind))
 }
 
 /// What may be lost of a precise value beside its parameter, in a store.
@@ -86,7 +107,11 @@ fn precise_values_go_on_in_every_other_store() {
             for steps in [0, 3] {
                 let (x, mut state) = prepared(from.clone(), dtype, steps);
                 let what = |i: usize| {
-                    format!("{} to {} of {dtype:?} after {steps} steps, element {i}", from.name(), to.name())
+                    format!(
+                        "{} to {} of {dtype:?} after {steps} steps, element {i}",
+                        from.name(),
+                        to.name()
+                    )
                 };
                 let (before, parameter) = (values(&masters(&state, &x)), values(&x["0"]));
                 let answer = state
@@ -117,8 +142,10 @@ fn precise_values_go_on_in_every_other_store() {
                         "{}: {after} for {before} beside {x}",
                         what(i)
                     );
-                    let (narrow, is_whole) =
-                        (*before as f32, to.name().contains("Mixed") || to.name().contains("SplitMaster(A"));
+                    let (narrow, is_whole) = (
+                        *before as f32,
+                        to.name().contains("Mixed") || to.name().contains("SplitMaster(A"),
+                    );
                     let is_f32 = is_whole && f64::from(narrow) == *before;
                     // A tie is rounded to the other side where it was one of another store.
                     assert!(
@@ -127,7 +154,9 @@ fn precise_values_go_on_in_every_other_store() {
                         what(i)
                     );
                 }
-                state.check_masters(&x).unwrap_or_else(|error| panic!("{}: {error}", what(0)));
+                state
+                    .check_masters(&x)
+                    .unwrap_or_else(|error| panic!("{}: {error}", what(0)));
                 step(&mut state, &x, 9);
             }
         }
@@ -138,13 +167,18 @@ fn precise_values_go_on_in_every_other_store() {
 fn copies(of: &Optimiser, other: &Optimiser) -> Vec<String> {
     let has_copy =
         |optimiser: &Optimiser| optimiser.name().contains("Offload") && !optimiser.name().contains("Mixed");
-    if has_copy(of) && !has_copy(other) { vec!["master".to_string()] } else { Vec::new() }
+    if has_copy(of) && !has_copy(other) {
+        vec!["master".to_string()]
+    } else {
+        Vec::new()
+    }
 }
 
 fn is_tie(number: f32, dtype: DType) -> bool {
     let round = |number: f32| {
-        let number =
-            Tensor::new(number, &Device::Cpu).and_then(|number| number.to_dtype(dtype)).expect("a number");
+        let number = Tensor::new(number, &Device::Cpu)
+            .and_then(|number| number.to_dtype(dtype))
+            .expect("a number");
         values(&number)[0]
     };
     round(number.next_up()) != round(number.next_down())
@@ -154,13 +188,21 @@ fn is_tie(number: f32, dtype: DType) -> bool {
 #[test]
 fn a_run_with_other_masters_in_between_has_the_same_bits() {
     let mixed = || MixedPrecision::new(DType::F32, Momentum::new(1e-3));
-    let (x, y) = (model(&[tensor(1, &[700], DType::BF16)]), model(&[tensor(1, &[700], DType::BF16)]));
-    let (mut left, mut replaced) =
-        (setup(mixed(), &x).expect("a state"), setup(mixed(), &y).expect("a state"));
+    let (x, y) = (
+        model(&[tensor(1, &[700], DType::BF16)]),
+        model(&[tensor(1, &[700], DType::BF16)]),
+    );
+    let (mut left, mut replaced) = (
+        setup(mixed(), &x).expect("a state"),
+        setup(mixed(), &y).expect("a state"),
+    );
     for call in 0..12 {
         match call % 4 {
             1 => drop(
-                replaced.all().replace(SplitMaster::new(Momentum::new(1e-3)), &y).expect("a split master"),
+                replaced
+                    .all()
+                    .replace(SplitMaster::new(Momentum::new(1e-3)), &y)
+                    .expect("a split master"),
             ),
             3 => drop(replaced.all().replace(mixed(), &y).expect("a master")),
             _ => {}
@@ -183,13 +225,22 @@ fn a_parameter_that_was_changed_is_refused_where_its_master_is_converted() {
     let changed = || x["0"].set(&tensor(5, &[7], DType::BF16)).expect("other numbers");
     // Before the first step the parameter decides.
     changed();
-    state.all().replace(SplitMaster::new(Descent::new(0.1)), &x).expect("a split master");
+    state
+        .all()
+        .replace(SplitMaster::new(Descent::new(0.1)), &x)
+        .expect("a split master");
     assert_eq!(values(&masters(&state, &x)), values(&x["0"]));
-    state.all().replace(MixedPrecision::new(DType::F32, Descent::new(0.1)), &x).expect("a master");
+    state
+        .all()
+        .replace(MixedPrecision::new(DType::F32, Descent::new(0.1)), &x)
+        .expect("a master");
     step(&mut state, &x, 1);
     changed();
     let before = snapshot(&x, &state);
-    let error = state.all().replace(SplitMaster::new(Descent::new(0.1)), &x).expect_err("another parameter");
+    let error = state
+        .all()
+        .replace(SplitMaster::new(Descent::new(0.1)), &x)
+        .expect_err("another parameter");
     is_kind(&error, ErrorKind::Changed, &["its value is"]);
     assert_same(&[snapshot(&x, &state)], &[before], "replaced");
 }
@@ -204,7 +255,11 @@ fn masters_that_were_read_are_put_back() {
                 let before = snapshot(&x, &state);
                 let read = state.masters(&x).expect("masters");
                 state.set_masters(&x, &read).expect("the same values");
-                assert_same(&[snapshot(&x, &state)], &[before], (optimiser.name(), dtype, steps));
+                assert_same(
+                    &[snapshot(&x, &state)],
+                    &[before],
+                    (optimiser.name(), dtype, steps),
+                );
             }
         }
     }
@@ -218,7 +273,10 @@ fn masters_that_were_read_are_put_back() {
     let before = snapshot(&x, &state);
     assert_eq!(values(&x["0"]), [0.341_796_875, -3.0]);
     let read = state.masters(&x).expect("masters");
-    assert_eq!(values(&read["0"]), [0.341_796_875 + 9.765_625e-4, -3.0 - 7.812_5e-3]);
+    assert_eq!(
+        values(&read["0"]),
+        [0.341_796_875 + 9.765_625e-4, -3.0 - 7.812_5e-3]
+    );
     state.set_masters(&x, &read).expect("the same values");
     assert_same(&[snapshot(&x, &state)], &[before], "between two numbers");
 }

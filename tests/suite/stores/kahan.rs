@@ -30,7 +30,11 @@ fn kahan_follows_f32_where_plain_rounding_stands_still() {
             let bound = digit * exact.abs() + 10_000.0 * 0.5 * digit * digit;
             assert!((kahan - exact).abs() <= bound, "{dtype:?}: {kahan} for {exact}");
         }
-        assert_eq!(run(rule.clone(), dtype), [1.0; 4], "without compensation nothing moves");
+        assert_eq!(
+            run(rule.clone(), dtype),
+            [1.0; 4],
+            "without compensation nothing moves"
+        );
     }
 }
 
@@ -39,8 +43,9 @@ fn kahan_follows_f32_where_plain_rounding_stands_still() {
 fn an_infinite_parameter_under_kahan_stays_infinite() {
     for engine in engines() {
         for (dtype, largest) in [(DType::F16, 65504.0), (DType::BF16, 3.3895e38)] {
-            let x =
-                Tensor::new(&[largest, -largest, 1.0], &Device::Cpu).and_then(|x| x.to_dtype(dtype)).unwrap();
+            let x = Tensor::new(&[largest, -largest, 1.0], &Device::Cpu)
+                .and_then(|x| x.to_dtype(dtype))
+                .unwrap();
             let model = model(&[x]);
             let mut state = setup(Kahan::new(Descent::new(1.0)), &model).unwrap();
             let up = Tensor::new(&[-largest, largest, 0.5], &Device::Cpu)
@@ -53,7 +58,11 @@ fn an_infinite_parameter_under_kahan_stays_infinite() {
                     .apply(&model, &grads([Some(gradient.clone())]))
                     .unwrap();
                 let now = values(&model["0"]);
-                assert_eq!(now[..2], [f64::INFINITY, f64::NEG_INFINITY], "{dtype:?} {engine:?}");
+                assert_eq!(
+                    now[..2],
+                    [f64::INFINITY, f64::NEG_INFINITY],
+                    "{dtype:?} {engine:?}"
+                );
                 assert!(now[2].is_finite());
             }
         }
@@ -79,14 +88,21 @@ fn weights_from_outside_are_refused_under_kahan() {
             is_kind(
                 &error,
                 ErrorKind::Changed,
-                &["what roundings have lost", "`refresh_masters`", "`Update::keep_masters`"],
+                &[
+                    "what roundings have lost",
+                    "`refresh_masters`",
+                    "`Update::keep_masters`",
+                ],
             );
             assert_eq!(snapshot(&x, &state), before, "{dtype:?} {engine:?}");
             state.refresh_masters(&x).expect("masters");
             step(&mut state, &zeros()).expect("an update");
             assert_eq!(values(&x["0"]), [0.25; 3], "{dtype:?} {engine:?}");
             // Before, the new weights got what the old ones had lost.
-            assert!((values(&lost["0"])[0] - 50.0).abs() > 0.009, "{dtype:?}: {lost:?}");
+            assert!(
+                (values(&lost["0"])[0] - 50.0).abs() > 0.009,
+                "{dtype:?}: {lost:?}"
+            );
         }
     }
 }

@@ -51,7 +51,10 @@ pub fn numbers(model: &Vars, state: &StateTree) -> Vec<(String, Vec<u64>)> {
             assert!(tensor.device().is_cpu(), "{name}");
             all.push((format!("{}/{name}", leaf.path()), bits(&tensor)));
         }
-        let counters = leaf.counters().into_iter().chain([("steps".to_string(), leaf.steps())]);
+        let counters = leaf
+            .counters()
+            .into_iter()
+            .chain([("steps".to_string(), leaf.steps())]);
         all.extend(counters.map(|(name, count)| (format!("{}/{name}", leaf.path()), vec![count])));
         all.extend(
             leaf.numbers()
@@ -73,9 +76,15 @@ fn assert_same_as_on_cpu(
     calls: u64,
 ) {
     let on = |device: &Device, seed: u64, dtype: DType| -> Vec<Tensor> {
-        (seed..).zip(shapes).map(|(seed, shape)| random(seed, shape, dtype, device)).collect()
+        (seed..)
+            .zip(shapes)
+            .map(|(seed, shape)| random(seed, shape, dtype, device))
+            .collect()
     };
-    let (here, there) = (model(&on(&Device::Cpu, 1, dtypes[0])), model(&on(device, 1, dtypes[0])));
+    let (here, there) = (
+        model(&on(&Device::Cpu, 1, dtypes[0])),
+        model(&on(device, 1, dtypes[0])),
+    );
     let mut inside = setup(inner.clone(), &here).expect("a state");
     let mut outside = setup(offloaded(inner.clone()), &there).expect("a state");
     for call in 0..calls {
@@ -88,12 +97,20 @@ fn assert_same_as_on_cpu(
             .engine(engine)
             .apply(&here, &gradients(&Device::Cpu))
             .expect("an update");
-        let outcome =
-            Update::new(&mut outside).engine(engine).apply(&there, &gradients(device)).expect("an update");
+        let outcome = Update::new(&mut outside)
+            .engine(engine)
+            .apply(&there, &gradients(device))
+            .expect("an update");
         assert_eq!(outcome, expected, "{}", inner.name());
-        assert_same(&[numbers(&there, &outside)], &[numbers(&here, &inside)], (inner.name(), dtypes, call));
+        assert_same(
+            &[numbers(&there, &outside)],
+            &[numbers(&here, &inside)],
+            (inner.name(), dtypes, call),
+        );
     }
-    outside.check_masters(&there).expect("parameters that are their masters rounded");
+    outside
+        .check_masters(&there)
+        .expect("parameters that are their masters rounded");
 }
 
 #[test]
@@ -137,11 +154,18 @@ fn every_engine_can_be_asked() {
 fn large_leaves_come_in_parts_without_a_trace() {
     let shapes: [&[usize]; 2] = [&[1025, 1024], &[10]];
     let rule = || Box::new(OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.01)))) as Box<dyn Rule>;
-    let clipped =
-        || Box::new(OptimiserChain::new((ClipGlobalNorm::new(0.3), Momentum::new(0.01)))) as Box<dyn Rule>;
+    let clipped = || {
+        Box::new(OptimiserChain::new((
+            ClipGlobalNorm::new(0.3),
+            Momentum::new(0.01),
+        ))) as Box<dyn Rule>
+    };
     let centred = || {
-        Box::new(OptimiserChain::new((Momentum::new(0.01), Centralise::default(), Descent::new(0.1))))
-            as Box<dyn Rule>
+        Box::new(OptimiserChain::new((
+            Momentum::new(0.01),
+            Centralise::default(),
+            Descent::new(0.1),
+        ))) as Box<dyn Rule>
     };
     let inner: [Optimiser; 5] = [
         Optimiser::new(MixedPrecision::new(DType::F32, clipped())),
@@ -152,7 +176,14 @@ fn large_leaves_come_in_parts_without_a_trace() {
     ];
     for device in devices() {
         for inner in inner.iter().cloned() {
-            assert_same_as_on_cpu(inner, &device, Engine::Fused, &shapes, [DType::BF16, DType::F32], 2);
+            assert_same_as_on_cpu(
+                inner,
+                &device,
+                Engine::Fused,
+                &shapes,
+                [DType::BF16, DType::F32],
+                2,
+            );
         }
     }
 }
@@ -161,7 +192,10 @@ fn large_leaves_come_in_parts_without_a_trace() {
 #[test]
 fn parts_of_views() {
     let [transposed, shifted] = [[1000, 1100], [1101, 1000]].map(|shape| tensor(2, &shape, DType::F32));
-    for gradient in [transposed.t().expect("a view"), shifted.narrow(0, 1, 1100).expect("a view")] {
+    for gradient in [
+        transposed.t().expect("a view"),
+        shifted.narrow(0, 1, 1100).expect("a view"),
+    ] {
         let copied = gradient.copy().expect("a copy");
         let run = |gradient: &Tensor| {
             let model = model(&[tensor(1, &[1100, 1000], DType::F32)]);
@@ -183,7 +217,14 @@ fn batches_overlap_without_a_trace() {
             Optimiser::new(MixedPrecision::new(DType::F32, clipped.clone())),
             Optimiser::new(Momentum::new(0.01)),
         ] {
-            assert_same_as_on_cpu(inner, &device, Engine::Fused, &shapes, [DType::BF16, DType::BF16], 2);
+            assert_same_as_on_cpu(
+                inner,
+                &device,
+                Engine::Fused,
+                &shapes,
+                [DType::BF16, DType::BF16],
+                2,
+            );
         }
     }
 }
@@ -197,7 +238,11 @@ fn leaves_that_are_offloaded_and_others_are_one_model() {
         let x = model(&[1, 2, 3].map(|seed| tensor(seed, &[6], DType::BF16)));
         let mixed = || MixedPrecision::new(DType::F32, rule());
         let choose = |path: &str, _: Parameter<'_>| {
-            Some(if some && path != "1" { offloaded(mixed()) } else { Optimiser::new(mixed()) })
+            Some(if some && path != "1" {
+                offloaded(mixed())
+            } else {
+                Optimiser::new(mixed())
+            })
         };
         let mut state = setup_with(&x, choose).expect("a state");
         let outcomes: Vec<_> = (0..6)
@@ -211,7 +256,9 @@ fn leaves_that_are_offloaded_and_others_are_one_model() {
     };
     let (outcomes, all) = run(true);
     assert!(
-        outcomes.iter().any(|outcome| outcome.global_norm.is_some_and(|norm| norm > 0.3)),
+        outcomes
+            .iter()
+            .any(|outcome| outcome.global_norm.is_some_and(|norm| norm > 0.3)),
         "{outcomes:?}"
     );
     assert_eq!((outcomes, all), run(false));
@@ -222,12 +269,18 @@ fn a_skipped_call_changes_nothing() {
     let rules: [Optimiser; 3] = [
         offloaded(MixedPrecision::new(DType::F32, Adam::new(0.01))),
         offloaded(OptimiserChain::new((ClipGlobalNorm::new(0.3), Adam::new(0.01)))),
-        offloaded(Kahan::new(OptimiserChain::new((AccumGrad::new(2), Adam::new(0.01))))),
+        offloaded(Kahan::new(OptimiserChain::new((
+            AccumGrad::new(2),
+            Adam::new(0.01),
+        )))),
     ];
     for optimiser in rules {
         let x = model(&[1, 2].map(|seed| tensor(seed, &[6], DType::F16)));
         let mut state = setup(optimiser, &x).expect("a state");
-        let mut scaler = LossScaler::with(DynamicScale { initial: 8.0, ..DynamicScale::default() });
+        let mut scaler = LossScaler::with(DynamicScale {
+            initial: 8.0,
+            ..DynamicScale::default()
+        });
         for call in 0..6 {
             let loss = Tensor::new(1f32, &Device::Cpu).expect("a loss");
             let scale: f64 = scaler
@@ -238,8 +291,10 @@ fn a_skipped_call_changes_nothing() {
             let gradients = [(1, scale), (2, second)]
                 .map(|(seed, scale)| (tensor(10 * call + seed, &[6], DType::F16) * scale).ok());
             let before = numbers(&x, &state);
-            let outcome =
-                Update::new(&mut state).scaler(&mut scaler).apply(&x, &grads(gradients)).expect("an update");
+            let outcome = Update::new(&mut state)
+                .scaler(&mut scaler)
+                .apply(&x, &grads(gradients))
+                .expect("an update");
             let skipped = outcome.status == not_finite("1");
             assert_eq!(skipped, call % 3 == 1);
             assert_eq!(numbers(&x, &state) == before, skipped);
@@ -262,10 +317,20 @@ fn only_applied_leaves_go_up() {
         let changed = tensor(2, &[4], DType::BF16);
         x["0"].set(&changed).expect("a change");
         let gradient = grads([Some(tensor(3, &[4], DType::BF16))]);
-        is_kind(&update(&mut state, &x, &gradient).expect_err("stale"), ErrorKind::Changed, &["its master"]);
-        Update::new(&mut state).keep_masters().apply(&x, &gradient).expect("an update");
+        is_kind(
+            &update(&mut state, &x, &gradient).expect_err("stale"),
+            ErrorKind::Changed,
+            &["its master"],
+        );
+        Update::new(&mut state)
+            .keep_masters()
+            .apply(&x, &gradient)
+            .expect("an update");
         assert_eq!(bits(&x["0"]), bits(&changed));
-        Update::new(&mut state).keep_masters().apply(&x, &gradient).expect("an update");
+        Update::new(&mut state)
+            .keep_masters()
+            .apply(&x, &gradient)
+            .expect("an update");
         assert_ne!(bits(&x["0"]), bits(&changed));
         state.check_masters(&x).expect("the parameter of the master");
     }
@@ -286,13 +351,32 @@ fn a_changed_parameter_is_noticed_and_can_be_taken_over() {
                 state.check_masters(&x).expect_err("stale"),
             ] {
                 let found = (error.kind(), error.path(), error.element());
-                assert_eq!(found, (ErrorKind::Changed, Some("0"), Some(0)), "{}: {error}", inner.name());
-                assert!(error.to_string().contains("its master"), "{}: {error}", inner.name());
+                assert_eq!(
+                    found,
+                    (ErrorKind::Changed, Some("0"), Some(0)),
+                    "{}: {error}",
+                    inner.name()
+                );
+                assert!(
+                    error.to_string().contains("its master"),
+                    "{}: {error}",
+                    inner.name()
+                );
             }
             assert_eq!(numbers(&x, &state), before);
             state.refresh_masters(&x).expect("new masters");
-            assert_eq!(bits(&x["0"]), bits(&tensor(3, &[5000], dtype)), "{}", inner.name());
-            assert_eq!(bits(&state.masters(&x).expect("masters")["0"]), bits(&x["0"]), "{}", inner.name());
+            assert_eq!(
+                bits(&x["0"]),
+                bits(&tensor(3, &[5000], dtype)),
+                "{}",
+                inner.name()
+            );
+            assert_eq!(
+                bits(&state.masters(&x).expect("masters")["0"]),
+                bits(&x["0"]),
+                "{}",
+                inner.name()
+            );
             update(&mut state, &x, &gradient).expect("an update");
         }
     }
@@ -307,7 +391,9 @@ fn masters_are_set_as_on_the_cpu() {
                 let x = model(&[tensor(1, &[50], dtype)]);
                 let mut state = setup(optimiser, &x).expect("a state");
                 state.set_masters(&x, &values).expect("new masters");
-                state.check_masters(&x).expect("parameters that are their masters rounded");
+                state
+                    .check_masters(&x)
+                    .expect("parameters that are their masters rounded");
                 numbers(&x, &state)
             });
             assert_eq!(got, expected);
@@ -317,16 +403,26 @@ fn masters_are_set_as_on_the_cpu() {
 
 #[test]
 fn on_the_cpu_there_is_only_the_inner_optimiser() {
-    for inner in kept(Box::new(OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(0.1)))), DType::BF16)
-    {
+    for inner in kept(
+        Box::new(OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(0.1)))),
+        DType::BF16,
+    ) {
         let [expected, got] = [inner.clone(), Optimiser::new(Offload::new(inner))].map(|optimiser| {
             let x = model(&[tensor(1, &[9], DType::BF16)]);
             let mut state = setup(optimiser, &x).expect("a state");
             for call in 0..3 {
-                update(&mut state, &x, &grads([Some(tensor(2 + call, &[9], DType::BF16))]))
-                    .expect("an update");
+                update(
+                    &mut state,
+                    &x,
+                    &grads([Some(tensor(2 + call, &[9], DType::BF16))]),
+                )
+                .expect("an update");
             }
-            (state.bytes(), state.leaf("0").map(|leaf| leaf.tensor_names()), unnamed(snapshot(&x, &state)))
+            (
+                state.bytes(),
+                state.leaf("0").map(|leaf| leaf.tensor_names()),
+                unnamed(snapshot(&x, &state)),
+            )
         });
         assert_eq!(got, expected);
     }
@@ -334,19 +430,30 @@ fn on_the_cpu_there_is_only_the_inner_optimiser() {
 
 #[test]
 fn hyper_parameters_reach_the_rule() {
-    let mut rule =
-        Offload::new(StochasticRounding::new(1, OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.1)))))
-            .everywhere();
+    let mut rule = Offload::new(StochasticRounding::new(
+        1,
+        OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.1))),
+    ))
+    .everywhere();
     rule.adjust(0.5).expect("a learning rate");
     rule.adjust_field("seed", 9u64).expect("a seed");
     let chain = OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.5)));
     let inner = StochasticRounding::new(9, chain.clone());
     let expected = Offload::new(inner.clone()).everywhere();
-    assert_eq!((format!("{rule:?}"), rule.fields()), (format!("{expected:?}"), expected.fields()));
-    assert_eq!(rule.name(), "Offload(StochasticRounding(OptimiserChain(AccumGrad, AdamW)))");
+    assert_eq!(
+        (format!("{rule:?}"), rule.fields()),
+        (format!("{expected:?}"), expected.fields())
+    );
+    assert_eq!(
+        rule.name(),
+        "Offload(StochasticRounding(OptimiserChain(AccumGrad, AdamW)))"
+    );
 
     let x = model(&[tensor(1, &[4], DType::BF16)]);
-    for optimiser in [offloaded(inner), offloaded(MixedPrecision::new(DType::F32, chain))] {
+    for optimiser in [
+        offloaded(inner),
+        offloaded(MixedPrecision::new(DType::F32, chain)),
+    ] {
         let mut state = setup(optimiser, &x).expect("a state");
         // A count may decide what state there is; here it does not.
         state.all().adjust_field("n", 3u64).expect("a count");
@@ -363,11 +470,17 @@ fn hyper_parameters_reach_the_rule() {
 
 #[test]
 fn what_does_not_fit_is_refused() {
-    let nested = setup(Offload::new(Offload::new(Adam::new(0.1))), &model(&[tensor(1, &[4], DType::F32)]))
-        .expect_err("nested");
+    let nested = setup(
+        Offload::new(Offload::new(Adam::new(0.1))),
+        &model(&[tensor(1, &[4], DType::F32)]),
+    )
+    .expect_err("nested");
     says(&nested, &["an Offload is inside of another"]);
-    let half = setup(offloaded(SplitMaster::new(Adam::new(0.1))), &model(&[tensor(1, &[4], DType::F16)]))
-        .expect_err("half");
+    let half = setup(
+        offloaded(SplitMaster::new(Adam::new(0.1))),
+        &model(&[tensor(1, &[4], DType::F16)]),
+    )
+    .expect_err("half");
     is_kind(&half, ErrorKind::Tensor, &["F16, expected BF16", "SplitMaster"]);
     let negative = setup(Offload::new(Adam::new(-1.0)), &model(&[])).expect_err("out of range");
     is_kind(&negative, ErrorKind::Argument, &["Adam: eta is -1"]);
@@ -376,9 +489,17 @@ fn what_does_not_fit_is_refused() {
     let mut state = setup(offloaded(MixedPrecision::new(DType::F32, Adam::new(0.1))), &x).expect("a state");
     let before = numbers(&x, &state);
     let fine = Some(tensor(3, &[4], DType::BF16));
-    let shape = update(&mut state, &x, &grads([fine.clone(), Some(tensor(3, &[4], DType::BF16))]))
-        .expect_err("another shape");
-    is_kind(&shape, ErrorKind::Tensor, &["\"1\": the gradient has shape [4], expected [3]"]);
+    let shape = update(
+        &mut state,
+        &x,
+        &grads([fine.clone(), Some(tensor(3, &[4], DType::BF16))]),
+    )
+    .expect_err("another shape");
+    is_kind(
+        &shape,
+        ErrorKind::Tensor,
+        &["\"1\": the gradient has shape [4], expected [3]"],
+    );
     let integers = Tensor::zeros(3, DType::U32, &Device::Cpu).ok();
     let integers = update(&mut state, &x, &grads([fine, integers])).expect_err("integers");
     is_kind(&integers, ErrorKind::Tensor, &["\"1\": the gradient is U32"]);

@@ -13,21 +13,38 @@ use support::common::{assert_same, bits, grads, is_kind, model, tensor};
 #[test]
 fn a_running_optimiser_is_offloaded_and_brought_back() {
     for dtype in [DType::BF16, DType::F32] {
-        for inner in kept(Box::new(OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.1)))), dtype) {
+        for inner in kept(
+            Box::new(OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.1)))),
+            dtype,
+        ) {
             let gradient = |call: u64| grads([Some(tensor(call, &[4, 5], dtype))]);
-            let (x, y) = (model(&[tensor(1, &[4, 5], dtype)]), model(&[tensor(1, &[4, 5], dtype)]));
+            let (x, y) = (
+                model(&[tensor(1, &[4, 5], dtype)]),
+                model(&[tensor(1, &[4, 5], dtype)]),
+            );
             let mut replaced = setup(inner.clone(), &x).expect("a state");
             let mut left = setup(inner.clone(), &y).expect("a state");
             for call in 0..12 {
                 if call % 3 == 2 {
-                    let next = if call % 2 == 0 { offloaded(inner.clone()) } else { inner.clone() };
+                    let next = if call % 2 == 0 {
+                        offloaded(inner.clone())
+                    } else {
+                        inner.clone()
+                    };
                     let answer = replaced.all().replace(next, &x).expect("another optimiser");
                     assert!(answer[0].fresh.iter().all(|name| name == "master"), "{answer:?}");
-                    assert!(answer[0].dropped.iter().all(|name| name == "master"), "{answer:?}");
+                    assert!(
+                        answer[0].dropped.iter().all(|name| name == "master"),
+                        "{answer:?}"
+                    );
                 }
                 update(&mut replaced, &x, &gradient(call)).expect("an update");
                 update(&mut left, &y, &gradient(call)).expect("an update");
-                assert_same(&[numbers(&x, &replaced)], &[numbers(&y, &left)], (inner.name(), call));
+                assert_same(
+                    &[numbers(&x, &replaced)],
+                    &[numbers(&y, &left)],
+                    (inner.name(), call),
+                );
             }
         }
     }
@@ -41,8 +58,11 @@ fn checkpoints_go_from_device_to_device() {
     let rule = || OptimiserChain::new((ClipGlobalNorm::new(1.0), AdamW::new(0.1)));
     for dtype in [DType::BF16, DType::F32] {
         for inner in kept(Box::new(rule()), dtype) {
-            let ways: [Optimiser; 3] =
-                [offloaded(inner.clone()), Optimiser::new(Offload::new(inner.clone())), inner.clone()];
+            let ways: [Optimiser; 3] = [
+                offloaded(inner.clone()),
+                Optimiser::new(Offload::new(inner.clone())),
+                inner.clone(),
+            ];
             for saved in &ways {
                 let x = model(&[tensor(1, &[4, 5], dtype)]);
                 let mut state = setup(saved.clone(), &x).expect("a state");
@@ -55,7 +75,9 @@ fn checkpoints_go_from_device_to_device() {
                     let what = || format!("{} from {}", loaded.name(), saved.name());
                     if saved.name() != loaded.name() {
                         let before = numbers(&y, &resumed);
-                        let error = file.restore_with_model(&mut resumed, &y).expect_err("another optimiser");
+                        let error = file
+                            .restore_with_model(&mut resumed, &y)
+                            .expect_err("another optimiser");
                         is_kind(
                             &error,
                             ErrorKind::OtherRule,
@@ -65,7 +87,9 @@ fn checkpoints_go_from_device_to_device() {
                         if !inner.name().starts_with("Mixed") && inner.name() != inner.rule().name() {
                             continue;
                         }
-                        file.converting().restore_with_model(&mut resumed, &y).expect("a conversion");
+                        file.converting()
+                            .restore_with_model(&mut resumed, &y)
+                            .expect("a conversion");
                     } else {
                         file.restore_with_model(&mut resumed, &y).expect("a restored run");
                     }
@@ -96,9 +120,15 @@ fn a_state_is_saved_without_its_model() {
         let weights = x["0"].copy().expect("a copy");
         Checkpoint::new(&state).save(&path).expect("a file");
         update(&mut state, &x, &grads([Some(tensor(3, &[4], DType::BF16))])).expect("an update");
-        CheckpointFile::open(&path).and_then(|file| file.restore(&mut state)).expect("a restored state");
+        CheckpointFile::open(&path)
+            .and_then(|file| file.restore(&mut state))
+            .expect("a restored state");
         let error = state.check_masters(&x).expect_err("stale");
-        assert!(error.to_string().contains("its master"), "{}: {error}", inner.name());
+        assert!(
+            error.to_string().contains("its master"),
+            "{}: {error}",
+            inner.name()
+        );
         assert_eq!(error.kind(), ErrorKind::Changed, "{}: {error}", inner.name());
         x["0"].set(&weights).expect("the weights of that time");
         state.check_masters(&x).expect("what belongs together");
@@ -109,7 +139,10 @@ fn a_state_is_saved_without_its_model() {
 #[test]
 fn averages_go_up_and_down() {
     for dtype in [DType::BF16, DType::F32] {
-        for inner in kept(Box::new(OptimiserChain::new((AdamW::new(0.1), Ema::default()))), dtype) {
+        for inner in kept(
+            Box::new(OptimiserChain::new((AdamW::new(0.1), Ema::default()))),
+            dtype,
+        ) {
             let [expected, got] = [inner.clone(), offloaded(inner)].map(|optimiser| {
                 let x = model(&[tensor(1, &[4], dtype)]);
                 let mut state = setup(optimiser, &x).expect("a state");
@@ -123,7 +156,11 @@ fn averages_go_up_and_down() {
                     );
                     seen.push(bits(&x["0"]));
                 }
-                (seen, bits(&state.averages(&x).expect("averages")["0"]), numbers(&x, &state))
+                (
+                    seen,
+                    bits(&state.averages(&x).expect("averages")["0"]),
+                    numbers(&x, &state),
+                )
             });
             assert_eq!(got, expected);
         }
@@ -138,22 +175,45 @@ fn the_functional_form_has_the_same_bits() {
         let before = numbers(&x, &state);
         let gradient = grads([Some(tensor(2, &[4], DType::BF16))]);
         let start = optimisers::trainables(&x).expect("parameters");
-        let (next_state, next, _) = Update::functional(&state).apply(&start, &gradient).expect("an update");
+        let (next_state, next, _) = Update::functional(&state)
+            .apply(&start, &gradient)
+            .expect("an update");
         assert_eq!(numbers(&x, &state), before);
         let (mut state, masters) = (state, next_state.masters(&next).expect("masters"));
         update(&mut state, &x, &gradient).expect("an update");
         assert_eq!(bits(&next["0"]), bits(&x["0"]));
-        assert_eq!(bits(&masters["0"]), bits(&state.masters(&x).expect("masters")["0"]));
+        assert_eq!(
+            bits(&masters["0"]),
+            bits(&state.masters(&x).expect("masters")["0"])
+        );
     }
 }
 
 #[test]
 fn bytes_are_those_of_the_documentation() {
     let bytes = |optimiser: Optimiser, dtype: DType| {
-        setup(optimiser, &model(&[tensor(1, &[128], dtype)])).expect("a state").bytes() as f64 / 128.0
+        setup(optimiser, &model(&[tensor(1, &[128], dtype)]))
+            .expect("a state")
+            .bytes() as f64
+            / 128.0
     };
-    assert_eq!(bytes(offloaded(MixedPrecision::new(DType::F32, AdamW::new(0.1))), DType::BF16), 12.0);
-    assert_eq!(bytes(offloaded(SplitMaster::new(AdamW::new(0.1))), DType::BF16), 2.0 + 10.125);
+    assert_eq!(
+        bytes(
+            offloaded(MixedPrecision::new(DType::F32, AdamW::new(0.1))),
+            DType::BF16
+        ),
+        12.0
+    );
+    assert_eq!(
+        bytes(offloaded(SplitMaster::new(AdamW::new(0.1))), DType::BF16),
+        2.0 + 10.125
+    );
     assert_eq!(bytes(offloaded(AdamW::new(0.1)), DType::BF16), 2.0 + 8.0);
-    assert_eq!(bytes(offloaded(MixedPrecision::new(DType::F32, AdamW::new(0.1))), DType::F32), 4.0 + 8.0);
+    assert_eq!(
+        bytes(
+            offloaded(MixedPrecision::new(DType::F32, AdamW::new(0.1))),
+            DType::F32
+        ),
+        4.0 + 8.0
+    );
 }

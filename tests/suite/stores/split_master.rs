@@ -10,11 +10,21 @@ use support::common::{bits, bits16, constant, grads, is_kind, model, rules_and_c
 
 /// The master that a parameter and its rest stand for.
 fn joined(x: &Tensor, state: &StateTree) -> Vec<u64> {
-    let rest = state.leaf("0").and_then(|leaf| leaf.tensor("rest").ok()).expect("a rest");
-    let rest: Vec<f32> = rest.flatten_all().and_then(|rest| rest.to_vec1()).expect("distances");
+    let rest = state
+        .leaf("0")
+        .and_then(|leaf| leaf.tensor("rest").ok())
+        .expect("a rest");
+    let rest: Vec<f32> = rest
+        .flatten_all()
+        .and_then(|rest| rest.to_vec1())
+        .expect("distances");
     let join =
         |(high, rest): (u16, f32)| f32::from_bits((u32::from(high) << 16).wrapping_add_signed(rest as i32));
-    bits16(x).into_iter().zip(rest).map(|pair| f64::from(join(pair)).to_bits()).collect()
+    bits16(x)
+        .into_iter()
+        .zip(rest)
+        .map(|pair| f64::from(join(pair)).to_bits())
+        .collect()
 }
 
 /// T33: the master comes back exactly, over a thousand steps, and the parameter is that of mixed precision.
@@ -29,7 +39,10 @@ fn t33_split_masters_are_the_masters_of_mixed_precision() {
         let gradient = grads([Some(tensor(2 + step, &[203], DType::BF16))]);
         update(&mut split_state, &split, &gradient).expect("an update");
         update(&mut mixed_state, &mixed, &gradient).expect("an update");
-        let master = mixed_state.leaf("0").and_then(|leaf| leaf.tensor("master").ok()).expect("a master");
+        let master = mixed_state
+            .leaf("0")
+            .and_then(|leaf| leaf.tensor("master").ok())
+            .expect("a master");
         assert_eq!(joined(&split["0"], &split_state), bits(&master), "step {step}");
         assert_eq!(bits16(&split["0"]), bits16(&mixed["0"]), "step {step}");
     }
@@ -58,7 +71,10 @@ fn ties_are_those_of_mixed_precision_and_come_back() {
     .collect();
     let tensor = |values: &[f32]| Tensor::new(values, &candle_core::Device::Cpu).expect("a tensor");
     // Some ties come and others go in the second step.
-    let steps = [masters.iter().map(|master| -master).collect::<Vec<f32>>(), vec![2f32.powi(-9); 700]];
+    let steps = [
+        masters.iter().map(|master| -master).collect::<Vec<f32>>(),
+        vec![2f32.powi(-9); 700],
+    ];
     let run = |optimiser: Optimiser, steps: &[Vec<f32>]| {
         let x = model(&[constant(0.0, 700, DType::BF16)]);
         let mut state = setup(optimiser, &x).expect("a state");
@@ -70,10 +86,20 @@ fn ties_are_those_of_mixed_precision_and_come_back() {
     for steps in [
         &steps[..1],
         &steps,
-        &[steps[0].clone(), steps[1].clone(), steps[1].iter().map(|step| -step).collect()],
+        &[
+            steps[0].clone(),
+            steps[1].clone(),
+            steps[1].iter().map(|step| -step).collect(),
+        ],
     ] {
-        let mixed = run(Optimiser::new(MixedPrecision::new(DType::F32, Descent::new(1.0))), steps);
-        assert_eq!(run(Optimiser::new(SplitMaster::new(Descent::new(1.0))), steps), mixed);
+        let mixed = run(
+            Optimiser::new(MixedPrecision::new(DType::F32, Descent::new(1.0))),
+            steps,
+        );
+        assert_eq!(
+            run(Optimiser::new(SplitMaster::new(Descent::new(1.0))), steps),
+            mixed
+        );
     }
 }
 
@@ -103,7 +129,11 @@ fn a_master_of_24_bits_loses_half_a_unit_in_a_step() {
     // In units of the last of 24 bits.
     let errors = |(short, exact): &(Vec<f64>, Vec<f64>)| -> Vec<f64> {
         let unit = |x: f64| x.abs().log2().floor().exp2() * 2f64.powi(-15);
-        short.iter().zip(exact).map(|(short, exact)| (short - exact) / unit(*short)).collect()
+        short
+            .iter()
+            .zip(exact)
+            .map(|(short, exact)| (short - exact) / unit(*short))
+            .collect()
     };
     let first = errors(&step(2));
     let largest = first.iter().fold(0f64, |largest, error| largest.max(error.abs()));
@@ -113,11 +143,24 @@ fn a_master_of_24_bits_loses_half_a_unit_in_a_step() {
         last = step(seed);
     }
     let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
-    let distances: Vec<f64> = last.0.iter().zip(&last.1).map(|(short, exact)| short - exact).collect();
-    let walked: Vec<f64> = last.1.iter().zip(values(&start[0])).map(|(exact, start)| exact - start).collect();
+    let distances: Vec<f64> = last
+        .0
+        .iter()
+        .zip(&last.1)
+        .map(|(short, exact)| short - exact)
+        .collect();
+    let walked: Vec<f64> = last
+        .1
+        .iter()
+        .zip(values(&start[0]))
+        .map(|(exact, start)| exact - start)
+        .collect();
     let size = |values: &[f64]| mean(&values.iter().map(|value| value * value).collect::<Vec<_>>()).sqrt();
     let (lost, bias, way) = (size(&distances), mean(&distances).abs(), size(&walked));
-    assert!(lost < 0.02 * way && bias < 0.1 * lost, "{lost:e} lost of {way:e}, {bias:e} in the mean");
+    assert!(
+        lost < 0.02 * way && bias < 0.1 * lost,
+        "{lost:e} lost of {way:e}, {bias:e} in the mean"
+    );
     // 32 records of 272 bytes, and a byte for each.
     assert_eq!(exact_state.bytes() - short_state.bytes(), 32 * 272 - 4001);
 }
@@ -133,8 +176,16 @@ fn split_masters_agree_for_every_rule() {
             let gradient = grads([Some(tensor(2 + step, &[37], DType::F32))]);
             update(&mut split_state, &split, &gradient).expect("an update");
             update(&mut mixed_state, &mixed, &gradient).expect("an update");
-            let master = mixed_state.leaf("0").and_then(|leaf| leaf.tensor("master").ok()).expect("a master");
-            assert_eq!(joined(&split["0"], &split_state), bits(&master), "{}", rule.name());
+            let master = mixed_state
+                .leaf("0")
+                .and_then(|leaf| leaf.tensor("master").ok())
+                .expect("a master");
+            assert_eq!(
+                joined(&split["0"], &split_state),
+                bits(&master),
+                "{}",
+                rule.name()
+            );
             assert_eq!(bits16(&split["0"]), bits16(&mixed["0"]), "{}", rule.name());
         }
     }
@@ -142,9 +193,17 @@ fn split_masters_agree_for_every_rule() {
 
 #[test]
 fn a_half_precision_parameter_cannot_be_split() {
-    let error = setup(SplitMaster::new(Adam::default()), &model(&[tensor(1, &[3], DType::F16)]))
-        .expect_err("refused");
+    let error = setup(
+        SplitMaster::new(Adam::default()),
+        &model(&[tensor(1, &[3], DType::F16)]),
+    )
+    .expect_err("refused");
     is_kind(&error, ErrorKind::Tensor, &["SplitMaster"]);
     assert_eq!((error.path(), error.got()), (Some("0"), Some("F16")), "{error}");
-    assert!(error.expected().is_some_and(|expected| expected.starts_with("BF16")), "{error}");
+    assert!(
+        error
+            .expected()
+            .is_some_and(|expected| expected.starts_with("BF16")),
+        "{error}"
+    );
 }

@@ -28,8 +28,9 @@ fn stochastic_rounding_is_unbiased() {
         update(&mut state, &x, &grads([Some(constant(1.0, COUNT, DType::F32))])).expect("an update");
         let rounded = values(&x["0"]);
         let mean = rounded.iter().sum::<f64>() / COUNT as f64;
-        let (low, high) =
-            rounded.iter().fold((f64::MAX, f64::MIN), |(low, high), &x| (low.min(x), high.max(x)));
+        let (low, high) = rounded
+            .iter()
+            .fold((f64::MAX, f64::MIN), |(low, high), &x| (low.min(x), high.max(x)));
         assert!(
             low <= exact.into()
                 && high >= exact.into()
@@ -48,9 +49,10 @@ fn stochastic_rounding_is_unbiased() {
 #[test]
 fn beyond_the_largest_number_it_rounds_to_nearest() {
     const COUNT: usize = 4096;
-    for (dtype, largest, unit) in
-        [(DType::F16, 65504.0, 32.0), (DType::BF16, f64::from(bf16::MAX), 2f64.powi(120))]
-    {
+    for (dtype, largest, unit) in [
+        (DType::F16, 65504.0, 32.0),
+        (DType::BF16, f64::from(bf16::MAX), 2f64.powi(120)),
+    ] {
         for engine in engines().into_iter().chain(instruction_sets()) {
             for part in [0.0, 1e-3, 0.25, 0.499, 0.5, 0.501, 0.75, 1.0, 40.0] {
                 for sign in [1.0, -1.0] {
@@ -74,9 +76,15 @@ fn beyond_the_largest_number_it_rounds_to_nearest() {
             let x = model(&[constant(largest - unit, COUNT, dtype)]);
             let mut state = setup(StochasticRounding::new(1, Descent::new(1.0)), &x).expect("a state");
             let step = grads([Some(constant(-0.5 * unit, COUNT, DType::F32))]);
-            Update::new(&mut state).engine(engine).apply(&x, &step).expect("an update");
+            Update::new(&mut state)
+                .engine(engine)
+                .apply(&x, &step)
+                .expect("an update");
             let raised = values(&x["0"]).into_iter().filter(|x| *x == largest).count();
-            assert!((COUNT / 2 - 200..COUNT / 2 + 200).contains(&raised), "{dtype:?} {engine:?}: {raised}");
+            assert!(
+                (COUNT / 2 - 200..COUNT / 2 + 200).contains(&raised),
+                "{dtype:?} {engine:?}: {raised}"
+            );
         }
     }
 }
@@ -86,14 +94,20 @@ fn beyond_the_largest_number_it_rounds_to_nearest() {
 #[test]
 fn random_bits_depend_on_seed_step_path_and_element_only() {
     let run = |seed: u64, path: &str, threads: usize, engine: Engine| {
-        let x: Vars =
-            [(path.to_string(), Var::from_tensor(&constant(1.0, 100_003, DType::BF16)).expect("a variable"))]
-                .into();
+        let x: Vars = [(
+            path.to_string(),
+            Var::from_tensor(&constant(1.0, 100_003, DType::BF16)).expect("a variable"),
+        )]
+        .into();
         let mut state = setup(StochasticRounding::new(seed, Descent::new(1e-3)), &x).expect("a state");
         let gradient = support::common::Grads::from([(path.to_string(), constant(1.0, 100_003, DType::F32))]);
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .build()
+            .expect("threads");
         let mut step = || {
-            pool.install(|| Update::new(&mut state).engine(engine).apply(&x, &gradient)).expect("an update");
+            pool.install(|| Update::new(&mut state).engine(engine).apply(&x, &gradient))
+                .expect("an update");
             bits16(&x[path])
         };
         [step(), step()]
@@ -108,7 +122,11 @@ fn random_bits_depend_on_seed_step_path_and_element_only() {
     let moved = |bits: &[u16], before: u16| bits.iter().map(|bits| *bits != before).collect::<Vec<_>>();
     assert_ne!(
         moved(&first[0], start),
-        first[0].iter().zip(&first[1]).map(|(a, b)| a != b).collect::<Vec<_>>()
+        first[0]
+            .iter()
+            .zip(&first[1])
+            .map(|(a, b)| a != b)
+            .collect::<Vec<_>>()
     );
 }
 
@@ -117,13 +135,24 @@ fn a_seed_is_a_field_and_a_wrapper_hands_on_all_others() {
     let mut rule = StochasticRounding::new(1, OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.1))));
     rule.adjust(0.5).expect("a learning rate");
     rule.adjust_field("seed", 9u64).expect("a seed");
-    assert_eq!(rule, StochasticRounding::new(9, OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.5)))));
-    let fields = rule.fields().into_iter().map(|(_, value)| value).collect::<Vec<_>>();
+    assert_eq!(
+        rule,
+        StochasticRounding::new(9, OptimiserChain::new((AccumGrad::new(2), AdamW::new(0.5))))
+    );
+    let fields = rule
+        .fields()
+        .into_iter()
+        .map(|(_, value)| value)
+        .collect::<Vec<_>>();
     let mut other = StochasticRounding::new(1, OptimiserChain::new((AccumGrad::new(1), AdamW::new(0.1))));
     other.set_fields(&fields).expect("fields of the same rule");
     assert_eq!(other, rule);
     let mut kahan = Kahan::new(Momentum::new(0.1));
-    is_kind(&kahan.adjust_field("seed", 1u64).expect_err("no seed"), ErrorKind::UnknownName, &["\"seed\""]);
+    is_kind(
+        &kahan.adjust_field("seed", 1u64).expect_err("no seed"),
+        ErrorKind::UnknownName,
+        &["\"seed\""],
+    );
     kahan.adjust_field("rho", 0.5).expect("a field");
     assert_eq!(kahan.field("rho"), Some(0.5.into()));
 }

@@ -109,7 +109,9 @@ fn changed(x: &Tensor, change: fn(&Tensor) -> Result<()>) -> Result<Tensor> {
 
 /// Another order of the last dimension.
 fn places() -> Result<Tensor> {
-    Tensor::arange_step(WIDTH as i64 - 1, -1, -1, CPU)?.broadcast_as(&SHAPE)?.contiguous()
+    Tensor::arange_step(WIDTH as i64 - 1, -1, -1, CPU)?
+        .broadcast_as(&SHAPE)?
+        .contiguous()
 }
 
 fn picked(x: &Tensor, dim: usize, places: &[u32]) -> Result<Tensor> {
@@ -123,7 +125,11 @@ fn halves(length: usize) -> Vec<u32> {
 
 fn wider(x: &Tensor) -> Result<Tensor> {
     let wider = WIDTH as u32 * 3 / 2;
-    picked(&x.squeeze(0)?, 2, &(0..wider).map(|place| place * 2 / 3).collect::<Vec<_>>())
+    picked(
+        &x.squeeze(0)?,
+        2,
+        &(0..wider).map(|place| place * 2 / 3).collect::<Vec<_>>(),
+    )
 }
 
 fn higher(x: &Tensor) -> Result<Tensor> {
@@ -132,11 +138,15 @@ fn higher(x: &Tensor) -> Result<Tensor> {
 
 fn smoothly_higher(x: &Tensor) -> Result<Tensor> {
     let identity = Tensor::eye(LENGTH, DType::F32, CPU)?.reshape((1, 1, LENGTH, LENGTH))?;
-    identity.upsample_bilinear2d(2 * LENGTH, LENGTH, false)?.broadcast_matmul(x)
+    identity
+        .upsample_bilinear2d(2 * LENGTH, LENGTH, false)?
+        .broadcast_matmul(x)
 }
 
 fn by_conv2d(x: &Tensor, kernel: &Tensor) -> Result<Tensor> {
-    x.unsqueeze(2)?.conv2d(&kernel.unsqueeze(2)?, 0, 1, 1, 1)?.squeeze(2)
+    x.unsqueeze(2)?
+        .conv2d(&kernel.unsqueeze(2)?, 0, 1, 1, 1)?
+        .squeeze(2)
 }
 
 /// An operation of a program, without a backward pass.
@@ -230,13 +240,27 @@ const PAIRS: [(&str, Function, Function); 34] = [
         |x| LayerNorm::new_no_bias(weight(), 1e-5).forward(x),
     ),
     // 2168.
-    (RMS_NORM, |x| RmsNorm::new(weight(), 1e-5).forward(x), |x| RmsNorm::new(weight(), 1e-5).forward_diff(x)),
-    (RMS_NORM, |x| rms_norm(x, &weight(), 1e-5), |x| rms_norm_slow(x, &weight(), 1e-5)),
+    (
+        RMS_NORM,
+        |x| RmsNorm::new(weight(), 1e-5).forward(x),
+        |x| RmsNorm::new(weight(), 1e-5).forward_diff(x),
+    ),
+    (
+        RMS_NORM,
+        |x| rms_norm(x, &weight(), 1e-5),
+        |x| rms_norm_slow(x, &weight(), 1e-5),
+    ),
     // 3569.
-    ("ops::softmax_last_dim", softmax_last_dim, |x| softmax(x, D::Minus1)),
+    ("ops::softmax_last_dim", softmax_last_dim, |x| {
+        softmax(x, D::Minus1)
+    }),
     // 3568.
     ("rotary_emb::rope", |x| turned(x, rope), |x| turned(x, rope_slow)),
-    ("rotary_emb::rope_i", |x| turned(x, rope_i), |x| turned(x, rope_i_slow)),
+    (
+        "rotary_emb::rope_i",
+        |x| turned(x, rope_i),
+        |x| turned(x, rope_i_slow),
+    ),
     (
         "rotary_emb::rope_thd",
         |x| turned(&positions_first(x)?, rope_thd),
@@ -262,7 +286,9 @@ const PAIRS: [(&str, Function, Function); 34] = [
         ATTENTION,
         |x| {
             let (x, n, m) = (rows(x)?, lengths(), LENGTH);
-            heads(&flash_attn_varlen_cpu(&x, &x, &x, None, &n, &n, m, m, SCALE, false, None, None)?)
+            heads(&flash_attn_varlen_cpu(
+                &x, &x, &x, None, &n, &n, m, m, SCALE, false, None, None,
+            )?)
         },
         |x| by_hand(x, x),
     ),
@@ -270,13 +296,19 @@ const PAIRS: [(&str, Function, Function); 34] = [
         ATTENTION,
         |x| {
             let (x, v, n, m) = (rows(x)?, rows(&values_of_others())?, lengths(), LENGTH);
-            heads(&flash_attn_varlen_unfused(&x, &x, &v, None, &n, &n, m, m, SCALE, false, None, None)?)
+            heads(&flash_attn_varlen_unfused(
+                &x, &x, &v, None, &n, &n, m, m, SCALE, false, None, None,
+            )?)
         },
         |x| by_hand(x, &values_of_others()),
     ),
     (CACHE, |x| sum(KvCache::new(2, 8).append(x, x)?), |x| x + x),
     (CACHE, |x| sum(ConcatKvCache::new(2).append(x, x)?), |x| x + x),
-    (CACHE, |x| sum(RotatingKvCache::new(2, 8).append(x, x)?), |x| x + x),
+    (
+        CACHE,
+        |x| sum(RotatingKvCache::new(2, 8).append(x, x)?),
+        |x| x + x,
+    ),
     (
         CACHE,
         |x| {
@@ -286,17 +318,27 @@ const PAIRS: [(&str, Function, Function); 34] = [
         },
         |x| x + x,
     ),
-    (CACHE, |x| InterleavedKvCache::new(WIDTH).append(x, x), |x| rows(&Tensor::cat(&[x, x], 3)?)),
+    (
+        CACHE,
+        |x| InterleavedKvCache::new(WIDTH).append(x, x),
+        |x| rows(&Tensor::cat(&[x, x], 3)?),
+    ),
     (
         "QMatMul::forward",
         |x| QMatMul::from_qtensor(quantised()?)?.forward(x),
         |x| QMatMul::Tensor(quantised()?.dequantize(CPU)?).forward(x),
     ),
-    ("QTensor::quantize*, dequantize*", rounded, |x| straight_through(x, rounded)),
+    ("QTensor::quantize*, dequantize*", rounded, |x| {
+        straight_through(x, rounded)
+    }),
     (STEPS, |x| x.floor(), |x| straight_through(x, Tensor::floor)),
     (STEPS, |x| x.ceil(), |x| straight_through(x, Tensor::ceil)),
     (STEPS, |x| x.round(), |x| straight_through(x, Tensor::round)),
-    (STEPS, |x| x.round_to(1), |x| straight_through(x, |x| x.round_to(1))),
+    (
+        STEPS,
+        |x| x.round_to(1),
+        |x| straight_through(x, |x| x.round_to(1)),
+    ),
     (STEPS, |x| x.sign(), |x| straight_through(x, Tensor::sign)),
     (
         "Tensor::slice_set",
@@ -313,11 +355,31 @@ const PAIRS: [(&str, Function, Function); 34] = [
         |x| written(x, |y, x| y.scatter_add_set(&places()?, x, 3)),
         |x| x.zeros_like()?.scatter_add(&places()?, x, 3),
     ),
-    (READ, |x| written(x, |y, x| y.inplace_op2(x, &Negation)), |x| x.apply_op1(Differentiable)),
-    (READ, |x| written(x, |y, x| y.inplace_op3(x, x, &Negation)), |x| x.apply_op1(Differentiable)),
-    (NO_BWD, |x| x.apply_op1_no_bwd(&Negation), |x| x.apply_op1(Differentiable)),
-    (NO_BWD, |x| x.apply_op2_no_bwd(x, &Negation), |x| x.apply_op1(Differentiable)),
-    (NO_BWD, |x| x.apply_op3_no_bwd(x, x, &Negation), |x| x.apply_op1(Differentiable)),
+    (
+        READ,
+        |x| written(x, |y, x| y.inplace_op2(x, &Negation)),
+        |x| x.apply_op1(Differentiable),
+    ),
+    (
+        READ,
+        |x| written(x, |y, x| y.inplace_op3(x, x, &Negation)),
+        |x| x.apply_op1(Differentiable),
+    ),
+    (
+        NO_BWD,
+        |x| x.apply_op1_no_bwd(&Negation),
+        |x| x.apply_op1(Differentiable),
+    ),
+    (
+        NO_BWD,
+        |x| x.apply_op2_no_bwd(x, &Negation),
+        |x| x.apply_op1(Differentiable),
+    ),
+    (
+        NO_BWD,
+        |x| x.apply_op3_no_bwd(x, x, &Negation),
+        |x| x.apply_op1(Differentiable),
+    ),
     (
         "Var::set",
         |x| {
@@ -335,10 +397,15 @@ const ERRORS: [(&str, &str, Function, Function); 15] = [
     (
         "Tensor::conv_transpose1d, ConvTranspose1d",
         "conv-transpose1d",
-        |x| x.squeeze(0)?.conv_transpose1d(&constant(8, &[3, 4, 2]), 1, 0, 2, 1, 1),
+        |x| {
+            x.squeeze(0)?
+                .conv_transpose1d(&constant(8, &[3, 4, 2]), 1, 0, 2, 1, 1)
+        },
         |x| {
             let y = x.squeeze(0)?.unsqueeze(2)?;
-            let y = y.conv_transpose2d(&constant(8, &[3, 4, 2]).unsqueeze(2)?, 0, 0, 2, 1)?.squeeze(2)?;
+            let y = y
+                .conv_transpose2d(&constant(8, &[3, 4, 2]).unsqueeze(2)?, 0, 0, 2, 1)?
+                .squeeze(2)?;
             y.narrow(2, 1, y.dim(2)? - 2)
         },
     ),
@@ -360,22 +427,71 @@ const ERRORS: [(&str, &str, Function, Function); 15] = [
         |x| x.max_pool2d_with_stride((2, 1), (1, 1)),
         |x| picked(x, 2, &[0, 1])?.maximum(&picked(x, 2, &[1, 2])?),
     ),
-    (NEAREST_1D, "non integer", |x| x.squeeze(0)?.upsample_nearest1d(48), wider),
-    (NEAREST_1D, "non integer", |x| x.squeeze(0)?.interpolate1d(48), wider),
-    (NEAREST_2D, "non uniform", |x| x.upsample_nearest2d(6, WIDTH), higher),
+    (
+        NEAREST_1D,
+        "non integer",
+        |x| x.squeeze(0)?.upsample_nearest1d(48),
+        wider,
+    ),
+    (
+        NEAREST_1D,
+        "non integer",
+        |x| x.squeeze(0)?.interpolate1d(48),
+        wider,
+    ),
+    (
+        NEAREST_2D,
+        "non uniform",
+        |x| x.upsample_nearest2d(6, WIDTH),
+        higher,
+    ),
     (NEAREST_2D, "non uniform", |x| x.interpolate2d(6, WIDTH), higher),
-    (NEAREST_2D, "non integer", |x| x.upsample_nearest2d(2, WIDTH), |x| picked(x, 2, &[0, 1])),
-    (BILINEAR, "bilinear2d", |x| x.upsample_bilinear2d(6, WIDTH, false), smoothly_higher),
-    (BILINEAR, "bilinear2d", |x| x.upsample_bilinear2d_with_scale(2.0, 1.0, false), smoothly_higher),
+    (
+        NEAREST_2D,
+        "non integer",
+        |x| x.upsample_nearest2d(2, WIDTH),
+        |x| picked(x, 2, &[0, 1]),
+    ),
+    (
+        BILINEAR,
+        "bilinear2d",
+        |x| x.upsample_bilinear2d(6, WIDTH, false),
+        smoothly_higher,
+    ),
+    (
+        BILINEAR,
+        "bilinear2d",
+        |x| x.upsample_bilinear2d_with_scale(2.0, 1.0, false),
+        smoothly_higher,
+    ),
     (
         "Tensor::unfold",
         "mismatch",
         |x| x.unfold(2, 2, 1),
-        |x| picked(x, 2, &[0, 1, 1, 2])?.reshape((1, 2, 2, 2, WIDTH))?.transpose(3, 4),
+        |x| {
+            picked(x, 2, &[0, 1, 1, 2])?
+                .reshape((1, 2, 2, 2, WIDTH))?
+                .transpose(3, 4)
+        },
     ),
-    (WITHOUT_BWD, "negation", |x| x.apply_op1(Negation), |x| x.apply_op1(Differentiable)),
-    (WITHOUT_BWD, "negation", |x| x.apply_op2(x, Negation), |x| x.apply_op1(Differentiable)),
-    (WITHOUT_BWD, "negation", |x| x.apply_op3(x, x, Negation), |x| x.apply_op1(Differentiable)),
+    (
+        WITHOUT_BWD,
+        "negation",
+        |x| x.apply_op1(Negation),
+        |x| x.apply_op1(Differentiable),
+    ),
+    (
+        WITHOUT_BWD,
+        "negation",
+        |x| x.apply_op2(x, Negation),
+        |x| x.apply_op1(Differentiable),
+    ),
+    (
+        WITHOUT_BWD,
+        "negation",
+        |x| x.apply_op3(x, x, Negation),
+        |x| x.apply_op1(Differentiable),
+    ),
 ];
 
 /// Operations whose gradient is not the slope of their output, and what computes the same.
@@ -400,7 +516,9 @@ const WRONG: [(&str, Function, Function); 14] = [
         |x| x.scatter(&places()?, &values_of_others(), 3),
         |x| {
             let overwritten = x.zeros_like()?.scatter(&places()?, &x.ones_like()?, 3)?;
-            overwritten.gt(0.0)?.where_cond(&x.zeros_like()?.scatter(&places()?, &values_of_others(), 3)?, x)
+            overwritten
+                .gt(0.0)?
+                .where_cond(&x.zeros_like()?.scatter(&places()?, &values_of_others(), 3)?, x)
         },
     ),
     (
@@ -409,24 +527,56 @@ const WRONG: [(&str, Function, Function); 14] = [
             let x = x.squeeze(0)?;
             x.upsample_nearest1d(2 * WIDTH)?.narrow(2, 0, WIDTH)? + x
         },
-        |x| x.squeeze(0)?.copy()?.upsample_nearest1d(2 * WIDTH)?.narrow(2, 0, WIDTH)? + x.squeeze(0)?,
+        |x| {
+            x.squeeze(0)?
+                .copy()?
+                .upsample_nearest1d(2 * WIDTH)?
+                .narrow(2, 0, WIDTH)?
+                + x.squeeze(0)?
+        },
     ),
     (
         UPSAMPLED,
-        |x| x.upsample_nearest2d(2 * LENGTH, 2 * WIDTH)?.narrow(2, 0, LENGTH)?.narrow(3, 0, WIDTH)? + x,
+        |x| {
+            x.upsample_nearest2d(2 * LENGTH, 2 * WIDTH)?
+                .narrow(2, 0, LENGTH)?
+                .narrow(3, 0, WIDTH)?
+                + x
+        },
         |x| picked(&picked(x, 2, &halves(LENGTH))?, 3, &halves(WIDTH))? + x,
     ),
     (
         "Tensor::max_pool2d",
         |x| x.narrow(2, 0, 2)?.max_pool2d(2),
-        |x| x.narrow(2, 0, 2)?.reshape((1, 2, 1, 2, WIDTH / 2, 2))?.max(5)?.max(3),
+        |x| {
+            x.narrow(2, 0, 2)?
+                .reshape((1, 2, 1, 2, WIDTH / 2, 2))?
+                .max(5)?
+                .max(3)
+        },
     ),
-    ("Tensor::avg_pool2d", |x| x.avg_pool2d(2), |x| x.narrow(2, 0, 2)?.avg_pool2d(2)),
-    ("Tensor::unfold", |x| x.unfold(1, 2, 2), |x| x.permute((0, 2, 3, 1))?.unsqueeze(1)),
+    (
+        "Tensor::avg_pool2d",
+        |x| x.avg_pool2d(2),
+        |x| x.narrow(2, 0, 2)?.avg_pool2d(2),
+    ),
+    (
+        "Tensor::unfold",
+        |x| x.unfold(1, 2, 2),
+        |x| x.permute((0, 2, 3, 1))?.unsqueeze(1),
+    ),
     (IN_PLACE, |x| changed(x, Tensor::zero_set), |x| x * 0.0),
     (IN_PLACE, |x| changed(x, Tensor::one_set), |x| x.affine(0.0, 1.0)),
-    (IN_PLACE, |x| changed(x, |y| y.const_set(2f32.into())), |x| x.affine(0.0, 2.0)),
-    (IN_PLACE, |x| changed(x, |y| y.inplace_op1(&Negation)), |x| x.neg()),
+    (
+        IN_PLACE,
+        |x| changed(x, |y| y.const_set(2f32.into())),
+        |x| x.affine(0.0, 2.0),
+    ),
+    (
+        IN_PLACE,
+        |x| changed(x, |y| y.inplace_op1(&Negation)),
+        |x| x.neg(),
+    ),
     (
         IN_PLACE,
         |x| changed(x, |y| y.inplace_op2(&values_of_others(), &Negation)),
@@ -437,16 +587,24 @@ const WRONG: [(&str, Function, Function); 14] = [
 /// Where the page says that a program asks for an end of the graph: what is in its text, and an example.
 const ENDS: [(&str, Function); 12] = [
     ("`Tensor::detach`", |x| Ok(x.detach())),
-    ("`Var::as_detached_tensor`", |x| Ok(Var::from_tensor(x)?.as_detached_tensor())),
-    ("`to_vec1`", |x| Tensor::from_vec(x.flatten_all()?.to_vec1::<f32>()?, x.shape(), CPU)),
-    ("`to_scalar`", |x| Tensor::new(x.sum_all()?.to_scalar::<f32>()?, CPU)),
+    ("`Var::as_detached_tensor`", |x| {
+        Ok(Var::from_tensor(x)?.as_detached_tensor())
+    }),
+    ("`to_vec1`", |x| {
+        Tensor::from_vec(x.flatten_all()?.to_vec1::<f32>()?, x.shape(), CPU)
+    }),
+    ("`to_scalar`", |x| {
+        Tensor::new(x.sum_all()?.to_scalar::<f32>()?, CPU)
+    }),
     ("`argmax`", |x| x.argmax(3)),
     ("`argmin`", |x| x.argmin(3)),
     ("`arg_sort_last_dim`", |x| x.arg_sort_last_dim(true)),
     ("comparisons", |x| x.gt(0.5)),
     ("`gumbel_softmax`", |x| gumbel_softmax(x, 0.5, 3)),
     ("a conversion to such a dtype", |x| x.to_dtype(DType::I64)),
-    ("even if another one follows", |x| x.to_dtype(DType::U8)?.to_dtype(DType::F32)),
+    ("even if another one follows", |x| {
+        x.to_dtype(DType::U8)?.to_dtype(DType::F32)
+    }),
     ("`loss * 0.0`", |x| x * 0.0),
 ];
 
@@ -458,7 +616,10 @@ pub(crate) fn listed(heading: &str) -> Vec<(&'static str, &'static str)> {
         .into_iter()
         .map(|row| {
             let cells: Vec<&str> = row.split(" | ").collect();
-            (cells[0].trim_matches(['|', ' ', '`']), cells[2].trim_end_matches(" |"))
+            (
+                cells[0].trim_matches(['|', ' ', '`']),
+                cells[2].trim_end_matches(" |"),
+            )
         })
         .collect()
 }
@@ -468,14 +629,23 @@ fn are_listed<'t>(heading: &str, tested: impl Iterator<Item = &'t str>, elsewher
     let mut tested: Vec<&str> = tested.collect();
     tested.dedup();
     tested.extend(elsewhere);
-    assert_eq!(listed(heading).into_iter().map(|(operation, _)| operation).collect::<Vec<_>>(), tested);
+    assert_eq!(
+        listed(heading)
+            .into_iter()
+            .map(|(operation, _)| operation)
+            .collect::<Vec<_>>(),
+        tested
+    );
 }
 
 /// Asserts that two tensors have almost the same values.
 fn are_close(what: &str, a: &Tensor, b: &Tensor, tolerance: f64) {
     assert_eq!(a.dims(), b.dims(), "{what}");
     for (a, b) in values(a).into_iter().zip(values(b)) {
-        assert!((a - b).abs() <= tolerance * (1.0 + b.abs()), "{what}: {a} for {b}");
+        assert!(
+            (a - b).abs() <= tolerance * (1.0 + b.abs()),
+            "{what}: {a} for {b}"
+        );
     }
 }
 
@@ -489,28 +659,44 @@ fn every_entry_of_the_list_cuts_and_its_replacement_does_not() {
     // The last is for CUDA.
     const CUDA: &str =
         "moe::moe_gemm, moe_gemm_gguf, cutile::routed_grouped_matmul, QTensor::indexed_moe_forward";
-    are_listed("What cuts", PAIRS.iter().map(|(operation, ..)| *operation), &[CUDA]);
+    are_listed(
+        "What cuts",
+        PAIRS.iter().map(|(operation, ..)| *operation),
+        &[CUDA],
+    );
 
     for (i, (operation, cuts, replacement)) in PAIRS.into_iter().enumerate() {
         let what = format!("{operation}, {i}");
         let x = var(&constant(6, &SHAPE));
         let (cut, whole) = (cuts(&x).expect("an output"), replacement(&x).expect("an output"));
         // An input is quantised as well.
-        let tolerance = if operation == "QMatMul::forward" { 0.05 } else { 1e-5 };
+        let tolerance = if operation == "QMatMul::forward" {
+            0.05
+        } else {
+            1e-5
+        };
         are_close(&what, &cut, &whole, tolerance);
         let behind = var(&constant(7, cut.dims()));
-        let model: Vars =
-            [("before", &x), ("behind", &behind)].map(|(path, x)| (path.to_string(), x.clone())).into();
+        let model: Vars = [("before", &x), ("behind", &behind)]
+            .map(|(path, x)| (path.to_string(), x.clone()))
+            .into();
         let loss = |y: &Tensor| y.mul(&behind).and_then(|y| y.sum_all()).expect("a loss");
         let mut state = setup(Adam::new(0.1), &model).expect("a state");
 
         let gradients = loss(&cut).backward().expect("no error from candle");
         let (outcome, lines) = logged(|| update(&mut state, &model, &gradients).expect("an update"));
         assert_eq!(outcome.without_gradient, ["before"], "{what}");
-        assert!(lines.len() == 1 && lines[0].contains("1 of 2 parameters"), "{what}: {lines:?}");
+        assert!(
+            lines.len() == 1 && lines[0].contains("1 of 2 parameters"),
+            "{what}: {lines:?}"
+        );
         state.require_all();
         let error = update(&mut state, &model, &gradients).expect_err("no gradient");
-        is_kind(&error, ErrorKind::NoGradient, &["1 of 2 parameters have no gradient", ": before; "]);
+        is_kind(
+            &error,
+            ErrorKind::NoGradient,
+            &["1 of 2 parameters have no gradient", ": before; "],
+        );
         let found = audit(&model, &loss(&cut)).expect("an audit");
         assert_eq!(found.unreached().collect::<Vec<_>>(), ["before"], "{what}");
         names_what_cuts(&found.to_string());
@@ -539,7 +725,10 @@ fn every_entry_of_the_errors_is_one_and_its_replacement_trains() {
         are_close(operation, &y, &whole, 1e-5);
         let error = gradient(&x, &y).expect_err(operation).to_string();
         assert!(error.contains(word), "{operation}: {error}");
-        let found = gradient(&x, &whole).expect("gradients").map(|g| values(&g)).unwrap_or_default();
+        let found = gradient(&x, &whole)
+            .expect("gradients")
+            .map(|g| values(&g))
+            .unwrap_or_default();
         assert!(found.iter().any(|g| g.abs() > 1e-3), "{operation}: {found:?}");
     }
 }
@@ -547,12 +736,18 @@ fn every_entry_of_the_errors_is_one_and_its_replacement_trains() {
 /// The slope is measured in one direction.
 #[test]
 fn every_wrong_gradient_of_the_list_is_wrong_and_its_replacement_has_the_right_one() {
-    are_listed("What has a wrong gradient", WRONG.iter().map(|(operation, ..)| *operation), &[]);
+    are_listed(
+        "What has a wrong gradient",
+        WRONG.iter().map(|(operation, ..)| *operation),
+        &[],
+    );
     const STEP: f64 = 1e-2;
     for (i, (operation, wrong, right)) in WRONG.into_iter().enumerate() {
         let what = format!("{operation}, {i}");
         let (x, direction) = (constant(6, &SHAPE), constant(10, &SHAPE));
-        let moved = (&direction * STEP).and_then(|step| &x + step).expect("another input");
+        let moved = (&direction * STEP)
+            .and_then(|step| &x + step)
+            .expect("another input");
         let loss = |x: &Tensor| right(x).and_then(|y| (&y * constant(9, y.dims()))?.sum_all());
         let loss = |x: &Tensor| values(&loss(x).expect("a loss"))[0];
         let slope = (loss(&moved) - loss(&x)) / STEP;
@@ -564,8 +759,14 @@ fn every_wrong_gradient_of_the_list_is_wrong_and_its_replacement_has_the_right_o
             None => 0.0,
         };
         let (wrong, right): (f64, f64) = (told(&y), told(&same));
-        assert!((right - slope).abs() < 0.02 * (1.0 + slope.abs()), "{what}: {right} for {slope}");
-        assert!((wrong - slope).abs() > 0.05 * (1.0 + slope.abs()), "{what}: {wrong} for {slope}");
+        assert!(
+            (right - slope).abs() < 0.02 * (1.0 + slope.abs()),
+            "{what}: {right} for {slope}"
+        );
+        assert!(
+            (wrong - slope).abs() > 0.05 * (1.0 + slope.abs()),
+            "{what}: {wrong} for {slope}"
+        );
     }
 }
 
@@ -587,14 +788,26 @@ fn what_cuts_in_some_cases_does_not_in_others() {
     let rms = RmsNorm::new(vector(1), 1e-5);
     let x = var(&constant(3, &[3, 4]));
     let reaches = |y: Result<Tensor>| {
-        y.and_then(|y| Ok(y.sqr()?.sum_all()?.backward()?.get(&x).is_some())).expect("gradients")
+        y.and_then(|y| Ok(y.sqr()?.sum_all()?.backward()?.get(&x).is_some()))
+            .expect("gradients")
     };
-    let (strided, contiguous) = (x.t().expect("a view"), x.t().and_then(|x| x.contiguous()).expect("a copy"));
-    let cached =
-        |length| RotatingKvCache::new(0, length).append(&contiguous, &contiguous).map(|(keys, _)| keys);
-    let (q, n) = (constant(4, &[4, 1, 3]), Tensor::new(&[4u32], CPU).expect("lengths"));
+    let (strided, contiguous) = (
+        x.t().expect("a view"),
+        x.t().and_then(|x| x.contiguous()).expect("a copy"),
+    );
+    let cached = |length| {
+        RotatingKvCache::new(0, length)
+            .append(&contiguous, &contiguous)
+            .map(|(keys, _)| keys)
+    };
+    let (q, n) = (
+        constant(4, &[4, 1, 3]),
+        Tensor::new(&[4u32], CPU).expect("lengths"),
+    );
     let v = contiguous.unsqueeze(1).expect("values");
-    let strided_places = Tensor::new(&[[0u32, 1], [1, 2]], CPU).and_then(|x| x.i((.., 1))).expect("places");
+    let strided_places = Tensor::new(&[[0u32, 1], [1, 2]], CPU)
+        .and_then(|x| x.i((.., 1)))
+        .expect("places");
     let cases = [
         (true, layer.forward(&strided)),
         (false, layer.forward(&contiguous)),
@@ -606,7 +819,10 @@ fn what_cuts_in_some_cases_does_not_in_others() {
         (true, x.index_select(&strided_places, 0)),
         (true, cached(4)),
         (false, cached(5)),
-        (true, flash_attn_varlen_unfused(&q, &q, &v, None, &n, &n, 4, 4, 1.0, false, None, None)),
+        (
+            true,
+            flash_attn_varlen_unfused(&q, &q, &v, None, &n, &n, 4, 4, 1.0, false, None, None),
+        ),
     ];
     for (i, (expected, output)) in cases.into_iter().enumerate() {
         assert_eq!(reaches(output), expected, "{i}");
@@ -632,6 +848,9 @@ fn convolutions_have_no_bf16_on_the_cpu_and_in_dtype_is_the_remedy() {
     let error = reaches(DType::BF16, None).expect_err("no kernel").to_string();
     assert!(error.contains("unsupported dtype BF16 for op matmul"), "{error}");
     for (dtype, inner) in [(DType::F16, None), (DType::BF16, Some(DType::F32))] {
-        assert!(reaches(dtype, inner).unwrap_or_else(|error| panic!("{dtype:?}: {error}")), "{dtype:?}");
+        assert!(
+            reaches(dtype, inner).unwrap_or_else(|error| panic!("{dtype:?}: {error}")),
+            "{dtype:?}"
+        );
     }
 }

@@ -105,7 +105,11 @@ fn runs() -> [Run; 6] {
             end: (1.0, 0, 2),
         },
         Run {
-            plateau: min().factor(0.5).patience(0).absolute_threshold(0.01).min_eta(0.01),
+            plateau: min()
+                .factor(0.5)
+                .patience(0)
+                .absolute_threshold(0.01)
+                .min_eta(0.01),
             metrics: LOSS,
             changes: &[
                 (2, 0.15, 0.01),
@@ -130,7 +134,12 @@ fn runs() -> [Run; 6] {
             end: (f64::INFINITY, 0, 0),
         },
         Run {
-            plateau: max().factor(0.9).patience(1).absolute_threshold(0.02).epsilon(0.005).cooldown(1),
+            plateau: max()
+                .factor(0.9)
+                .patience(1)
+                .absolute_threshold(0.02)
+                .epsilon(0.005)
+                .cooldown(1),
             metrics: ACCURACY,
             changes: &[
                 (3, 0.27, 0.02),
@@ -153,24 +162,40 @@ fn runs() -> [Run; 6] {
 }
 
 fn variables() -> Vars {
-    model(&[random(1, &[3], DType::F32, &Device::Cpu), random(2, &[2], DType::F32, &Device::Cpu)])
+    model(&[
+        random(1, &[3], DType::F32, &Device::Cpu),
+        random(2, &[2], DType::F32, &Device::Cpu),
+    ])
 }
 
 /// Leaves with the rates 0.3 and 0.02, of which the second is frozen.
 fn state(model: &Vars) -> StateTree {
-    let mut state = setup_with(model, |path, _| Some(Descent::new(if path == "0" { 0.3 } else { 0.02 })))
-        .expect("a state");
+    let mut state = setup_with(model, |path, _| {
+        Some(Descent::new(if path == "0" { 0.3 } else { 0.02 }))
+    })
+    .expect("a state");
     state.at("1").expect("a leaf").freeze();
     state
 }
 
 fn rates(state: &StateTree) -> [f64; 2] {
-    ["0", "1"].map(|path| state.leaf(path).and_then(|leaf| leaf.learning_rate()).expect("a rate"))
+    ["0", "1"].map(|path| {
+        state
+            .leaf(path)
+            .and_then(|leaf| leaf.learning_rate())
+            .expect("a rate")
+    })
 }
 
 #[test]
 fn rates_fall_as_with_torch_bit_for_bit() {
-    for Run { plateau, metrics, changes, end } in runs() {
+    for Run {
+        plateau,
+        metrics,
+        changes,
+        end,
+    } in runs()
+    {
         let model = variables();
         let mut state = state(&model);
         let mut reducer = plateau.clone();
@@ -203,8 +228,12 @@ fn reductions(
     let (mut state, mut plateau) = (state(&model), plateau.clone());
     let reduces = |metric: f64| plateau.observe(metric, &mut state).expect("an observation");
     let reduced = metrics.into_iter().map(reduces).collect::<Vec<_>>();
-    let places =
-        reduced.iter().enumerate().filter(|(_, reduced)| **reduced).map(|(place, _)| place).collect();
+    let places = reduced
+        .iter()
+        .enumerate()
+        .filter(|(_, reduced)| **reduced)
+        .map(|(place, _)| place)
+        .collect();
     (places, plateau.best())
 }
 
@@ -234,15 +263,27 @@ fn the_relative_margin_of_a_metric_below_zero_is_as_wide_as_above() {
         assert_eq!(reductions(&rising(), metrics).0, reduced, "by {step}");
     }
     // From above 0 to below.
-    assert_eq!(reductions(&falling, [1.0, -1.0, -1.0, -1.0, -1.0]), (vec![4], Some(-1.0)));
-    assert_eq!(reductions(&rising(), [-1.0, 1.0, 1.0, 1.0, 1.0]), (vec![4], Some(1.0)));
+    assert_eq!(
+        reductions(&falling, [1.0, -1.0, -1.0, -1.0, -1.0]),
+        (vec![4], Some(-1.0))
+    );
+    assert_eq!(
+        reductions(&rising(), [-1.0, 1.0, 1.0, 1.0, 1.0]),
+        (vec![4], Some(1.0))
+    );
 }
 
 /// Saved and restored after every observation, in a state with other rates, it goes on as if nothing had
 /// been.
 #[test]
 fn a_run_goes_on_after_a_checkpoint_at_any_place() {
-    for Run { plateau, metrics, changes, end } in runs() {
+    for Run {
+        plateau,
+        metrics,
+        changes,
+        end,
+    } in runs()
+    {
         let model = variables();
         let mut reducer = plateau.clone();
         let mut current = state(&model);
@@ -254,7 +295,10 @@ fn a_run_goes_on_after_a_checkpoint_at_any_place() {
             current = setup(Descent::new(7.0), &model).expect("a state");
             file.restore(&mut current).expect("a state");
             let changes_now = changes.iter().any(|(at, ..)| *at == index);
-            assert_eq!(reducer.observe(*metric, &mut current).expect("an observation"), changes_now);
+            assert_eq!(
+                reducer.observe(*metric, &mut current).expect("an observation"),
+                changes_now
+            );
         }
         let last = changes.last().map(|(_, first, second)| [*first, *second]);
         assert_eq!((Some(rates(&current)), reducer.best()), (last, Some(end.0)));
@@ -266,23 +310,39 @@ fn a_run_goes_on_after_a_checkpoint_at_any_place() {
 fn a_relative_schedule_goes_on_from_what_is_reduced() {
     let model = variables();
     let mut state = state(&model);
-    state.schedule(Schedule::linear(0.0, 1.0, 4).relative()).expect("a schedule");
+    state
+        .schedule(Schedule::linear(0.0, 1.0, 4).relative())
+        .expect("a schedule");
     let mut plateau = ReduceOnPlateau::new().factor(0.5).patience(0).min_eta(0.015);
     let own = |state: &StateTree| {
-        ["0", "1"].map(|path| state.leaf(path).and_then(|leaf| leaf.field("eta")).expect("a rate"))
+        ["0", "1"].map(|path| {
+            state
+                .leaf(path)
+                .and_then(|leaf| leaf.field("eta"))
+                .expect("a rate")
+        })
     };
     for metric in [1.0, 1.0] {
         plateau.observe(metric, &mut state).expect("an observation");
     }
     let first = ([0.0, 0.0], [0.15, 0.015].map(Into::into));
-    assert_eq!((rates(&state), own(&state)), first, "in the first step of the warm-up");
+    assert_eq!(
+        (rates(&state), own(&state)),
+        first,
+        "in the first step of the warm-up"
+    );
     state.set_steps(2).expect("a count");
     assert_eq!(rates(&state), [0.075, 0.0075]);
     assert!(plateau.observe(1.0, &mut state).expect("an observation"));
-    assert_eq!((rates(&state), own(&state)), ([0.0375, 0.0075], [0.075, 0.015].map(Into::into)));
+    assert_eq!(
+        (rates(&state), own(&state)),
+        ([0.0375, 0.0075], [0.075, 0.015].map(Into::into))
+    );
 
     let mut restored = setup(Descent::new(7.0), &model).expect("a state");
-    open(&file_of(Checkpoint::new(&state))).and_then(|file| file.restore(&mut restored)).expect("a state");
+    open(&file_of(Checkpoint::new(&state)))
+        .and_then(|file| file.restore(&mut restored))
+        .expect("a state");
     restored.set_steps(4).expect("a count");
     assert_eq!(rates(&restored), [0.075, 0.015]);
 
@@ -291,7 +351,11 @@ fn a_relative_schedule_goes_on_from_what_is_reduced() {
     state.schedule(Schedule::cosine(0.5, 0.0, 9)).expect("a schedule");
     let mut plateau = ReduceOnPlateau::new();
     let error = plateau.observe(1.0, &mut state).expect_err("refused at once");
-    is_kind(&error, ErrorKind::Argument, &["a schedule sets its eta", "`relative`"]);
+    is_kind(
+        &error,
+        ErrorKind::Argument,
+        &["a schedule sets its eta", "`relative`"],
+    );
     assert_eq!(plateau, ReduceOnPlateau::new(), "what is refused does not count");
 }
 
@@ -302,7 +366,11 @@ fn parts_of_a_model_and_members_of_a_chain_are_chosen() {
     let model = variables();
     let choose = |path: &str, _: Parameter<'_>| -> Option<Box<dyn Rule>> {
         let chain = OptimiserChain::new((Momentum::new(0.25), Momentum::new(1.0)));
-        Some(if path == "0" { Box::new(chain) } else { Box::new(AccumGrad::new(2)) })
+        Some(if path == "0" {
+            Box::new(chain)
+        } else {
+            Box::new(AccumGrad::new(2))
+        })
     };
     let mut state = setup_with(&model, choose).expect("a state");
     let fresh = ReduceOnPlateau::new().factor(0.5).patience(0);
@@ -311,24 +379,43 @@ fn parts_of_a_model_and_members_of_a_chain_are_chosen() {
     is_kind(
         &several,
         ErrorKind::Argument,
-        &["several members of its chain have rho", "ReduceOnPlateau::field", "0.rho"],
+        &[
+            "several members of its chain have rho",
+            "ReduceOnPlateau::field",
+            "0.rho",
+        ],
     );
     assert_eq!(several.path(), Some("0"), "{several}");
-    assert_eq!(plateau, fresh.clone().field("rho"), "what is refused does not count");
+    assert_eq!(
+        plateau,
+        fresh.clone().field("rho"),
+        "what is refused does not count"
+    );
     let mut plateau = fresh.clone();
-    let none = plateau.observe(1.0, state.at("1").expect("a leaf")).expect_err("no rate");
+    let none = plateau
+        .observe(1.0, state.at("1").expect("a leaf"))
+        .expect_err("no rate");
     is_kind(&none, ErrorKind::UnknownName, &["no field \"eta\""]);
     assert_eq!(plateau, fresh, "what is refused does not count");
 
     // `min_eta` is one of the rate, too: 0.25, 0.125, 0.1.
-    let plateaus = [(fresh.clone(), 0.25), (fresh.clone().field("1.eta"), 0.25), (fresh.min_eta(0.1), 0.4)];
+    let plateaus = [
+        (fresh.clone(), 0.25),
+        (fresh.clone().field("1.eta"), 0.25),
+        (fresh.min_eta(0.1), 0.4),
+    ];
     for (mut plateau, last) in plateaus {
         let mut state = setup_with(&model, choose).expect("a state");
         for metric in [1.0, 1.0, 1.0] {
-            plateau.observe(metric, state.at("0").expect("a leaf")).expect("an observation");
+            plateau
+                .observe(metric, state.at("0").expect("a leaf"))
+                .expect("an observation");
         }
         let leaf = state.leaf("0").expect("a leaf");
-        assert_eq!(["0.eta", "1.eta"].map(|field| leaf.field(field)), [Some(0.25.into()), Some(last.into())]);
+        assert_eq!(
+            ["0.eta", "1.eta"].map(|field| leaf.field(field)),
+            [Some(0.25.into()), Some(last.into())]
+        );
     }
 }
 
@@ -348,18 +435,39 @@ fn settings_out_of_range_are_refused_where_they_are_used_saved_and_read() {
     ];
     for (mut plateau, name) in refused {
         let error = plateau.observe(1.0, &mut state).expect_err("refused");
-        is_kind(&error, ErrorKind::Argument, &[&format!("ReduceOnPlateau: {name} is ")]);
+        is_kind(
+            &error,
+            ErrorKind::Argument,
+            &[&format!("ReduceOnPlateau: {name} is ")],
+        );
         let folder = tempfile::tempdir().expect("a folder");
-        assert!(Checkpoint::new(&state).plateau(&plateau).save(folder.path().join("run")).is_err());
+        assert!(
+            Checkpoint::new(&state)
+                .plateau(&plateau)
+                .save(folder.path().join("run"))
+                .is_err()
+        );
     }
     let plain = Pieces::of(&file_of(Checkpoint::new(&state)));
-    assert!(plain.description.get("plateau").is_none(), "the file of a version without plateaus");
-    assert_eq!(open(&plain.bytes()).and_then(|file| file.plateau()).expect("a file"), None);
-    let pieces = Pieces::of(&file_of(Checkpoint::new(&state).plateau(&ReduceOnPlateau::default())));
+    assert!(
+        plain.description.get("plateau").is_none(),
+        "the file of a version without plateaus"
+    );
+    assert_eq!(
+        open(&plain.bytes())
+            .and_then(|file| file.plateau())
+            .expect("a file"),
+        None
+    );
+    let pieces = Pieces::of(&file_of(
+        Checkpoint::new(&state).plateau(&ReduceOnPlateau::default()),
+    ));
     for (name, value) in [("bad", serde_json::json!(11)), ("cooling", serde_json::json!(1))] {
         let mut damaged = pieces.clone();
         damaged.description["plateau"][name] = value;
-        let error = open(&damaged.bytes()).and_then(|file| file.plateau()).expect_err("refused");
+        let error = open(&damaged.bytes())
+            .and_then(|file| file.plateau())
+            .expect_err("refused");
         says(&error, &["ReduceOnPlateau", name]);
     }
     assert_eq!(rates(&state), [0.3, 0.02]);
@@ -371,15 +479,33 @@ fn ranks_save_one_plateau_and_refuse_two() {
     let path = folder.path().join("run");
     let saved = path.clone();
     let refused = on(2, move |world| {
-        let mut state = Setup::over(&world).build(Descent::new(0.5), &variables()).expect("a state");
+        let mut state = Setup::over(&world)
+            .build(Descent::new(0.5), &variables())
+            .expect("a state");
         let mut plateau = ReduceOnPlateau::default();
         plateau.observe(3.0, &mut state).expect("an observation");
-        Checkpoint::new(&state).plateau(&plateau).save(&saved).expect("a file");
-        plateau.observe(optimisers::Communicator::rank(&world) as f64, &mut state).expect("an observation");
-        Checkpoint::new(&state).plateau(&plateau).save(&saved).expect_err("two metrics").to_string()
+        Checkpoint::new(&state)
+            .plateau(&plateau)
+            .save(&saved)
+            .expect("a file");
+        plateau
+            .observe(optimisers::Communicator::rank(&world) as f64, &mut state)
+            .expect("an observation");
+        Checkpoint::new(&state)
+            .plateau(&plateau)
+            .save(&saved)
+            .expect_err("two metrics")
+            .to_string()
     });
-    assert!(refused.iter().all(|error| error.contains("differs in the plateau")), "{refused:?}");
-    let plateau =
-        CheckpointFile::open(&path).and_then(|file| file.plateau()).expect("a file").expect("a plateau");
+    assert!(
+        refused
+            .iter()
+            .all(|error| error.contains("differs in the plateau")),
+        "{refused:?}"
+    );
+    let plateau = CheckpointFile::open(&path)
+        .and_then(|file| file.plateau())
+        .expect("a file")
+        .expect("a plateau");
     assert_eq!(plateau.best(), Some(3.0));
 }

@@ -63,16 +63,32 @@ fn by_hand(rho: f64, is_adaptive: bool, mut step: impl FnMut(&mut [f64], &[f64],
     for t in 1..=20 {
         let g = gradient(&x[..3], &x[3..]);
         let size = |x: f64| if is_adaptive { x.abs() } else { 1.0 };
-        let norm = x.iter().zip(&g).map(|(x, g)| (size(*x) * g).powi(2)).sum::<f64>().sqrt();
-        let up: Vec<f64> = x.iter().zip(&g).map(|(x, g)| x + rho * size(*x).powi(2) * g / norm).collect();
+        let norm = x
+            .iter()
+            .zip(&g)
+            .map(|(x, g)| (size(*x) * g).powi(2))
+            .sum::<f64>()
+            .sqrt();
+        let up: Vec<f64> = x
+            .iter()
+            .zip(&g)
+            .map(|(x, g)| x + rho * size(*x).powi(2) * g / norm)
+            .collect();
         step(&mut x, &gradient(&up[..3], &up[3..]), t);
     }
     x
 }
 
 fn near(got: &[f64], expected: &[f64], what: &str) {
-    let largest = got.iter().zip(expected).map(|(got, expected)| (got - expected).abs()).fold(0.0, f64::max);
-    assert!(got.len() == expected.len() && largest < 1e-10, "{what}: {largest:e}, {got:?} for {expected:?}");
+    let largest = got
+        .iter()
+        .zip(expected)
+        .map(|(got, expected)| (got - expected).abs())
+        .fold(0.0, f64::max);
+    assert!(
+        got.len() == expected.len() && largest < 1e-10,
+        "{what}: {largest:e}, {got:?} for {expected:?}"
+    );
 }
 
 /// The last numbers are those of pytorch_optimizer 4.1.0 on torch 2.15.0, with its norm in f64 and nothing
@@ -126,17 +142,35 @@ fn trajectories_are_those_of_the_recurrence_and_of_pytorch_optimizer() {
         ),
     ];
     for (rho, is_adaptive, of_adamw, of_sgd) in cases {
-        let sam = |rho| if is_adaptive { Sam::new(rho).adaptive() } else { Sam::new(rho) };
-        let got = trained(sam(rho), AdamW { lambda: 0.1, ..AdamW::new(0.05) });
+        let sam = |rho| {
+            if is_adaptive {
+                Sam::new(rho).adaptive()
+            } else {
+                Sam::new(rho)
+            }
+        };
+        let got = trained(
+            sam(rho),
+            AdamW {
+                lambda: 0.1,
+                ..AdamW::new(0.05)
+            },
+        );
         let (mut m, mut v) = ([0.0; 5], [0.0; 5]);
-        near(&got, &by_hand(rho, is_adaptive, |x, g, t| adamw(x, g, t, &mut m, &mut v)), "AdamW");
+        near(
+            &got,
+            &by_hand(rho, is_adaptive, |x, g, t| adamw(x, g, t, &mut m, &mut v)),
+            "AdamW",
+        );
         near(&got, &of_adamw, "AdamW of pytorch_optimizer");
 
         let rho = if is_adaptive { 0.7 } else { 0.3 };
         let got = trained(sam(rho), Descent::new(0.1));
         near(
             &got,
-            &by_hand(rho, is_adaptive, |x, g, _| x.iter_mut().zip(g).for_each(|(x, g)| *x -= 0.1 * g)),
+            &by_hand(rho, is_adaptive, |x, g, _| {
+                x.iter_mut().zip(g).for_each(|(x, g)| *x -= 0.1 * g)
+            }),
             "Descent",
         );
         near(&got, &of_sgd, "SGD of pytorch_optimizer");
@@ -164,7 +198,10 @@ fn parameters_come_back_bit_for_bit_whatever_keeps_them() {
             Optimiser::new(Kahan::new(rule())),
             Optimiser::new(StochasticRounding::new(3, rule())),
             Optimiser::new(Offload::new(MixedPrecision::new(DType::F32, rule())).everywhere()),
-            Optimiser::new(MixedPrecision::new(DType::F32, StoreAs::all(Q8, AdamW::new(0.01)))),
+            Optimiser::new(MixedPrecision::new(
+                DType::F32,
+                StoreAs::all(Q8, AdamW::new(0.01)),
+            )),
         ];
         if dtype != DType::F16 {
             optimisers.push(Optimiser::new(SplitMaster::new(rule())));
@@ -172,7 +209,9 @@ fn parameters_come_back_bit_for_bit_whatever_keeps_them() {
         }
         for optimiser in optimisers {
             for (engine, sam) in
-                engines().into_iter().zip([Sam::new(0.5), Sam::new(0.5).adaptive(), Sam::new(0.5)])
+                engines()
+                    .into_iter()
+                    .zip([Sam::new(0.5), Sam::new(0.5).adaptive(), Sam::new(0.5)])
             {
                 let (x, alone) = (parameters(dtype), parameters(dtype));
                 let mut states = [&x, &alone].map(|x| setup(optimiser.clone(), x).expect("a state"));
@@ -184,7 +223,11 @@ fn parameters_come_back_bit_for_bit_whatever_keeps_them() {
                     assert!(climbed.norm().is_some_and(|norm| norm > 0.0));
                     let up: Vec<_> = x.values().map(|x| bits(x)).collect();
                     climbed.restore().expect("parameters");
-                    assert_same(&[snapshot(&x, &states[0])], std::slice::from_ref(&before), optimiser.name());
+                    assert_same(
+                        &[snapshot(&x, &states[0])],
+                        std::slice::from_ref(&before),
+                        optimiser.name(),
+                    );
                     assert!(
                         up.iter().zip(&before).all(|(up, (_, before))| up != before),
                         "{} has moved",
@@ -192,7 +235,10 @@ fn parameters_come_back_bit_for_bit_whatever_keeps_them() {
                     );
                     states[0].check_masters(&x).expect("masters of these parameters");
                     for (state, x) in states.iter_mut().zip([&x, &alone]) {
-                        Update::new(state).engine(engine).apply(x, &gradients(dtype)).expect("an update");
+                        Update::new(state)
+                            .engine(engine)
+                            .apply(x, &gradients(dtype))
+                            .expect("an update");
                     }
                     assert_same(
                         &[snapshot(&x, &states[0])],
@@ -211,12 +257,25 @@ fn a_parameter_with_a_master_is_moved_from_there() {
     let x = parameters(DType::BF16);
     let mut state = setup(MixedPrecision::new(DType::F32, Descent::new(0.1)), &x).expect("a state");
     update(&mut state, &x, &gradients(DType::BF16)).expect("an update");
-    let master =
-        |path: &str| values(&state.leaf(path).and_then(|leaf| leaf.tensor("master").ok()).expect("a master"));
+    let master = |path: &str| {
+        values(
+            &state
+                .leaf(path)
+                .and_then(|leaf| leaf.tensor("master").ok())
+                .expect("a master"),
+        )
+    };
     let masters = ["0", "1"].map(master);
     let gradients = gradients(DType::F32);
-    let norm = gradients.values().flat_map(values).map(|g| g * g).sum::<f64>().sqrt();
-    let climbed = Sam::new(0.25).ascend(Update::new(&mut state), &x, &gradients).expect("an ascent");
+    let norm = gradients
+        .values()
+        .flat_map(values)
+        .map(|g| g * g)
+        .sum::<f64>()
+        .sqrt();
+    let climbed = Sam::new(0.25)
+        .ascend(Update::new(&mut state), &x, &gradients)
+        .expect("an ascent");
     assert!((climbed.norm().expect("a norm") / norm - 1.0).abs() < 1e-12);
     for (path, master) in ["0", "1"].iter().zip(&masters) {
         let up = master
@@ -231,19 +290,33 @@ fn a_parameter_with_a_master_is_moved_from_there() {
 
 #[test]
 fn missing_gradients_and_frozen_leaves_stay_where_they_are() {
-    let x = model(&[tensor(1, &[3], DType::F64), tensor(2, &[3], DType::F64), tensor(3, &[3], DType::F64)]);
+    let x = model(&[
+        tensor(1, &[3], DType::F64),
+        tensor(2, &[3], DType::F64),
+        tensor(3, &[3], DType::F64),
+    ]);
     let mut state = setup(Momentum::new(0.1), &x).expect("a state");
     state.at("2").expect("a leaf").freeze();
     let before: Vec<_> = x.values().map(|x| values(x)).collect();
     let g = tensor(4, &[3], DType::F64);
     let with_frozen = grads([Some(g.clone()), None, Some(tensor(5, &[3], DType::F64))]);
     let ((), lines) = logged(|| {
-        let climbed = Sam::new(0.5).ascend(Update::new(&mut state), &x, &with_frozen).expect("an ascent");
+        let climbed = Sam::new(0.5)
+            .ascend(Update::new(&mut state), &x, &with_frozen)
+            .expect("an ascent");
         let norm = values(&g).iter().map(|g| g * g).sum::<f64>().sqrt();
         assert!((climbed.norm().expect("a norm") - norm).abs() < 1e-12);
-        let moved = before[0].iter().zip(values(&x["0"])).map(|(x, up)| (up - x).powi(2)).sum::<f64>().sqrt();
+        let moved = before[0]
+            .iter()
+            .zip(values(&x["0"]))
+            .map(|(x, up)| (up - x).powi(2))
+            .sum::<f64>()
+            .sqrt();
         assert!((moved - 0.5).abs() < 1e-12, "{moved}");
-        assert_eq!([values(&x["1"]), values(&x["2"])], [before[1].clone(), before[2].clone()]);
+        assert_eq!(
+            [values(&x["1"]), values(&x["2"])],
+            [before[1].clone(), before[2].clone()]
+        );
     });
     assert_eq!(lines, [""; 0], "what is missing is said by the update");
     assert_eq!(values(&x["0"]), before[0], "dropped");
@@ -255,11 +328,18 @@ fn missing_gradients_and_frozen_leaves_stay_where_they_are() {
         .and_then(|climbed| climbed.restore())
         .expect("an ascent");
     let none: Grads = BTreeMap::new();
-    let refused =
-        Sam::new(0.5).ascend(Update::new(&mut state), &x, &none).map(drop).expect_err("no gradients");
-    is_kind(&refused, ErrorKind::NoGradient, &["no gradient for any of the 3 parameters"]);
-    let climbed =
-        Sam::new(0.5).ascend(Update::new(&mut state).allow_no_gradients(), &x, &none).expect("nowhere");
+    let refused = Sam::new(0.5)
+        .ascend(Update::new(&mut state), &x, &none)
+        .map(drop)
+        .expect_err("no gradients");
+    is_kind(
+        &refused,
+        ErrorKind::NoGradient,
+        &["no gradient for any of the 3 parameters"],
+    );
+    let climbed = Sam::new(0.5)
+        .ascend(Update::new(&mut state).allow_no_gradients(), &x, &none)
+        .expect("nowhere");
     assert_eq!(climbed.norm(), None);
     climbed.restore().expect("parameters");
 }
@@ -272,17 +352,27 @@ fn gradients_of_zero_move_nothing_and_those_without_a_direction_are_refused() {
             let mut state = setup(AdamW::new(0.1), &x).expect("a state");
             let before = snapshot(&x, &state);
             let zeros = grads(x.values().map(|x| x.zeros_like().ok()));
-            let climbed = sam.ascend(Update::new(&mut state), &x, &zeros).expect("an ascent");
+            let climbed = sam
+                .ascend(Update::new(&mut state), &x, &zeros)
+                .expect("an ascent");
             assert_eq!(climbed.norm(), Some(0.0));
             assert!(x.values().zip(&before).all(|(x, (_, before))| bits(x) == *before));
             climbed.restore().expect("parameters");
             for number in [f64::NAN, f64::INFINITY] {
                 let mut gradients = gradients(dtype);
-                gradients.insert("1".to_string(), gradients["1"].affine(0.0, number).expect("a tensor"));
-                let error = sam.ascend(Update::new(&mut state), &x, &gradients).expect_err("no direction");
+                gradients.insert(
+                    "1".to_string(),
+                    gradients["1"].affine(0.0, number).expect("a tensor"),
+                );
+                let error = sam
+                    .ascend(Update::new(&mut state), &x, &gradients)
+                    .expect_err("no direction");
                 is_kind(&error, ErrorKind::NotFinite, &["Update::scaler", "no direction"]);
                 let norm = error.got().and_then(|norm| norm.parse::<f64>().ok());
-                assert!(error.path() == Some("1") && norm.is_some_and(|norm| !norm.is_finite()), "{error}");
+                assert!(
+                    error.path() == Some("1") && norm.is_some_and(|norm| !norm.is_finite()),
+                    "{error}"
+                );
             }
             assert_same(&[snapshot(&x, &state)], &[before], dtype);
         }
@@ -290,15 +380,25 @@ fn gradients_of_zero_move_nothing_and_those_without_a_direction_are_refused() {
     let x = parameters(DType::F32);
     let mut state = setup(Descent::new(0.1), &x).expect("a state");
     for rho in [-0.1, f64::NAN, f64::INFINITY] {
-        let error =
-            Sam::new(rho).ascend(Update::new(&mut state), &x, &gradients(DType::F32)).expect_err("refused");
+        let error = Sam::new(rho)
+            .ascend(Update::new(&mut state), &x, &gradients(DType::F32))
+            .expect_err("refused");
         is_kind(&error, ErrorKind::Argument, &["Sam: rho is "]);
     }
     let wrong = grads([Some(tensor(1, &[2], DType::F32))]);
-    let shape =
-        Sam::new(0.1).ascend(Update::new(&mut state), &x, &wrong).map(drop).expect_err("another shape");
-    assert_eq!((shape.kind(), shape.path(), shape.got()), (ErrorKind::Tensor, Some("0"), Some("[2]")));
-    assert_same(&[snapshot(&x, &state)], &[snapshot(&parameters(DType::F32), &state)], "after the refusals");
+    let shape = Sam::new(0.1)
+        .ascend(Update::new(&mut state), &x, &wrong)
+        .map(drop)
+        .expect_err("another shape");
+    assert_eq!(
+        (shape.kind(), shape.path(), shape.got()),
+        (ErrorKind::Tensor, Some("0"), Some("[2]"))
+    );
+    assert_same(
+        &[snapshot(&x, &state)],
+        &[snapshot(&parameters(DType::F32), &state)],
+        "after the refusals",
+    );
 }
 
 /// Tiny gradients have a direction like any other.
@@ -308,9 +408,20 @@ fn the_size_of_gradients_does_not_matter() {
         let x = parameters(DType::F32);
         let mut state = setup(Descent::new(0.1), &x).expect("a state");
         let before: Vec<f64> = all(&x);
-        let scaled = grads(gradients(DType::F32).values().map(|gradient| gradient.affine(size, 0.0).ok()));
-        let climbed = Sam::new(0.5).ascend(Update::new(&mut state), &x, &scaled).expect("an ascent");
-        let far = all(&x).iter().zip(&before).map(|(up, x)| (up - x).powi(2)).sum::<f64>().sqrt();
+        let scaled = grads(
+            gradients(DType::F32)
+                .values()
+                .map(|gradient| gradient.affine(size, 0.0).ok()),
+        );
+        let climbed = Sam::new(0.5)
+            .ascend(Update::new(&mut state), &x, &scaled)
+            .expect("an ascent");
+        let far = all(&x)
+            .iter()
+            .zip(&before)
+            .map(|(up, x)| (up - x).powi(2))
+            .sum::<f64>()
+            .sqrt();
         assert!((far - 0.5).abs() < 1e-5, "{far} at {size:e}");
         climbed.restore().expect("parameters");
     }
@@ -325,7 +436,9 @@ fn tied_weights_move_once() {
     let [g, h] = [4, 5].map(|seed| tensor(seed, &[3], DType::F64));
     let before = values(&tied);
     let both: Grads = [("a".to_string(), g.clone()), ("b".to_string(), h.clone())].into();
-    let climbed = Sam::new(0.5).ascend(Update::new(&mut state), &x, &both).expect("an ascent");
+    let climbed = Sam::new(0.5)
+        .ascend(Update::new(&mut state), &x, &both)
+        .expect("an ascent");
     let sum: Vec<f64> = values(&g).iter().zip(values(&h)).map(|(g, h)| g + h).collect();
     let norm = sum.iter().map(|g| g * g).sum::<f64>().sqrt();
     for ((up, x), g) in values(&tied).iter().zip(&before).zip(&sum) {
@@ -340,19 +453,29 @@ fn tied_weights_move_once() {
 #[test]
 fn parameters_come_back_without_a_restore() {
     let x = parameters(DType::BF16);
-    let mut state =
-        setup(MixedPrecision::new(DType::F32, OptimiserChain::new((AdamW::new(0.1), Ema::new(0.5)))), &x)
-            .expect("a state");
+    let mut state = setup(
+        MixedPrecision::new(DType::F32, OptimiserChain::new((AdamW::new(0.1), Ema::new(0.5)))),
+        &x,
+    )
+    .expect("a state");
     let before = snapshot(&x, &state);
     let mut step = || -> Result<()> {
         let _climbed = Sam::new(3.0).ascend(Update::new(&mut state), &x, &gradients(DType::BF16))?;
         Err(Error::other("the loss is not finite"))
     };
     step().expect_err("the error of the loop");
-    assert_same(&[snapshot(&x, &state)], std::slice::from_ref(&before), "after an error");
+    assert_same(
+        &[snapshot(&x, &state)],
+        std::slice::from_ref(&before),
+        "after an error",
+    );
 
     let remedies: [fn(&mut StateTree, &Vars) -> Result<()>; 2] = [
-        |state, x| Sam::new(3.0).ascend(Update::new(state), x, &gradients(DType::BF16))?.restore(),
+        |state, x| {
+            Sam::new(3.0)
+                .ascend(Update::new(state), x, &gradients(DType::BF16))?
+                .restore()
+        },
         |state, x| state.with_averages(x, || Ok(())),
     ];
     for remedy in remedies {
@@ -362,7 +485,11 @@ fn parameters_come_back_without_a_restore() {
             &["`Sam`", "with_averages", "Sam::ascend"],
         );
         remedy(&mut state, &x).expect("parameters");
-        assert_same(&[snapshot(&x, &state)], std::slice::from_ref(&before), "after the remedy");
+        assert_same(
+            &[snapshot(&x, &state)],
+            std::slice::from_ref(&before),
+            "after the remedy",
+        );
     }
     update(&mut state, &x, &gradients(DType::BF16)).expect("an update");
 }
@@ -379,7 +506,11 @@ fn windows_and_loss_scales_do_not_notice_an_ascent() {
         for _ in 0..6 {
             let scaled = |scaler: &mut LossScaler| {
                 let scale = values(&scaler.scale(&unit).expect("a loss"))[0];
-                grads(gradients(DType::F32).values().map(|gradient| gradient.affine(scale, 0.0).ok()))
+                grads(
+                    gradients(DType::F32)
+                        .values()
+                        .map(|gradient| gradient.affine(scale, 0.0).ok()),
+                )
             };
             if ascends {
                 let first = scaled(&mut scaler);
@@ -389,7 +520,10 @@ fn windows_and_loss_scales_do_not_notice_an_ascent() {
                 climbed.restore().expect("parameters");
             }
             let second = scaled(&mut scaler);
-            Update::new(&mut state).scaler(&mut scaler).apply(&x, &second).expect("an update");
+            Update::new(&mut state)
+                .scaler(&mut scaler)
+                .apply(&x, &second)
+                .expect("an update");
         }
         (snapshot(&x, &state), scaler)
     };
@@ -402,7 +536,10 @@ fn windows_and_loss_scales_do_not_notice_an_ascent() {
 #[test]
 fn ranks_ascend_by_the_mean_of_their_gradients() {
     let of_rank = |rank: u64| {
-        grads([Some(tensor(7 + rank, &[4, 5], DType::F64)), Some(tensor(70 + rank, &[300], DType::F64))])
+        grads([
+            Some(tensor(7 + rank, &[4, 5], DType::F64)),
+            Some(tensor(70 + rank, &[300], DType::F64)),
+        ])
     };
     let optimisers: [fn() -> Optimiser; 2] = [
         || Optimiser::new(AdamW::new(0.1)),
@@ -417,8 +554,9 @@ fn ranks_ascend_by_the_mean_of_their_gradients() {
                 let [g, h] = [0, 1].map(|rank| of_rank(rank)[path].clone());
                 ((g * 0.75).expect("a tensor") + (h * 0.25).expect("a tensor")).ok()
             };
-            let climbed =
-                sam.ascend(Update::new(&mut state), &x, &grads(["0", "1"].map(mean))).expect("an ascent");
+            let climbed = sam
+                .ascend(Update::new(&mut state), &x, &grads(["0", "1"].map(mean)))
+                .expect("an ascent");
             let (norm, up) = (climbed.norm().expect("a norm"), all(&x));
             climbed.restore().expect("parameters");
             let ranks = on(2, move |world| {
@@ -427,7 +565,9 @@ fn ranks_ascend_by_the_mean_of_their_gradients() {
                 let before = snapshot(&x, &state);
                 let go_up = |state: &mut StateTree| {
                     let update = Update::new(state).weight([3, 1][world.rank()]);
-                    let climbed = sam.ascend(update, &x, &of_rank(world.rank() as u64)).expect("an ascent");
+                    let climbed = sam
+                        .ascend(update, &x, &of_rank(world.rank() as u64))
+                        .expect("an ascent");
                     let found = (climbed.norm().expect("a norm"), all(&x));
                     climbed.restore().expect("parameters");
                     found
@@ -437,9 +577,16 @@ fn ranks_ascend_by_the_mean_of_their_gradients() {
                 update(&mut state, &x, &of_rank(world.rank() as u64)).expect("an update");
                 go_up(&mut state);
                 // One has no direction, and so has none.
-                let broken = grads(of_rank(0).values().map(|gradient| gradient.affine(f64::NAN, 0.0).ok()));
+                let broken = grads(
+                    of_rank(0)
+                        .values()
+                        .map(|gradient| gradient.affine(f64::NAN, 0.0).ok()),
+                );
                 let mine = if world.rank() == 1 { broken } else { of_rank(0) };
-                let error = sam.ascend(Update::new(&mut state), &x, &mine).map(drop).expect_err("refused");
+                let error = sam
+                    .ascend(Update::new(&mut state), &x, &mine)
+                    .map(drop)
+                    .expect_err("refused");
                 is_kind(&error, ErrorKind::NotFinite, &["no direction"]);
                 (found, all(&x))
             });

@@ -3,7 +3,10 @@
 use optimisers::Schedule;
 
 fn near(got: f64, expected: f64) {
-    assert!((got - expected).abs() <= 1e-12 * expected.abs().max(1e-3), "{got} for {expected}");
+    assert!(
+        (got - expected).abs() <= 1e-12 * expected.abs().max(1e-3),
+        "{got} for {expected}"
+    );
 }
 
 /// Values of torch's schedulers of the same names and of the papers' formulas, worked out by hand or with a
@@ -12,31 +15,77 @@ fn near(got: f64, expected: f64) {
 fn schedules_have_the_values_of_their_formulas() {
     let cases: [(Schedule, &[(u64, f64)]); 14] = [
         (Schedule::constant(0.3), &[(0, 0.3), (1_000_000, 0.3)]),
-        (Schedule::linear(0.0, 1.0, 4), &[(0, 0.0), (1, 0.25), (4, 1.0), (5, 1.0)]),
+        (
+            Schedule::linear(0.0, 1.0, 4),
+            &[(0, 0.0), (1, 0.25), (4, 1.0), (5, 1.0)],
+        ),
         (
             Schedule::polynomial(1.0, 0.2, 4, 2.0),
-            &[(0, 1.0), (1, 0.2 + 0.8 * 0.5625), (3, 0.2 + 0.8 * 0.0625), (4, 0.2), (9, 0.2)],
+            &[
+                (0, 1.0),
+                (1, 0.2 + 0.8 * 0.5625),
+                (3, 0.2 + 0.8 * 0.0625),
+                (4, 0.2),
+                (9, 0.2),
+            ],
         ),
         (
             Schedule::one_minus_square_root(1.0, 0.2, 16),
             &[(0, 1.0), (1, 0.8), (4, 0.6), (9, 0.4), (16, 0.2), (17, 0.2)],
         ),
-        (Schedule::cosine(1.0, 0.0, 3), &[(0, 1.0), (1, 0.75), (2, 0.25), (3, 0.0), (4, 0.0)]),
+        (
+            Schedule::cosine(1.0, 0.0, 3),
+            &[(0, 1.0), (1, 0.75), (2, 0.25), (3, 0.0), (4, 0.0)],
+        ),
         (
             Schedule::cosine_restarts(1.0, 0.0, 2, 2.0),
-            &[(0, 1.0), (1, 0.5), (2, 1.0), (4, 0.5), (6, 1.0), (10, 0.5), (14, 1.0)],
+            &[
+                (0, 1.0),
+                (1, 0.5),
+                (2, 1.0),
+                (4, 0.5),
+                (6, 1.0),
+                (10, 0.5),
+                (14, 1.0),
+            ],
         ),
-        (Schedule::cosine_restarts(1.0, 0.5, 4, 1.0), &[(0, 1.0), (2, 0.75), (4, 1.0), (4_000_002, 0.75)]),
+        (
+            Schedule::cosine_restarts(1.0, 0.5, 4, 1.0),
+            &[(0, 1.0), (2, 0.75), (4, 1.0), (4_000_002, 0.75)],
+        ),
         // torch.optim.lr_scheduler.OneCycleLR(max_lr=1, total_steps=10): up to step 2, down to step 9.
-        (Schedule::one_cycle(1.0, 10), &[(0, 0.04), (1, 0.52), (2, 1.0), (9, 4e-6), (10, 4e-6)]),
+        (
+            Schedule::one_cycle(1.0, 10),
+            &[(0, 0.04), (1, 0.52), (2, 1.0), (9, 4e-6), (10, 4e-6)],
+        ),
         // Relative to its `initial_lr`.
-        (Schedule::one_cycle(25.0, 10), &[(0, 1.0), (1, 13.0), (2, 25.0), (9, 1e-4)]),
-        (Schedule::exponential(2.0, 0.25, 2), &[(0, 2.0), (1, 1.0), (2, 0.5), (4, 0.125)]),
-        (Schedule::step(2.0, 0.1, 3), &[(0, 2.0), (2, 2.0), (3, 0.2), (5, 0.2), (6, 0.02)]),
-        (Schedule::inverse_square_root(1.0, 4), &[(0, 0.25), (1, 0.5), (3, 1.0), (15, 0.5), (99, 0.2)]),
+        (
+            Schedule::one_cycle(25.0, 10),
+            &[(0, 1.0), (1, 13.0), (2, 25.0), (9, 1e-4)],
+        ),
+        (
+            Schedule::exponential(2.0, 0.25, 2),
+            &[(0, 2.0), (1, 1.0), (2, 0.5), (4, 0.125)],
+        ),
+        (
+            Schedule::step(2.0, 0.1, 3),
+            &[(0, 2.0), (2, 2.0), (3, 0.2), (5, 0.2), (6, 0.02)],
+        ),
+        (
+            Schedule::inverse_square_root(1.0, 4),
+            &[(0, 0.25), (1, 0.5), (3, 1.0), (15, 0.5), (99, 0.2)],
+        ),
         (
             Schedule::warmup_stable_decay(1.0, 0.1, 2, 3, 3),
-            &[(0, 0.5), (1, 1.0), (2, 1.0), (5, 1.0), (6, 0.7), (8, 0.1), (99, 0.1)],
+            &[
+                (0, 0.5),
+                (1, 1.0),
+                (2, 1.0),
+                (5, 1.0),
+                (6, 0.7),
+                (8, 0.1),
+                (99, 0.1),
+            ],
         ),
         (
             Schedule::warmup_stable_then(1.0, 2, 3, Schedule::one_minus_square_root(1.0, 0.0, 4)),
@@ -66,22 +115,35 @@ fn the_inverse_square_root_is_that_of_the_transformer() {
     let schedule = Schedule::inverse_square_root((width * warmup as f64).powf(-0.5), warmup);
     for step in [1, 2, 100, 3999, 4000, 4001, 8000, 100_000] {
         let (t, warmup) = (step as f64, warmup as f64);
-        near(schedule.at(step - 1), width.powf(-0.5) * f64::min(t.powf(-0.5), t * warmup.powf(-1.5)));
+        near(
+            schedule.at(step - 1),
+            width.powf(-0.5) * f64::min(t.powf(-0.5), t * warmup.powf(-1.5)),
+        );
     }
 }
 
 #[test]
 fn joined_schedules_count_anew() {
-    let schedule =
-        Schedule::constant(1.0).then(2, Schedule::linear(0.5, 0.0, 5)).then(4, Schedule::constant(3.0));
-    assert_eq!([0, 1, 2, 3, 4, 5].map(|step| schedule.at(step)), [1.0, 1.0, 0.5, 0.4, 3.0, 3.0]);
+    let schedule = Schedule::constant(1.0)
+        .then(2, Schedule::linear(0.5, 0.0, 5))
+        .then(4, Schedule::constant(3.0));
+    assert_eq!(
+        [0, 1, 2, 3, 4, 5].map(|step| schedule.at(step)),
+        [1.0, 1.0, 0.5, 0.4, 3.0, 3.0]
+    );
     // However they are put together, and parts that never come.
     let [a, b, c] = [1.0, 2.0, 3.0].map(Schedule::constant);
     let nested = a.clone().then(2, b.clone().then(2, c.clone()));
     assert_eq!(nested, a.clone().then(2, b.clone()).then(4, c.clone()));
-    assert_eq!(a.clone().then(3, b.clone()).then(2, c.clone()), a.clone().then(2, c.clone()));
+    assert_eq!(
+        a.clone().then(3, b.clone()).then(2, c.clone()),
+        a.clone().then(2, c.clone())
+    );
     assert_eq!(a.clone().then(0, b.clone()), b);
-    assert_eq!(a.clone().then(u64::MAX, b.then(2, c)), a.then(u64::MAX, Schedule::constant(2.0)));
+    assert_eq!(
+        a.clone().then(u64::MAX, b.then(2, c)),
+        a.then(u64::MAX, Schedule::constant(2.0))
+    );
 }
 
 /// What is said of one part of a schedule holds for the whole, so that a `relative` in the wrong place is no
@@ -93,7 +155,11 @@ fn parts_of_a_schedule_drive_the_same() {
     assert_eq!(rise().relative().then(4, fall()), whole().relative());
     assert_eq!(rise().then(4, fall().relative()), whole().relative());
     assert_eq!(rise().then(4, fall().field("lambda")), whole().field("lambda"));
-    assert_eq!(rise().field("rho").then(4, fall().field("lambda")), whole().field("rho"), "the first counts");
+    assert_eq!(
+        rise().field("rho").then(4, fall().field("lambda")),
+        whole().field("rho"),
+        "the first counts"
+    );
 }
 
 #[test]
@@ -120,9 +186,15 @@ fn schedules_without_steps_have_values_all_the_same() {
 #[test]
 fn phases_may_be_as_long_as_a_count_can_be() {
     let for_ever = Schedule::warmup_stable_decay(1.0, 0.0, 100, u64::MAX, 1000);
-    for (step, rate) in
-        [(0, 0.01), (49, 0.5), (99, 1.0), (100, 1.0), (1_000_000, 1.0), (u64::MAX - 1, 1.0), (u64::MAX, 1.0)]
-    {
+    for (step, rate) in [
+        (0, 0.01),
+        (49, 0.5),
+        (99, 1.0),
+        (100, 1.0),
+        (1_000_000, 1.0),
+        (u64::MAX - 1, 1.0),
+        (u64::MAX, 1.0),
+    ] {
         near(for_ever.at(step), rate);
     }
     let schedules = [
@@ -149,12 +221,19 @@ fn phases_may_be_as_long_as_a_count_can_be() {
     ];
     for schedule in schedules {
         for step in [0, 1, 1 << 32, u64::MAX / 2, u64::MAX - 1, u64::MAX] {
-            assert!(schedule.at(step).is_finite(), "{schedule:?} at {step}: {}", schedule.at(step));
+            assert!(
+                schedule.at(step).is_finite(),
+                "{schedule:?} at {step}: {}",
+                schedule.at(step)
+            );
         }
     }
     assert_eq!(Schedule::exponential(2.0, 1.5, 10).at(u64::MAX), f64::MAX);
     assert_eq!(Schedule::exponential(0.0, 1.5, 10).at(u64::MAX), 0.0);
-    near(Schedule::inverse_square_root(1.0, 4).at(u64::MAX), 4f64.sqrt() / (u64::MAX as f64).sqrt());
+    near(
+        Schedule::inverse_square_root(1.0, 4).at(u64::MAX),
+        4f64.sqrt() / (u64::MAX as f64).sqrt(),
+    );
 }
 
 /// Restarts as they are defined, period by period. Where rounding puts a whole step right before the end of a
@@ -171,8 +250,22 @@ fn restarts_by_a_loop(step: u64, steps: u64, factor: f64) -> f64 {
 #[test]
 fn restarts_are_those_of_the_loop_over_all_periods() {
     for steps in [1, 2, 3, 10, 97, 1000] {
-        for factor in [1.0, 1.0 + 1e-12, 1.000_001, 1.001, 1.01, 1.1, 1.25, 1.5, 1.9, 2.0, 2.5, 3.0, 7.0, 1e6]
-        {
+        for factor in [
+            1.0,
+            1.0 + 1e-12,
+            1.000_001,
+            1.001,
+            1.01,
+            1.1,
+            1.25,
+            1.5,
+            1.9,
+            2.0,
+            2.5,
+            3.0,
+            7.0,
+            1e6,
+        ] {
             let schedule = Schedule::cosine_restarts(1.0, 0.0, steps, factor);
             for step in (0..3000).chain((3000..1_000_000).step_by(9973)) {
                 let (got, expected) = (schedule.at(step), restarts_by_a_loop(step, steps, factor));
@@ -203,7 +296,11 @@ fn restarts_are_exact_where_a_period_starts() {
         let (mut start, mut length) = (0.0, steps as f64);
         for period in 0..=most {
             let step = f64::round(start) as u64;
-            assert_eq!(schedule.at(step), 0.3, "{steps} times {factor}, period {period}, step {step}");
+            assert_eq!(
+                schedule.at(step),
+                0.3,
+                "{steps} times {factor}, period {period}, step {step}"
+            );
             if step > 0 && step < 1 << 50 && length > 4.0 {
                 assert!(
                     schedule.at(step - 1) < 0.2,

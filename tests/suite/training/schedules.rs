@@ -18,13 +18,20 @@ use support::threads::on;
 
 /// A vector under 0 and a matrix under 1.
 fn variables() -> Vars {
-    model(&[random(1, &[3], DType::F32, &Device::Cpu), random(2, &[3, 3], DType::F32, &Device::Cpu)])
+    model(&[
+        random(1, &[3], DType::F32, &Device::Cpu),
+        random(2, &[3, 3], DType::F32, &Device::Cpu),
+    ])
 }
 
 /// What Muon's documentation recommends: matrices with Muon, the rest with AdamW, each with its rate.
 fn mixed(model: &Vars) -> StateTree {
     let choose = |_: &str, x: Parameter<'_>| -> Option<Box<dyn Rule>> {
-        Some(if x.rank() == 2 { Box::new(Muon::new(0.02)) } else { Box::new(AdamW::new(3e-4)) })
+        Some(if x.rank() == 2 {
+            Box::new(Muon::new(0.02))
+        } else {
+            Box::new(AdamW::new(3e-4))
+        })
     };
     setup_with(model, choose).expect("a state")
 }
@@ -48,7 +55,9 @@ fn step(model: &Vars, state: &mut StateTree) -> Outcome {
 }
 
 fn restored(file: &[u8], state: &mut StateTree) {
-    open(file).and_then(|file| file.restore(state)).expect("a restore");
+    open(file)
+        .and_then(|file| file.restore(state))
+        .expect("a restore");
 }
 
 /// What a state with schedules is: rates of the leaves' own, a count of steps, and who follows what.
@@ -71,7 +80,9 @@ impl Expected {
     }
 
     fn is_absolute(&self, path: &str) -> bool {
-        self.schedules.get(path).is_some_and(|(schedule, _)| !is_relative(schedule))
+        self.schedules
+            .get(path)
+            .is_some_and(|(schedule, _)| !is_relative(schedule))
     }
 }
 
@@ -84,14 +95,18 @@ fn is_relative(schedule: &Schedule) -> bool {
 fn a_rate_is_a_function_of_the_own_rate_and_the_count() {
     for seed in 0..300 {
         let dice = &mut Dice(seed);
-        let mut model =
-            vec![random(1, &[2], DType::F32, &Device::Cpu), random(2, &[2], DType::F32, &Device::Cpu)]
-                .into_iter()
-                .map(|x| Var::from_tensor(&x).expect("a variable"))
-                .collect::<Vec<_>>();
+        let mut model = vec![
+            random(1, &[2], DType::F32, &Device::Cpu),
+            random(2, &[2], DType::F32, &Device::Cpu),
+        ]
+        .into_iter()
+        .map(|x| Var::from_tensor(&x).expect("a variable"))
+        .collect::<Vec<_>>();
         let mut state = setup(Adam::new(0.5), &model).expect("a state");
-        let mut expected =
-            Expected { own: BTreeMap::from([("0".into(), 0.5), ("1".into(), 0.5)]), ..Default::default() };
+        let mut expected = Expected {
+            own: BTreeMap::from([("0".into(), 0.5), ("1".into(), 0.5)]),
+            ..Default::default()
+        };
         for operation in 0..40 {
             let path = dice.below(model.len()).to_string();
             let rate = dice.of(&[0.5, 0.25, 1.0]);
@@ -107,8 +122,10 @@ fn a_rate_is_a_function_of_the_own_rate_and_the_count() {
                     let outcome = update(&mut state, &model, &gradients).expect("an update");
                     let moves = state.leaves().any(|leaf| !leaf.is_frozen());
                     assert_eq!(outcome.has_stepped(), moves);
-                    let first =
-                        state.leaves().find(|leaf| !leaf.is_frozen()).map(|leaf| expected.rate(leaf.path()));
+                    let first = state
+                        .leaves()
+                        .find(|leaf| !leaf.is_frozen())
+                        .map(|leaf| expected.rate(leaf.path()));
                     assert_eq!(
                         outcome.learning_rate, first,
                         "seed {seed}, {operation}: the rate of the step"
@@ -117,7 +134,10 @@ fn a_rate_is_a_function_of_the_own_rate_and_the_count() {
                 }
                 4 => {
                     let gradients = grads(model.iter().map(|x| x.affine(f64::INFINITY, 0.0).ok()));
-                    let _ = Update::new(&mut state).finite_only().apply(&model, &gradients).expect("a skip");
+                    let _ = Update::new(&mut state)
+                        .finite_only()
+                        .apply(&model, &gradients)
+                        .expect("a skip");
                 }
                 5 => {
                     let adjusted = state.at(&path).and_then(|mut leaf| leaf.adjust(rate));
@@ -129,10 +149,16 @@ fn a_rate_is_a_function_of_the_own_rate_and_the_count() {
                 }
                 6 => {
                     let leaf = state.at(&path).expect("a leaf");
-                    if dice.one_in(2) { leaf.freeze() } else { leaf.thaw() }
+                    if dice.one_in(2) {
+                        leaf.freeze()
+                    } else {
+                        leaf.thaw()
+                    }
                 }
                 7 => {
-                    let replaced = state.at(&path).and_then(|leaf| leaf.replace(Descent::new(rate), &model));
+                    let replaced = state
+                        .at(&path)
+                        .and_then(|leaf| leaf.replace(Descent::new(rate), &model));
                     let is_refused = expected.is_absolute(&path) && expected.own[&path] != rate;
                     assert_eq!(replaced.is_err(), is_refused, "seed {seed}, {operation}");
                     // The file below needs one rule for all.
@@ -169,7 +195,10 @@ fn a_rate_is_a_function_of_the_own_rate_and_the_count() {
                     state = other;
                 }
                 10 => {
-                    state.at(&path).and_then(|mut leaf| leaf.schedule(curve.clone())).expect("a schedule");
+                    state
+                        .at(&path)
+                        .and_then(|mut leaf| leaf.schedule(curve.clone()))
+                        .expect("a schedule");
                     expected.schedules.insert(path, (curve, false));
                 }
                 11 => {
@@ -182,7 +211,10 @@ fn a_rate_is_a_function_of_the_own_rate_and_the_count() {
                         "seed {seed}, {operation}"
                     );
                     if !is_refused {
-                        let paths = expected.own.keys().map(|path| (path.clone(), (curve.clone(), true)));
+                        let paths = expected
+                            .own
+                            .keys()
+                            .map(|path| (path.clone(), (curve.clone(), true)));
                         expected.schedules = paths.collect();
                         expected.for_all = Some(curve);
                     }
@@ -192,8 +224,16 @@ fn a_rate_is_a_function_of_the_own_rate_and_the_count() {
             assert_eq!(state.steps(), expected.steps, "seed {seed}, {operation}");
             for leaf in state.leaves() {
                 let found = (leaf.field("eta"), leaf.learning_rate());
-                let rate = (Some(expected.own[leaf.path()].into()), Some(expected.rate(leaf.path())));
-                assert_eq!(found, rate, "seed {seed}, {operation}, {:?}: {expected:?}", leaf.path());
+                let rate = (
+                    Some(expected.own[leaf.path()].into()),
+                    Some(expected.rate(leaf.path())),
+                );
+                assert_eq!(
+                    found,
+                    rate,
+                    "seed {seed}, {operation}, {:?}: {expected:?}",
+                    leaf.path()
+                );
             }
         }
     }
@@ -214,7 +254,9 @@ fn a_run_that_is_stopped_and_resumed_is_one_run() {
     let train = |model: &Vars, state: &mut StateTree, until: u64| {
         while state.steps() < until {
             let seed = 10 + state.steps();
-            let gradients = model.values().map(|x| Some(random(seed, x.dims(), DType::F32, &Device::Cpu)));
+            let gradients = model
+                .values()
+                .map(|x| Some(random(seed, x.dims(), DType::F32, &Device::Cpu)));
             let outcome = update(state, model, &grads(gradients)).expect("an update");
             assert_eq!(outcome.warnings, []);
         }
@@ -229,7 +271,9 @@ fn a_run_that_is_stopped_and_resumed_is_one_run() {
     for until in stops.into_iter().chain([STEPS]) {
         let (model, mut state) = fresh();
         if let Some(file) = &file {
-            open(file).and_then(|file| file.restore_with_model(&mut state, &model)).expect("a restore");
+            open(file)
+                .and_then(|file| file.restore_with_model(&mut state, &model))
+                .expect("a restore");
         }
         // What comes after the save is lost with the process.
         file = Some(train(&model, &mut state, until));
@@ -247,9 +291,18 @@ fn t23_a_schedule_advances_with_applied_steps() {
     state.schedule(schedule.clone()).expect("a schedule");
     let finite = grads([Some(random(2, &[3], DType::F32, &Device::Cpu))]);
     let infinite = grads([finite["0"].affine(f64::INFINITY, 0.0).ok()]);
-    let calls = [(&finite, 0), (&infinite, 0), (&finite, 1), (&finite, 1), (&finite, 2)];
+    let calls = [
+        (&finite, 0),
+        (&infinite, 0),
+        (&finite, 1),
+        (&finite, 1),
+        (&finite, 2),
+    ];
     for (gradient, steps) in calls {
-        Update::new(&mut state).finite_only().apply(&x, gradient).expect("an update");
+        Update::new(&mut state)
+            .finite_only()
+            .apply(&x, gradient)
+            .expect("an update");
         assert_eq!((state.steps(), rates(&state)), (steps, vec![schedule.at(steps)]));
     }
     update(&mut state, &x, &grads([None])).expect_err("no gradient");
@@ -265,25 +318,48 @@ fn t23_a_schedule_advances_with_applied_steps() {
     let outcome = begun.finish().expect("a step");
     assert_eq!((outcome.learning_rate, state.steps()), (Some(1.0), 1));
     // One that is dropped does not count.
-    Update::new(&mut state).begin(&x).and_then(|begun| begun.push("0", finite["0"].clone())).expect("a push");
+    Update::new(&mut state)
+        .begin(&x)
+        .and_then(|begun| begun.push("0", finite["0"].clone()))
+        .expect("a push");
     assert_eq!((state.steps(), rates(&state)), (1, vec![schedule.at(1)]));
     // The functional form counts in the state that it returns.
-    let parameters = x.iter().map(|(path, x)| (path.clone(), x.as_detached_tensor())).collect();
-    let (next, ..) = Update::functional(&state).apply(&parameters, &finite).expect("a step");
-    assert_eq!((state.steps(), next.steps(), rates(&next)), (1, 2, vec![schedule.at(2)]));
+    let parameters = x
+        .iter()
+        .map(|(path, x)| (path.clone(), x.as_detached_tensor()))
+        .collect();
+    let (next, ..) = Update::functional(&state)
+        .apply(&parameters, &finite)
+        .expect("a step");
+    assert_eq!(
+        (state.steps(), next.steps(), rates(&next)),
+        (1, 2, vec![schedule.at(2)])
+    );
 }
 
 #[test]
 fn one_schedule_for_different_rates_is_refused_and_names_two_leaves() {
     let model = variables();
     let mut state = mixed(&model);
-    let error = state.schedule(Schedule::cosine(0.02, 0.0, 100)).expect_err("refused");
+    let error = state
+        .schedule(Schedule::cosine(0.02, 0.0, 100))
+        .expect_err("refused");
     let flattened = "one schedule would make two different values equal: its eta, 0.02, and that of \"0\", \
                      0.0003";
-    is_kind(&error, ErrorKind::Argument, &[flattened, "Schedule::relative", "state.at(path)", "adjust"]);
-    assert_eq!((error.path(), rates(&state)), (Some("1"), vec![3e-4, 0.02]), "nothing has changed: {error}");
+    is_kind(
+        &error,
+        ErrorKind::Argument,
+        &[flattened, "Schedule::relative", "state.at(path)", "adjust"],
+    );
+    assert_eq!(
+        (error.path(), rates(&state)),
+        (Some("1"), vec![3e-4, 0.02]),
+        "nothing has changed: {error}"
+    );
 
-    state.schedule(Schedule::linear(0.5, 1.0, 2).relative()).expect("factors");
+    state
+        .schedule(Schedule::linear(0.5, 1.0, 2).relative())
+        .expect("factors");
     for steps in 0..4 {
         let factor = [0.5, 0.75, 1.0, 1.0][steps as usize];
         assert_eq!(rates(&state), [3e-4 * factor, 0.02 * factor], "exactly");
@@ -291,21 +367,34 @@ fn one_schedule_for_different_rates_is_refused_and_names_two_leaves() {
         step(&model, &mut state);
     }
     state.adjust(0.01).expect("one rate");
-    state.schedule(Schedule::cosine(0.02, 0.0, 100)).expect("leaves of one rate");
+    state
+        .schedule(Schedule::cosine(0.02, 0.0, 100))
+        .expect("leaves of one rate");
     assert_eq!(rates(&state), [Schedule::cosine(0.02, 0.0, 100).at(4); 2]);
 }
 
 /// A later schedule takes the place of an earlier one for the same numbers, whatever they are called.
 #[test]
 fn schedules_drive_numbers_of_parts_and_members() {
-    let chain = || OptimiserChain::new((WeightDecay::new(0.1), AdamW { lambda: 0.5, ..AdamW::new(1e-3) }));
+    let chain = || {
+        OptimiserChain::new((
+            WeightDecay::new(0.1),
+            AdamW {
+                lambda: 0.5,
+                ..AdamW::new(1e-3)
+            },
+        ))
+    };
     let half = |field: &str| Schedule::constant(0.5).relative().field(field);
     let set = |field: &str, value| Schedule::constant(value).field(field);
     // Schedules in their order, each with its part, and the fields of two leaves that act then.
     let fields = ["0.lambda", "1.eta", "1.beta", "1.lambda"];
     type Given = Vec<(&'static str, Schedule)>;
     let cases: [(Given, [[FieldValue; 4]; 2]); 7] = [
-        (vec![("", set("eta", 1.0))], [[0.1.into(), 1.0.into(), (0.9, 0.999).into(), 0.5.into()]; 2]),
+        (
+            vec![("", set("eta", 1.0))],
+            [[0.1.into(), 1.0.into(), (0.9, 0.999).into(), 0.5.into()]; 2],
+        ),
         (
             vec![("", half("0.lambda")), ("1", half("1.lambda"))],
             [
@@ -340,12 +429,19 @@ fn schedules_drive_numbers_of_parts_and_members() {
     for (given, expected) in cases {
         let mut state = setup(chain(), &variables()).expect("a state");
         for (path, schedule) in &given {
-            state.at(path).and_then(|mut part| part.schedule(schedule.clone())).expect("a schedule");
+            state
+                .at(path)
+                .and_then(|mut part| part.schedule(schedule.clone()))
+                .expect("a schedule");
         }
         for (leaf, expected) in state.leaves().zip(expected) {
             let got = fields.map(|field| leaf.acting().field(field).expect("a field"));
             assert_eq!(got, expected, "{:?} of {given:?}", leaf.path());
-            assert_eq!(format!("{:?}", leaf.optimiser()), format!("{:?}", chain()), "the own ones stay");
+            assert_eq!(
+                format!("{:?}", leaf.optimiser()),
+                format!("{:?}", chain()),
+                "the own ones stay"
+            );
         }
     }
 }
@@ -353,23 +449,61 @@ fn schedules_drive_numbers_of_parts_and_members() {
 /// All is refused when a schedule is given, and nothing changes.
 #[test]
 fn what_cannot_be_driven_is_refused() {
-    let chain = OptimiserChain::new((WeightDecay::new(0.5), AdamW { lambda: 0.25, ..AdamW::new(0.5) }));
+    let chain = OptimiserChain::new((
+        WeightDecay::new(0.5),
+        AdamW {
+            lambda: 0.25,
+            ..AdamW::new(0.5)
+        },
+    ));
     let mut state = setup(chain, &variables()).expect("a state");
     let one = || Schedule::constant(1e-3);
     let cases: [(Schedule, ErrorKind, &[&str]); 12] = [
-        (one().field("rho"), ErrorKind::UnknownName, &["no field \"rho\"", "lambda"]),
-        (one().field("beta3"), ErrorKind::UnknownName, &["no field \"beta3\""]),
-        (one().field("beta0"), ErrorKind::UnknownName, &["no field \"beta0\""]),
-        (one().field("beta"), ErrorKind::Argument, &["its beta is (0.9, 0.999)", "`beta1`"]),
+        (
+            one().field("rho"),
+            ErrorKind::UnknownName,
+            &["no field \"rho\"", "lambda"],
+        ),
+        (
+            one().field("beta3"),
+            ErrorKind::UnknownName,
+            &["no field \"beta3\""],
+        ),
+        (
+            one().field("beta0"),
+            ErrorKind::UnknownName,
+            &["no field \"beta0\""],
+        ),
+        (
+            one().field("beta"),
+            ErrorKind::Argument,
+            &["its beta is (0.9, 0.999)", "`beta1`"],
+        ),
         (
             one().relative().field("lambda"),
             ErrorKind::Argument,
             &["0.lambda = 0.5, 1.lambda = 0.25", "Schedule::field(\"0.lambda\")"],
         ),
-        (one().field("1.couple"), ErrorKind::Argument, &["its 1.couple is true"]),
-        (Schedule::constant(f64::NAN), ErrorKind::Argument, &["Schedule: eta is NaN", "a finite number"]),
-        (Schedule::exponential(0.0, f64::INFINITY, 2), ErrorKind::Argument, &["Schedule: eta is inf"]),
-        (Schedule::constant(-1.0).relative(), ErrorKind::Argument, &["in step 0", "\"0\"", "eta is -0.5"]),
+        (
+            one().field("1.couple"),
+            ErrorKind::Argument,
+            &["its 1.couple is true"],
+        ),
+        (
+            Schedule::constant(f64::NAN),
+            ErrorKind::Argument,
+            &["Schedule: eta is NaN", "a finite number"],
+        ),
+        (
+            Schedule::exponential(0.0, f64::INFINITY, 2),
+            ErrorKind::Argument,
+            &["Schedule: eta is inf"],
+        ),
+        (
+            Schedule::constant(-1.0).relative(),
+            ErrorKind::Argument,
+            &["in step 0", "\"0\"", "eta is -0.5"],
+        ),
         (
             Schedule::linear(0.5, -0.5, 100),
             ErrorKind::Argument,
@@ -380,14 +514,20 @@ fn what_cannot_be_driven_is_refused() {
             ErrorKind::Argument,
             &["leaves the range", "beta is (1.1, 0.999)"],
         ),
-        (Schedule::exponential(0.1, 1.1, 1).field("beta1"), ErrorKind::Argument, &["leaves the range"]),
+        (
+            Schedule::exponential(0.1, 1.1, 1).field("beta1"),
+            ErrorKind::Argument,
+            &["leaves the range"],
+        ),
     ];
     for (schedule, kind, words) in cases {
         let error = state.schedule(schedule.clone()).expect_err("refused");
         assert_eq!(error.kind(), kind, "{schedule:?}: {error}");
         says(&error, words);
         assert!(
-            state.leaves().all(|leaf| std::ptr::eq(leaf.acting(), leaf.optimiser())),
+            state
+                .leaves()
+                .all(|leaf| std::ptr::eq(leaf.acting(), leaf.optimiser())),
             "nothing has changed"
         );
     }
@@ -408,11 +548,17 @@ fn what_cannot_be_driven_is_refused() {
     let mut empty = setup(Adam::new(0.5), &variables()).expect("a state");
     empty.remove("").expect("no leaf is left");
     let error = empty.schedule(one()).expect_err("no leaf");
-    is_kind(&error, ErrorKind::UnknownName, &["selects no leaf", "`add` parameters to the state first"]);
+    is_kind(
+        &error,
+        ErrorKind::UnknownName,
+        &["selects no leaf", "`add` parameters to the state first"],
+    );
     // What is cut before it leaves, and what grows for as long as one likes.
     let staying = [
         Schedule::linear(0.5, -0.5, 100).then(50, Schedule::constant(0.0)),
-        Schedule::constant(1.0).then(5, Schedule::linear(0.5, -0.5, 100)).then(50, Schedule::constant(0.0)),
+        Schedule::constant(1.0)
+            .then(5, Schedule::linear(0.5, -0.5, 100))
+            .then(50, Schedule::constant(0.0)),
         Schedule::exponential(1e-7, 1.1, 1),
         Schedule::exponential(2.0, 1.1, 1).relative(),
         Schedule::one_cycle(0.5, 3),
@@ -423,7 +569,9 @@ fn what_cannot_be_driven_is_refused() {
         Schedule::linear(0.0, 0.5, u64::MAX),
     ];
     for schedule in staying {
-        state.schedule(schedule.clone()).unwrap_or_else(|error| panic!("{schedule:?}: {error}"));
+        state
+            .schedule(schedule.clone())
+            .unwrap_or_else(|error| panic!("{schedule:?}: {error}"));
     }
 }
 
@@ -441,25 +589,46 @@ fn by_hand_an_own_rate_is_set_unless_a_schedule_alone_decides() {
     ];
     for field in ["eta", "1.eta", "2.eta"] {
         let value = if field == "1.eta" { 0.2 } else { 0.1 };
-        let error =
-            state.all().adjust_fields([("0.rho", 0.5.into()), (field, value.into())]).expect_err(field);
+        let error = state
+            .all()
+            .adjust_fields([("0.rho", 0.5.into()), (field, value.into())])
+            .expect_err(field);
         is_kind(&error, ErrorKind::Argument, &words);
         let rho = state.leaf("0").and_then(|leaf| leaf.field("0.rho"));
-        assert_eq!((error.path(), rho), (Some("0"), Some(0.9.into())), "nothing has changed");
+        assert_eq!(
+            (error.path(), rho),
+            (Some("0"), Some(0.9.into())),
+            "nothing has changed"
+        );
     }
     state.adjust(0.5).expect("the rate that it has");
     // A schedule of one member leaves the others to the user.
-    state.schedule(Schedule::constant(0.25).field("2.eta")).expect("a schedule");
+    state
+        .schedule(Schedule::constant(0.25).field("2.eta"))
+        .expect("a schedule");
     state.all().adjust_field("1.eta", 0.5).expect("a rate");
     assert_eq!(rates(&state), [0.125; 2]);
 
-    state.schedule(Schedule::constant(0.5).relative()).expect("a schedule");
+    state
+        .schedule(Schedule::constant(0.5).relative())
+        .expect("a schedule");
     state.adjust(0.125).expect("an own rate");
-    assert_eq!((own(&state, "eta"), rates(&state)), (vec![Some(0.125.into()); 2], vec![0.0625; 2]));
+    assert_eq!(
+        (own(&state, "eta"), rates(&state)),
+        (vec![Some(0.125.into()); 2], vec![0.0625; 2])
+    );
     // A name that reaches several sets all of them, or none.
-    let chain = OptimiserChain::new((WeightDecay::new(0.5), AdamW { lambda: 0.25, ..AdamW::new(0.5) }));
+    let chain = OptimiserChain::new((
+        WeightDecay::new(0.5),
+        AdamW {
+            lambda: 0.25,
+            ..AdamW::new(0.5)
+        },
+    ));
     let mut state = setup(chain, &model).expect("a state");
-    state.schedule(Schedule::constant(0.125).field("0.lambda")).expect("a schedule");
+    state
+        .schedule(Schedule::constant(0.125).field("0.lambda"))
+        .expect("a schedule");
     is_kind(
         &state.all().adjust_field("lambda", 0.1).expect_err("refused"),
         ErrorKind::Argument,
@@ -467,20 +636,35 @@ fn by_hand_an_own_rate_is_set_unless_a_schedule_alone_decides() {
     );
     state.all().adjust_field("1.lambda", 0.1).expect("another one");
     // Of a pair the number is set that no schedule drives.
-    state.schedule(Schedule::constant(0.5).field("beta1")).expect("a schedule");
+    state
+        .schedule(Schedule::constant(0.5).field("beta1"))
+        .expect("a schedule");
     state.all().adjust_field("beta", (0.1, 0.2)).expect_err("both");
-    state.all().adjust_field("beta", (0.9, 0.2)).expect("the other number");
+    state
+        .all()
+        .adjust_field("beta", (0.9, 0.2))
+        .expect("the other number");
     assert_eq!(acting(&state, "beta"), [Some((0.5, 0.2).into()); 2]);
     let mut plateau = ReduceOnPlateau::new().field("beta1");
-    is_kind(&plateau.observe(1.0, &mut state).expect_err("refused"), ErrorKind::Argument, &["its beta1"]);
+    is_kind(
+        &plateau.observe(1.0, &mut state).expect_err("refused"),
+        ErrorKind::Argument,
+        &["its beta1"],
+    );
 
     // The trait of candle-nn sets rates by hand, too; its next step returns the error.
     let x = Var::ones(2, DType::F32, &Device::Cpu).expect("a variable");
     let mut optimizer = CandleOptimizer::new(vec![x.clone()], Adam::new(0.5)).expect("an optimiser");
-    optimizer.state_mut().schedule(Schedule::constant(0.5).relative()).expect("a schedule");
+    optimizer
+        .state_mut()
+        .schedule(Schedule::constant(0.5).relative())
+        .expect("a schedule");
     optimizer.set_learning_rate(0.25);
     assert_eq!(optimizer.learning_rate(), 0.125);
-    optimizer.state_mut().schedule(Schedule::constant(0.5)).expect("a schedule");
+    optimizer
+        .state_mut()
+        .schedule(Schedule::constant(0.5))
+        .expect("a schedule");
     optimizer.set_learning_rate(0.125);
     let loss = x.sqr().and_then(|x| x.sum_all()).expect("a loss");
     let error = optimizer.backward_step(&loss).expect_err("refused").to_string();
@@ -488,28 +672,49 @@ fn by_hand_an_own_rate_is_set_unless_a_schedule_alone_decides() {
 
     // What a schedule makes of an own value has to be in range too.
     let mut state = setup(Adam::new(0.5), &model).expect("a state");
-    state.schedule(Schedule::linear(1.0, 2.0, 9).relative().field("beta1")).expect_err("0.9·2");
+    state
+        .schedule(Schedule::linear(1.0, 2.0, 9).relative().field("beta1"))
+        .expect_err("0.9·2");
     state.all().adjust_field("beta", (0.25, 0.5)).expect("a pair");
-    state.schedule(Schedule::linear(1.0, 2.0, 9).relative().field("beta1")).expect("0.25·2");
+    state
+        .schedule(Schedule::linear(1.0, 2.0, 9).relative().field("beta1"))
+        .expect("0.25·2");
     let error = state.all().adjust_field("beta", (0.5, 0.5)).expect_err("0.5·2");
-    is_kind(&error, ErrorKind::Argument, &["in step 9 the schedule leaves the range"]);
+    is_kind(
+        &error,
+        ErrorKind::Argument,
+        &["in step 9 the schedule leaves the range"],
+    );
     assert_eq!(own(&state, "beta"), [Some((0.25, 0.5).into()); 2]);
 }
 
 #[test]
 fn another_optimiser_and_new_leaves_go_on_under_the_schedules() {
-    for (curve, is_relative) in
-        [(Schedule::cosine(1e-3, 0.0, 40), false), (Schedule::cosine(1.0, 0.0, 40), true)]
-    {
-        let schedule = if is_relative { curve.clone().relative() } else { curve.clone() };
+    for (curve, is_relative) in [
+        (Schedule::cosine(1e-3, 0.0, 40), false),
+        (Schedule::cosine(1.0, 0.0, 40), true),
+    ] {
+        let schedule = if is_relative {
+            curve.clone().relative()
+        } else {
+            curve.clone()
+        };
         let model = variables();
         let mut state = setup(AdamW::new(1e-3), &model).expect("a state");
         state.schedule(schedule).expect("a schedule");
-        state.schedule(Schedule::constant(0.5).relative().field("lambda")).expect("a schedule");
+        state
+            .schedule(Schedule::constant(0.5).relative().field("lambda"))
+            .expect("a schedule");
         (0..10).for_each(|_| drop(step(&model, &mut state)));
         // Into another store and a chain.
         let rule = |eta| OptimiserChain::new((ClipGlobalNorm::new(1.0), StoreAs::all(Q8, AdamW::new(eta))));
-        let rate = |own: f64| if is_relative { own * curve.at(10) } else { curve.at(10) };
+        let rate = |own: f64| {
+            if is_relative {
+                own * curve.at(10)
+            } else {
+                curve.at(10)
+            }
+        };
         let replaced = state.at("0").and_then(|leaf| leaf.replace(rule(4e-3), &model));
         if is_relative {
             replaced.expect("another rate");
@@ -521,31 +726,55 @@ fn another_optimiser_and_new_leaves_go_on_under_the_schedules() {
             ];
             is_kind(&replaced.expect_err("no effect"), ErrorKind::Argument, &words);
         }
-        state.at("0").and_then(|leaf| leaf.replace(rule(1e-3), &model)).expect("the same rate");
+        state
+            .at("0")
+            .and_then(|leaf| leaf.replace(rule(1e-3), &model))
+            .expect("the same rate");
         assert_eq!(rates(&state), [rate(1e-3); 2]);
-        let change =
-            state.at("0").and_then(|leaf| leaf.replace(Momentum::new(1e-3), &model)).expect("momentum");
-        assert!(change[0].dropped.contains(&"schedule of lambda".to_string()), "{change:?}");
+        let change = state
+            .at("0")
+            .and_then(|leaf| leaf.replace(Momentum::new(1e-3), &model))
+            .expect("momentum");
+        assert!(
+            change[0].dropped.contains(&"schedule of lambda".to_string()),
+            "{change:?}"
+        );
 
         let mut larger = model.clone();
-        larger.insert("2".to_string(), Var::zeros(2, DType::F32, &Device::Cpu).expect("a variable"));
+        larger.insert(
+            "2".to_string(),
+            Var::zeros(2, DType::F32, &Device::Cpu).expect("a variable"),
+        );
         let added = state.add(AdamW::new(8e-3), &larger);
         if is_relative {
             added.expect("a leaf");
             assert_eq!(rates(&state)[2], rate(8e-3));
         } else {
-            let words = ["one schedule would make two different values equal: its eta, 0.008, and that of \
-                          \"0\", 0.001"];
+            let words = [
+                "one schedule would make two different values equal: its eta, 0.008, and that of \
+                          \"0\", 0.001",
+            ];
             is_kind(&added.expect_err("another rate"), ErrorKind::Argument, &words);
             state.add(AdamW::new(1e-3), &larger).expect("the same rate");
             assert_eq!(rates(&state)[2], rate(1e-3));
         }
-        assert_eq!(acting(&state, "lambda")[2], Some(0.005.into()), "what was given to all");
-        state.at("2").and_then(|leaf| leaf.replace(AccumGrad::new(2), &larger)).expect("no rate at all");
+        assert_eq!(
+            acting(&state, "lambda")[2],
+            Some(0.005.into()),
+            "what was given to all"
+        );
+        state
+            .at("2")
+            .and_then(|leaf| leaf.replace(AccumGrad::new(2), &larger))
+            .expect("no rate at all");
         (0..10).for_each(|_| drop(step(&larger, &mut state)));
         assert_eq!(
             state.leaf("1").and_then(|leaf| leaf.learning_rate()),
-            Some(if is_relative { 1e-3 * curve.at(20) } else { curve.at(20) })
+            Some(if is_relative {
+                1e-3 * curve.at(20)
+            } else {
+                curve.at(20)
+            })
         );
     }
 }
@@ -554,12 +783,18 @@ fn another_optimiser_and_new_leaves_go_on_under_the_schedules() {
 #[test]
 fn new_leaves_get_the_schedules_of_all_in_their_order() {
     let both = variables();
-    let first: Vars = both.iter().take(1).map(|(path, x)| (path.clone(), x.clone())).collect();
+    let first: Vars = both
+        .iter()
+        .take(1)
+        .map(|(path, x)| (path.clone(), x.clone()))
+        .collect();
     let chain = || OptimiserChain::new((RMSProp::new(0.5), Descent::new(1.0)));
     let mut state = setup(Adam::new(0.5), &first).expect("a state");
     state.add(chain(), &both).expect("a chain");
     state.schedule(Schedule::constant(0.25)).expect("for both");
-    state.schedule(Schedule::constant(0.5).relative().field("0.eta")).expect("for the chain");
+    state
+        .schedule(Schedule::constant(0.5).relative().field("0.eta"))
+        .expect("for the chain");
     assert_eq!(rates(&state), [0.25, 0.25]);
     let file = file_of(Checkpoint::new(&state));
     for is_restored in [false, true] {
@@ -579,15 +814,24 @@ fn new_leaves_get_the_schedules_of_all_in_their_order() {
 fn schedules_stay_with_their_leaves() {
     let mut state = setup(Adam::new(0.5), &variables()).expect("a state");
     state.at("1").expect("a leaf").freeze();
-    state.schedule(Schedule::exponential(1.0, 0.5, 1).relative()).expect("a schedule");
+    state
+        .schedule(Schedule::exponential(1.0, 0.5, 1).relative())
+        .expect("a schedule");
     state.rename("", "layers").expect("new names");
     state.rename("layers", "").expect("the old names");
     let mut state = state.try_clone().expect("a copy");
-    let longer =
-        model(&[random(1, &[3], DType::F32, &Device::Cpu), random(2, &[5, 3], DType::F32, &Device::Cpu)]);
-    state.resize_rows("1", &longer, &[Some(0), Some(1), Some(2), None, None]).expect("more rows");
+    let longer = model(&[
+        random(1, &[3], DType::F32, &Device::Cpu),
+        random(2, &[5, 3], DType::F32, &Device::Cpu),
+    ]);
+    state
+        .resize_rows("1", &longer, &[Some(0), Some(1), Some(2), None, None])
+        .expect("more rows");
     state.set_steps(2).expect("a count");
-    assert_eq!((rates(&state), own(&state, "eta")), (vec![0.125; 2], vec![Some(0.5.into()); 2]));
+    assert_eq!(
+        (rates(&state), own(&state, "eta")),
+        (vec![0.125; 2], vec![Some(0.5.into()); 2])
+    );
     state.remove("0").expect("a leaf less");
     state.set_steps(1).expect("a count");
     assert_eq!(rates(&state), [0.25]);
@@ -598,9 +842,14 @@ fn schedules_stay_with_their_leaves() {
 fn leaves_share_what_acts() {
     let mut state = setup(Adam::new(0.5), &variables()).expect("a state");
     let places = |state: &StateTree| -> Vec<*const ()> {
-        state.leaves().map(|leaf| std::ptr::from_ref(leaf.acting()).cast()).collect()
+        state
+            .leaves()
+            .map(|leaf| std::ptr::from_ref(leaf.acting()).cast())
+            .collect()
     };
-    state.schedule(Schedule::constant(0.5).then(2, Schedule::linear(0.5, 0.0, 8))).expect("a schedule");
+    state
+        .schedule(Schedule::constant(0.5).then(2, Schedule::linear(0.5, 0.0, 8)))
+        .expect("a schedule");
     for (steps, rate) in [(1, 0.5), (2, 0.5), (4, 0.375), (6, 0.25)] {
         state.set_steps(steps).expect("a count");
         let now = places(&state);
@@ -616,7 +865,9 @@ fn a_file_has_the_count_the_schedules_and_own_values() {
     let plain = description(&state);
     assert!(plain.get("schedules").is_none() && plain["leaves"]["0"].get("schedules").is_none());
     assert_eq!(plain["steps"], 0);
-    state.schedule(Schedule::linear(1.0, 0.5, 4).relative()).expect("a schedule");
+    state
+        .schedule(Schedule::linear(1.0, 0.5, 4).relative())
+        .expect("a schedule");
     state
         .at("1")
         .and_then(|mut leaf| leaf.schedule(Schedule::constant(0.5).field("rho")))
@@ -629,15 +880,24 @@ fn a_file_has_the_count_the_schedules_and_own_values() {
         {"curve": curve, "field": null, "relative": true},
         {"curve": {"Constant": 0.5}, "field": "rho", "relative": false},
     ]);
-    assert_eq!((&pieces.description["schedules"], &pieces.description["steps"]), (&schedules, &2.into()));
-    assert_eq!(pieces.description["leaves"]["1"]["schedules"], serde_json::json!([0, 1]));
+    assert_eq!(
+        (&pieces.description["schedules"], &pieces.description["steps"]),
+        (&schedules, &2.into())
+    );
+    assert_eq!(
+        pieces.description["leaves"]["1"]["schedules"],
+        serde_json::json!([0, 1])
+    );
     assert_eq!(pieces.description["for_all"], serde_json::json!([0]));
 
     // The same in a process that says nothing of them.
     let mut same = fresh();
     same.adjust(7.0).expect("rates that are not the saved ones");
     restored(&file_of(Checkpoint::new(&state)), &mut same);
-    assert_eq!((same.steps(), rates(&same), own(&same, "eta")), (2, rates(&state), own(&state, "eta")));
+    assert_eq!(
+        (same.steps(), rates(&same), own(&same, "eta")),
+        (2, rates(&state), own(&state, "eta"))
+    );
     let mut same = fresh();
     restored(&file_of(Checkpoint::new(&state)), &mut same);
     assert_eq!(file_of(Checkpoint::new(&same)), file_of(Checkpoint::new(&state)));
@@ -648,25 +908,41 @@ fn a_file_has_the_count_the_schedules_and_own_values() {
 
     type Damage = fn(&mut serde_json::Value);
     let damage: [(&str, Damage); 7] = [
-        ("a schedule that is not there", |file| file["leaves"]["1"]["schedules"] = serde_json::json!([2])),
-        ("which the rule lacks", |file| file["schedules"][1]["field"] = "xi".into()),
-        ("leaves the range", |file| file["schedules"][1]["curve"]["Constant"] = (-1.0).into()),
-        ("not in order", |file| file["schedules"][1]["curve"] = serde_json::json!({"Joined": []})),
+        ("a schedule that is not there", |file| {
+            file["leaves"]["1"]["schedules"] = serde_json::json!([2])
+        }),
+        ("which the rule lacks", |file| {
+            file["schedules"][1]["field"] = "xi".into()
+        }),
+        ("leaves the range", |file| {
+            file["schedules"][1]["curve"]["Constant"] = (-1.0).into()
+        }),
+        ("not in order", |file| {
+            file["schedules"][1]["curve"] = serde_json::json!({"Joined": []})
+        }),
         ("equal", |file| file["schedules"][0]["relative"] = false.into()),
         ("not in order", |file| {
             let parts =
                 serde_json::json!([[0, {"Constant": 0.5}], [5, {"Constant": 0.5}], [3, {"Constant": 0.5}]]);
             file["schedules"][1]["curve"] = serde_json::json!({ "Joined": parts });
         }),
-        ("the count of applied steps", |file| file["steps"] = u64::MAX.into()),
+        ("the count of applied steps", |file| {
+            file["steps"] = u64::MAX.into()
+        }),
     ];
     for (words, damage) in damage {
         let mut damaged = pieces.clone();
         damage(&mut damaged.description);
         let mut other = fresh();
-        let error = open(&damaged.bytes()).and_then(|file| file.restore(&mut other)).expect_err("refused");
+        let error = open(&damaged.bytes())
+            .and_then(|file| file.restore(&mut other))
+            .expect_err("refused");
         says(&error, &[words]);
-        assert_eq!((other.steps(), rates(&other)), (0, vec![3e-4, 0.02]), "nothing has changed");
+        assert_eq!(
+            (other.steps(), rates(&other)),
+            (0, vec![3e-4, 0.02]),
+            "nothing has changed"
+        );
     }
 }
 
@@ -685,8 +961,9 @@ fn curves_of_every_kind_come_back() {
         Schedule::step(third, 0.7, 5),
         Schedule::inverse_square_root(third, 6),
         Schedule::warmup_stable_decay(third, 0.1, 3, 4, 5).then(15, Schedule::constant(0.7)),
-        (1..200)
-            .fold(Schedule::constant(third), |curve, i| curve.then(i, Schedule::constant(third / i as f64))),
+        (1..200).fold(Schedule::constant(third), |curve, i| {
+            curve.then(i, Schedule::constant(third / i as f64))
+        }),
     ];
     for curve in curves {
         let mut state = setup(Adam::new(third), &variables()).expect("a state");
@@ -696,7 +973,9 @@ fn curves_of_every_kind_come_back() {
         other.schedule(curve.clone()).expect("a schedule");
         assert!(other.warnings().is_empty(), "{curve:?} is another one");
         for step in [0, 1, 2, 5, 11, 100, u64::MAX / 2] {
-            [&mut state, &mut other].into_iter().for_each(|state| state.set_steps(step).expect("a count"));
+            [&mut state, &mut other]
+                .into_iter()
+                .for_each(|state| state.set_steps(step).expect("a count"));
             assert_eq!(rates(&other), [curve.at(step); 2], "{curve:?} in step {step}");
         }
     }
@@ -708,10 +987,16 @@ fn a_schedule_that_is_not_the_files_is_warned_of_once() {
     let (model, curve) = (variables(), |steps| Schedule::cosine(1.0, 0.25, steps));
     let mut saved = setup(Adam::new(1.0), &model).expect("a state");
     saved.schedule(curve(40)).expect("a schedule");
-    saved.schedule(Schedule::constant(0.5).field("beta1")).expect("a schedule");
+    saved
+        .schedule(Schedule::constant(0.5).field("beta1"))
+        .expect("a schedule");
     (0..20).for_each(|_| drop(step(&model, &mut saved)));
     let file = file_of(Checkpoint::new(&saved));
-    for (schedule, differs) in [(curve(40), false), (curve(80), true), (curve(40).relative(), true)] {
+    for (schedule, differs) in [
+        (curve(40), false),
+        (curve(80), true),
+        (curve(40).relative(), true),
+    ] {
         for is_before in [true, false] {
             let mut state = setup(Adam::new(1.0), &model).expect("a state");
             let give = |state: &mut StateTree| state.schedule(schedule.clone()).expect("a schedule");
@@ -724,7 +1009,11 @@ fn a_schedule_that_is_not_the_files_is_warned_of_once() {
             }
             give(&mut state);
             assert_eq!((state.steps(), rates(&state)), (20, vec![schedule.at(20); 2]));
-            assert_eq!(acting(&state, "beta"), [Some((0.5, 0.999).into()); 2], "the file's goes on");
+            assert_eq!(
+                acting(&state, "beta"),
+                [Some((0.5, 0.999).into()); 2],
+                "the file's goes on"
+            );
             let known = state.warnings().to_vec();
             let met: Vec<Warning> = (0..5).flat_map(|_| step(&model, &mut state).warnings).collect();
             assert_eq!(
@@ -732,10 +1021,29 @@ fn a_schedule_that_is_not_the_files_is_warned_of_once() {
                 (&known, usize::from(differs)),
                 "{schedule:?}, before: {is_before}"
             );
-            if let [Warning::ScheduleDiffers { path, field, program, file }] = &met[..] {
+            if let [
+                Warning::ScheduleDiffers {
+                    path,
+                    field,
+                    program,
+                    file,
+                },
+            ] = &met[..]
+            {
                 assert_eq!((&**path, &**field), ("0", "eta"));
-                assert!(file.contains("steps: 40") && program.as_ref() != Some(file), "{}", met[0]);
-                says_all(&met[0], &["\"0\"", "`state.set_steps(0)`", "follows the schedule of the program"]);
+                assert!(
+                    file.contains("steps: 40") && program.as_ref() != Some(file),
+                    "{}",
+                    met[0]
+                );
+                says_all(
+                    &met[0],
+                    &[
+                        "\"0\"",
+                        "`state.set_steps(0)`",
+                        "follows the schedule of the program",
+                    ],
+                );
             }
         }
     }
@@ -746,7 +1054,10 @@ fn a_schedule_that_is_not_the_files_is_warned_of_once() {
     for mut state in [saved, resumed] {
         state.schedule(curve(80)).expect("a schedule");
         state.set_steps(0).expect("a count");
-        assert_eq!((step(&model, &mut state).warnings, state.warnings()), (vec![], &[][..]));
+        assert_eq!(
+            (step(&model, &mut state).warnings, state.warnings()),
+            (vec![], &[][..])
+        );
     }
 }
 
@@ -762,16 +1073,23 @@ fn steps_at_a_scheduled_rate_of_0_are_warned_of_once() {
     let run = |state: &mut StateTree, steps: usize| -> Vec<Warning> {
         (0..steps).flat_map(|_| step(&model, state).warnings).collect()
     };
-    let expected = |step| Warning::ScheduledRateOfZero { path: "0".to_string(), step };
+    let expected = |step| Warning::ScheduledRateOfZero {
+        path: "0".to_string(),
+        step,
+    };
     let mut state = fresh();
-    state.schedule(Schedule::cosine(0.5, 0.0, 10)).expect("a schedule");
+    state
+        .schedule(Schedule::cosine(0.5, 0.0, 10))
+        .expect("a schedule");
     assert_eq!(run(&mut state, 10), [], "a run of as many steps");
     assert_eq!(run(&mut state, 20), [expected(10)]);
     assert_eq!(state.warnings(), [expected(10)]);
     says_all(&expected(10), &["\"0\"", "step 10", "more steps", "peak / steps"]);
     // A first step that moves nothing.
     let mut state = fresh();
-    state.schedule(Schedule::linear(0.0, 1.0, 3).relative()).expect("a schedule");
+    state
+        .schedule(Schedule::linear(0.0, 1.0, 3).relative())
+        .expect("a schedule");
     assert_eq!(run(&mut state, 5), [expected(0)]);
     // No end, an end above 0, a rate that is 0 all the time, and a field that may well be 0.
     let quiet = [
@@ -788,7 +1106,10 @@ fn steps_at_a_scheduled_rate_of_0_are_warned_of_once() {
         assert_eq!(run(&mut state, 12), []);
     }
     let mut state = fresh();
-    state.at("0").and_then(|mut leaf| leaf.schedule(Schedule::linear(0.0, 1.0, 3))).expect("a schedule");
+    state
+        .at("0")
+        .and_then(|mut leaf| leaf.schedule(Schedule::linear(0.0, 1.0, 3)))
+        .expect("a schedule");
     state.at("0").expect("a leaf").freeze();
     assert_eq!(run(&mut state, 1), [], "it would not have moved");
 }
@@ -797,8 +1118,12 @@ fn steps_at_a_scheduled_rate_of_0_are_warned_of_once() {
 fn ranks_at_different_steps_of_a_schedule_are_refused() {
     let refused = on(2, |world| {
         let model = variables();
-        let mut state = Setup::over(&world).build(Adam::new(0.5), &model).expect("a state");
-        state.schedule(Schedule::linear(1.0, 0.5, 10)).expect("a schedule");
+        let mut state = Setup::over(&world)
+            .build(Adam::new(0.5), &model)
+            .expect("a state");
+        state
+            .schedule(Schedule::linear(1.0, 0.5, 10))
+            .expect("a schedule");
         assert_eq!(step(&model, &mut state).learning_rate, Some(1.0));
         state.set_steps(1 + world.rank() as u64).expect("a count");
         let gradients = grads(model.values().map(|x| x.ones_like().ok()));
@@ -806,7 +1131,10 @@ fn ranks_at_different_steps_of_a_schedule_are_refused() {
         (error.kind(), error.to_string())
     });
     for (kind, text) in refused {
-        assert!(kind == ErrorKind::Ranks && text.contains("differs in the optimiser of \"0\""), "{text}");
+        assert!(
+            kind == ErrorKind::Ranks && text.contains("differs in the optimiser of \"0\""),
+            "{text}"
+        );
     }
 }
 
@@ -815,7 +1143,10 @@ fn ranks_at_different_steps_of_a_schedule_are_refused() {
 fn rmsprop_with_momentum_and_a_schedule_is_torchs() {
     let x = model(&[random(1, &[4], DType::F64, &Device::Cpu)]);
     let mut expected = values(&x["0"]);
-    let mean = RMSProp { rho: 0.99, ..RMSProp::new(1.0) };
+    let mean = RMSProp {
+        rho: 0.99,
+        ..RMSProp::new(1.0)
+    };
     let rule = OptimiserChain::new((mean, Momentum::new(1.0), Descent::new(0.01)));
     let mut state = setup(rule, &x).expect("a state");
     let schedule = Schedule::cosine(0.02, 0.0, 20);
@@ -830,7 +1161,10 @@ fn rmsprop_with_momentum_and_a_schedule_is_torchs() {
         }
         update(&mut state, &x, &grads([Some(gradient)])).expect("an update");
         for (got, expected) in values(&x["0"]).into_iter().zip(expected.clone()) {
-            assert!((got - expected).abs() < 1e-12, "step {call}: {got} for {expected}");
+            assert!(
+                (got - expected).abs() < 1e-12,
+                "step {call}: {got} for {expected}"
+            );
         }
     }
 }

@@ -34,7 +34,10 @@ impl Net {
             .map(|((path, rows), seed)| (path, var(&tensor(seed, &[rows, WIDTH], dtype))))
             .collect();
         parameters.insert("bias".to_string(), var(&tensor(99, &[WIDTH], dtype)));
-        Net { parameters, blocks: vec![0, 1, 2] }
+        Net {
+            parameters,
+            blocks: vec![0, 1, 2],
+        }
     }
 
     fn of(&self, path: &str) -> &Tensor {
@@ -65,25 +68,43 @@ impl Net {
     }
 
     fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
-        self.predict(&self.blocks.iter().try_fold(self.embed(tokens)?, |x, &i| self.block(i, &x))?)
+        self.predict(
+            &self
+                .blocks
+                .iter()
+                .try_fold(self.embed(tokens)?, |x, &i| self.block(i, &x))?,
+        )
     }
 }
 
 /// Tokens of a call, and the loss of what a network predicts.
 fn call(call: u64) -> (Tensor, impl Fn(&Tensor) -> Result<Tensor>) {
-    let tokens = numbers(call, 5).into_iter().map(|x| ((x.abs() * 100.0) as u32) % TOKENS as u32);
+    let tokens = numbers(call, 5)
+        .into_iter()
+        .map(|x| ((x.abs() * 100.0) as u32) % TOKENS as u32);
     let tokens = Tensor::from_iter(tokens, CPU).expect("tokens");
     let targets = tokens.clone();
     let loss = move |logits: &Tensor| {
         let is_wide = logits.dtype() == F64;
-        cross_entropy(&if is_wide { logits.clone() } else { logits.to_dtype(F32)? }, &targets)
+        cross_entropy(
+            &if is_wide {
+                logits.clone()
+            } else {
+                logits.to_dtype(F32)?
+            },
+            &targets,
+        )
     };
     (tokens, loss)
 }
 
 /// All that training has left, to the bit.
 fn left(net: &Net, state: &StateTree) -> Vec<u8> {
-    Checkpoint::new(state).model(&net.parameters).to_bytes().expect("bytes").0
+    Checkpoint::new(state)
+        .model(&net.parameters)
+        .to_bytes()
+        .expect("bytes")
+        .0
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -94,7 +115,11 @@ enum Way {
 }
 
 fn scaler(dtype: DType) -> LossScaler {
-    let dynamic = DynamicScale { initial: 4.0, growth_interval: 20, ..DynamicScale::default() };
+    let dynamic = DynamicScale {
+        initial: 4.0,
+        growth_interval: 20,
+        ..DynamicScale::default()
+    };
     LossScaler::with(dynamic).enabled(dtype == F16)
 }
 
@@ -112,17 +137,26 @@ fn trained(way: Way, dtype: DType, optimiser: &Optimiser, calls: u64) -> (Vec<u6
         let (loss, outcome) = match way {
             Way::Whole => {
                 let loss = loss(&net.forward(&tokens).expect("a pass")).expect("a loss");
-                let grads = scaler.scale(&loss).expect("a loss").backward().expect("gradients");
+                let grads = scaler
+                    .scale(&loss)
+                    .expect("a loss")
+                    .backward()
+                    .expect("gradients");
                 (loss, update.scaler(&mut scaler).apply(model, &grads))
             }
             Way::Gradients => {
                 let factor = scaler.factor().expect("a scale");
                 let scaled = |x: &_| loss(x)? * factor;
                 let (loss, grads) = net.segments(&tokens).gradients(scaled).expect("gradients");
-                ((loss / factor).expect("a loss"), update.scaler(&mut scaler).apply_owned(model, grads))
+                (
+                    (loss / factor).expect("a loss"),
+                    update.scaler(&mut scaler).apply_owned(model, grads),
+                )
             }
             Way::Train => {
-                let trained = net.segments(&tokens).train(update.scaler(&mut scaler), model, &loss);
+                let trained = net
+                    .segments(&tokens)
+                    .train(update.scaler(&mut scaler), model, &loss);
                 let (loss, outcome) = trained.expect("a step");
                 (loss, Ok(outcome))
             }
@@ -141,14 +175,20 @@ fn they_have_the_bits_of_backward_and_update() {
         ("no masters", Optimiser::new(adamw())),
         ("a window", {
             let chain = OptimiserChain::new((
-                AccumGrad { average: Average::Weighted, ..AccumGrad::new(3) },
+                AccumGrad {
+                    average: Average::Weighted,
+                    ..AccumGrad::new(3)
+                },
                 ClipNorm::new(0.5),
                 adamw(),
                 Ema::new(0.9),
             ));
             Optimiser::new(MixedPrecision::new(F32, chain))
         }),
-        ("Muon", Optimiser::new(MixedPrecision::new(F32, Muon::new(1e-2).with_fallback(adamw())))),
+        (
+            "Muon",
+            Optimiser::new(MixedPrecision::new(F32, Muon::new(1e-2).with_fallback(adamw()))),
+        ),
     ];
     let split = ("split masters", Optimiser::new(SplitMaster::new(adamw())));
     for dtype in [F32, BF16, F16, F64] {
@@ -156,7 +196,10 @@ fn they_have_the_bits_of_backward_and_update() {
         for (name, optimiser) in mixed.iter().chain(split) {
             let whole = trained(Way::Whole, dtype, optimiser, 50);
             for way in [Way::Gradients, Way::Train] {
-                assert!(trained(way, dtype, optimiser, 50) == whole, "{way:?}, {name}, {dtype:?}");
+                assert!(
+                    trained(way, dtype, optimiser, 50) == whole,
+                    "{way:?}, {name}, {dtype:?}"
+                );
             }
         }
     }
@@ -178,8 +221,14 @@ fn rules_of_the_whole_model_take_gradients() {
         runs.set(runs.get() + 1);
         net.forward(x)
     });
-    let error = counted.train(Update::new(&mut state), &net.parameters, loss).expect_err("a norm");
-    is_kind(&error, ErrorKind::Unsupported, &["over the gradients of all parameters", "Update::apply_owned"]);
+    let error = counted
+        .train(Update::new(&mut state), &net.parameters, loss)
+        .expect_err("a norm");
+    is_kind(
+        &error,
+        ErrorKind::Unsupported,
+        &["over the gradients of all parameters", "Update::apply_owned"],
+    );
     assert_eq!(runs.get(), 0);
 }
 
@@ -188,22 +237,33 @@ fn states_over_ranks_take_gradients() {
     let threads = ranks(2).into_iter().map(|rank| {
         std::thread::spawn(move || {
             let net = Net::new(F32);
-            let mut state = Setup::over(&rank).build(AdamW::new(1e-2), &net.parameters).expect("a state");
+            let mut state = Setup::over(&rank)
+                .build(AdamW::new(1e-2), &net.parameters)
+                .expect("a state");
             let (tokens, loss) = call(0);
-            let refused = net.segments(&tokens).train(Update::new(&mut state), &net.parameters, &loss);
+            let refused = net
+                .segments(&tokens)
+                .train(Update::new(&mut state), &net.parameters, &loss);
             is_kind(&refused.expect_err("ranks"), ErrorKind::Unsupported, &["ranks"]);
             let (_, grads) = net.segments(&tokens).gradients(&loss).expect("gradients");
-            Update::new(&mut state).apply_owned(&net.parameters, grads).expect("a step");
+            Update::new(&mut state)
+                .apply_owned(&net.parameters, grads)
+                .expect("a step");
             net.parameters.values().map(|x| bits(x)).collect::<Vec<_>>()
         })
     });
-    let moved: Vec<_> =
-        threads.collect::<Vec<_>>().into_iter().map(|rank| rank.join().expect("a rank")).collect();
+    let moved: Vec<_> = threads
+        .collect::<Vec<_>>()
+        .into_iter()
+        .map(|rank| rank.join().expect("a rank"))
+        .collect();
     let optimiser = Optimiser::new(AdamW::new(1e-2));
     let net = Net::new(F32);
     let mut state = setup(optimiser, &net.parameters).expect("a state");
     let (tokens, loss) = call(0);
-    net.segments(&tokens).train(Update::new(&mut state), &net.parameters, loss).expect("a step");
+    net.segments(&tokens)
+        .train(Update::new(&mut state), &net.parameters, loss)
+        .expect("a step");
     let alone: Vec<_> = net.parameters.values().map(|x| bits(x)).collect();
     assert_eq!(moved, [alone.clone(), alone]);
 }
@@ -239,18 +299,29 @@ fn random_segment(w: &Tensor, choice: u64, x: &[Tensor]) -> Result<Vec<Tensor>> 
 fn random_networks_have_the_gradients_of_backward() {
     let mut compared = 0;
     for seed in 0..600 {
-        let draws: Vec<u64> = numbers(seed, 20).into_iter().map(|x| (x.abs() * 1e6) as u64).collect();
+        let draws: Vec<u64> = numbers(seed, 20)
+            .into_iter()
+            .map(|x| (x.abs() * 1e6) as u64)
+            .collect();
         let is_single = draws[0].is_multiple_of(2);
-        let dtype = if is_single { [F64, F32, BF16, F16][draws[1] as usize % 4] } else { F64 };
+        let dtype = if is_single {
+            [F64, F32, BF16, F16][draws[1] as usize % 4]
+        } else {
+            F64
+        };
         let model: Vec<Var> = (0..4).map(|i| var(&tensor(seed + i, &[3, 3], dtype))).collect();
         let input = vec![tensor(seed, &[3, 3], dtype); if is_single { 1 } else { 2 }];
         let segments = draws[4..6 + draws[2] as usize % 5].iter().zip(&draws[12..]);
-        let segments: Vec<_> =
-            segments.map(|(choice, place)| (*choice, &model[*place as usize % 4])).collect();
+        let segments: Vec<_> = segments
+            .map(|(choice, place)| (*choice, &model[*place as usize % 4]))
+            .collect();
         let run = |(choice, w): &(u64, &Var), x: &Vec<Tensor>| random_segment(w, *choice, x);
         let loss = |x: &Vec<Tensor>| x[0].sqr()?.mean_all()? + x[x.len() - 1].mean_all()?;
 
-        let whole = segments.iter().try_fold(input.clone(), |x, segment| run(segment, &x)).expect("a pass");
+        let whole = segments
+            .iter()
+            .try_fold(input.clone(), |x, segment| run(segment, &x))
+            .expect("a pass");
         let whole = loss(&whole).expect("a loss");
         let expected = whole.backward().expect("gradients");
         let got = Segments::new(&input).each(&segments, run).gradients(loss);
@@ -261,7 +332,11 @@ fn random_networks_have_the_gradients_of_backward() {
             let what = format!("{i} of {seed}: {got:?}, {expected:?}");
             assert_eq!(got.is_some(), expected.is_some(), "{what}");
             for (got, expected) in got.into_iter().flatten().zip(expected.into_iter().flatten()) {
-                let tolerance = if is_single { 0.0 } else { 1e-10 * expected.abs().max(1.0) };
+                let tolerance = if is_single {
+                    0.0
+                } else {
+                    1e-10 * expected.abs().max(1.0)
+                };
                 let is_same = number_bits(got) == number_bits(expected);
                 assert!(is_same || (got - expected).abs() <= tolerance, "{what}");
                 compared += 1;
@@ -278,7 +353,13 @@ fn a_segment_that_draws_numbers_is_refused() {
     let net = &Net::new(F32);
     let (tokens, loss) = call(0);
     let with_dropout = |drops: bool| {
-        let drop = move |x: &Tensor| if drops { candle_nn::ops::dropout(x, 0.5) } else { Ok(x.clone()) };
+        let drop = move |x: &Tensor| {
+            if drops {
+                candle_nn::ops::dropout(x, 0.5)
+            } else {
+                Ok(x.clone())
+            }
+        };
         Segments::new(&tokens)
             .then(|tokens| net.embed(tokens))
             .then(move |x| net.block(0, &drop(x)?))
@@ -289,7 +370,9 @@ fn a_segment_that_draws_numbers_is_refused() {
     let words = ["segment 2 of 6 returns other numbers", "dropout"];
     let mut state = setup(AdamW::new(1e-2), model).expect("a state");
     let before = snapshot(model, &state);
-    let error = with_dropout(true).train(Update::new(&mut state), model, &loss).expect_err("dropout");
+    let error = with_dropout(true)
+        .train(Update::new(&mut state), model, &loss)
+        .expect_err("dropout");
     is_kind(&error, ErrorKind::Contract, &words);
     assert_eq!(snapshot(model, &state), before);
     assert!(state.warnings().is_empty());
@@ -297,11 +380,22 @@ fn a_segment_that_draws_numbers_is_refused() {
     let error = with_dropout(true).gradients(&loss).expect_err("dropout");
     is_kind(&error, ErrorKind::Contract, &words);
 
-    with_dropout(false).train(Update::new(&mut state), model, &loss).expect("a step");
-    let error = with_dropout(true).train(Update::new(&mut state), model, &loss).expect_err("dropout");
+    with_dropout(false)
+        .train(Update::new(&mut state), model, &loss)
+        .expect("a step");
+    let error = with_dropout(true)
+        .train(Update::new(&mut state), model, &loss)
+        .expect_err("dropout");
     is_kind(&error, ErrorKind::Contract, &words);
-    assert!(state.warnings().iter().any(|warning| matches!(warning, Warning::StepDropped { .. })));
-    with_dropout(false).train(Update::new(&mut state), model, &loss).expect("a step");
+    assert!(
+        state
+            .warnings()
+            .iter()
+            .any(|warning| matches!(warning, Warning::StepDropped { .. }))
+    );
+    with_dropout(false)
+        .train(Update::new(&mut state), model, &loss)
+        .expect("a step");
 }
 
 /// A segment that reads on its second run what another segment has left in a cell: a variable whose gradient
@@ -323,26 +417,41 @@ fn a_segment_that_reads_another_graph_on_its_second_run_is_refused() {
             .then(|x| stored((x * 0.5)?))
     };
     let never = || {
-        Segments::new(&input).then(|x| stored((x * w.as_tensor())?)).then(|x| x + &*cell.borrow()).then(|x| {
-            cell.replace(other.as_tensor().clone());
-            x * 1.0
-        })
+        Segments::new(&input)
+            .then(|x| stored((x * w.as_tensor())?))
+            .then(|x| x + &*cell.borrow())
+            .then(|x| {
+                cell.replace(other.as_tensor().clone());
+                x * 1.0
+            })
     };
     let detached = || {
-        Segments::new(&input).then(|x| stored((x * w.as_tensor())?)).then(|x| x + &*cell.borrow()).then(|x| {
-            let y = (x * 0.5)?;
-            cell.replace(y.detach());
-            Ok(y)
-        })
+        Segments::new(&input)
+            .then(|x| stored((x * w.as_tensor())?))
+            .then(|x| x + &*cell.borrow())
+            .then(|x| {
+                let y = (x * 0.5)?;
+                cell.replace(y.detach());
+                Ok(y)
+            })
     };
     let model = Vars::from([("w".to_string(), w.clone())]);
     let mut state = setup(Descent::new(0.1), &model).expect("a state");
     let before = snapshot(&model, &state);
-    let words = ["segment 2 of 3 reads other variables when it runs again", "into a cell"];
+    let words = [
+        "segment 2 of 3 reads other variables when it runs again",
+        "into a cell",
+    ];
     for error in [
-        later().gradients(|y| y.sum_all()).expect_err("a gradient that would be lost"),
-        detached().gradients(|y| y.sum_all()).expect_err("a gradient that would lack a part"),
-        never().gradients(|y| y.sum_all()).expect_err("a gradient of nobody"),
+        later()
+            .gradients(|y| y.sum_all())
+            .expect_err("a gradient that would be lost"),
+        detached()
+            .gradients(|y| y.sum_all())
+            .expect_err("a gradient that would lack a part"),
+        never()
+            .gradients(|y| y.sum_all())
+            .expect_err("a gradient of nobody"),
         later()
             .train(Update::new(&mut state), &model, |y| y.sum_all())
             .map(drop)
@@ -357,7 +466,10 @@ fn a_segment_that_reads_another_graph_on_its_second_run_is_refused() {
         .then(|x| x.sqr())
         .then(|x| x + &*cell.borrow());
     let (_, gradients) = earlier.gradients(|y| y.sum_all()).expect("gradients");
-    assert_eq!(values(gradients.get(&w).expect("a gradient")), [2.0 * 6.0 * 2.0 + 2.0]);
+    assert_eq!(
+        values(gradients.get(&w).expect("a gradient")),
+        [2.0 * 6.0 * 2.0 + 2.0]
+    );
 }
 
 /// A segment that forgets its input is refused; one that forgets some of its parameters is as in an update.
@@ -374,8 +486,14 @@ fn an_operation_that_cuts_the_graph_is_named() {
         .then(|tokens| net.embed(tokens))
         .then(|x| norm.forward(x))
         .then(|x| net.predict(x));
-    let error = cut.train(Update::new(&mut state), model, &loss).expect_err("a cut");
-    is_kind(&error, ErrorKind::NoGradient, &["segment 2 of 3", "LayerNorm::forward", "layer_norm_slow"]);
+    let error = cut
+        .train(Update::new(&mut state), model, &loss)
+        .expect_err("a cut");
+    is_kind(
+        &error,
+        ErrorKind::NoGradient,
+        &["segment 2 of 3", "LayerNorm::forward", "layer_norm_slow"],
+    );
     assert_eq!(snapshot(model, &state), before);
 
     let partly = || {
@@ -385,32 +503,50 @@ fn an_operation_that_cuts_the_graph_is_named() {
             .each([1, 2], |i, x| net.block(i, x))
             .then(|x| net.predict(x))
     };
-    let (_, outcome) = partly().train(Update::new(&mut state), model, &loss).expect("a step");
+    let (_, outcome) = partly()
+        .train(Update::new(&mut state), model, &loss)
+        .expect("a step");
     let unreached = ["0.expand", "0.k", "0.o", "0.q", "0.v"];
     assert_eq!(outcome.without_gradient.iter().collect::<Vec<_>>(), unreached);
     says_of(&outcome.warnings[0], &["0.q", "LayerNorm::forward"]);
     state.require_all();
     let before = snapshot(model, &state);
-    let error = partly().train(Update::new(&mut state), model, &loss).expect_err("all are required");
-    is_kind(&error, ErrorKind::NoGradient, &["5 of 17", "0.q", "LayerNorm::forward", "nothing was changed"]);
+    let error = partly()
+        .train(Update::new(&mut state), model, &loss)
+        .expect_err("all are required");
+    is_kind(
+        &error,
+        ErrorKind::NoGradient,
+        &["5 of 17", "0.q", "LayerNorm::forward", "nothing was changed"],
+    );
     assert_eq!(snapshot(model, &state), before);
 }
 
 /// The product of 1e-10 and these: its gradients are 1e40, which is infinite, 1e10 and 1e10.
 fn explosive() -> ([Var; 3], Tensor) {
     let variable = |x: f64| Var::new(&[x as f32], CPU).expect("a variable");
-    ([1e-5, 1e25, 1e25].map(variable), Tensor::new(&[1e-10f32], CPU).expect("an input"))
+    (
+        [1e-5, 1e25, 1e25].map(variable),
+        Tensor::new(&[1e-10f32], CPU).expect("an input"),
+    )
 }
 
 fn explosive_scaler() -> LossScaler {
-    LossScaler::with(DynamicScale { initial: 4.0, ..DynamicScale::default() })
+    LossScaler::with(DynamicScale {
+        initial: 4.0,
+        ..DynamicScale::default()
+    })
 }
 
 /// A gradient that is not finite is an error, after later segments have moved. With a dynamic scaler its
 /// parameter stays, which the scale shows.
 #[test]
 fn gradients_that_are_not_finite() {
-    let scalers = [explosive_scaler(), explosive_scaler().enabled(false), LossScaler::fixed(4.0)];
+    let scalers = [
+        explosive_scaler(),
+        explosive_scaler().enabled(false),
+        LossScaler::fixed(4.0),
+    ];
     for mut scaler in scalers {
         let (is_dynamic, before) = (scaler == explosive_scaler(), scaler.current());
         for requires_all in [false, true] {
@@ -424,7 +560,11 @@ fn gradients_that_are_not_finite() {
             match segments.train(update, &model, |y| y.sum_all()) {
                 Err(error) => {
                     assert!(!is_dynamic && error.path() == Some("0"), "{error}");
-                    is_kind(&error, ErrorKind::NotFinite, &["Segments::gradients", "dynamic `LossScaler`"]);
+                    is_kind(
+                        &error,
+                        ErrorKind::NotFinite,
+                        &["Segments::gradients", "dynamic `LossScaler`"],
+                    );
                 }
                 Ok((loss, outcome)) => {
                     assert!(is_dynamic && outcome.applied == 2 && values(&loss)[0] < 1e36);
@@ -433,7 +573,10 @@ fn gradients_that_are_not_finite() {
                 }
             }
             let [first, others @ ..] = model.each_ref().map(|x| values(x)[0]);
-            assert!(first > 0.0 && others.iter().all(|other| *other < 1e24), "{first}, {others:?}");
+            assert!(
+                first > 0.0 && others.iter().all(|other| *other < 1e24),
+                "{first}, {others:?}"
+            );
         }
         assert_eq!(scaler.current(), if is_dynamic { before / 4.0 } else { before });
     }
@@ -449,12 +592,20 @@ fn an_overflow_excuses_no_other_parameter() {
     let mut scaler = explosive_scaler();
     let update = Update::new(&mut state).scaler(&mut scaler);
     let segments = Segments::new(&input).each(&model[..3], |w, x| x * w.as_tensor());
-    let error = segments.train(update, &model, |y| y.sum_all()).expect_err("three are missing");
+    let error = segments
+        .train(update, &model, |y| y.sum_all())
+        .expect_err("three are missing");
     is_kind(&error, ErrorKind::NoGradient, &["3 of 6", "nothing was changed"]);
     assert_eq!(values(&model[2]), values(&explosive().0[2]));
     // The scaled loss is not used up by another.
-    let grads = model[1].sqr().and_then(|y| y.sum_all()?.backward()).expect("gradients");
-    let error = Update::new(&mut state).scaler(&mut scaler).apply(&model, &grads).expect_err("not scaled");
+    let grads = model[1]
+        .sqr()
+        .and_then(|y| y.sum_all()?.backward())
+        .expect("gradients");
+    let error = Update::new(&mut state)
+        .scaler(&mut scaler)
+        .apply(&model, &grads)
+        .expect_err("not scaled");
     is_kind(&error, ErrorKind::LossScale, &["was not scaled"]);
 }
 
@@ -462,7 +613,10 @@ fn an_overflow_excuses_no_other_parameter() {
 #[test]
 fn an_overflow_ends_a_window_without_its_gradient() {
     let chain = || {
-        let window = AccumGrad { average: Average::Sum, ..AccumGrad::new(3) };
+        let window = AccumGrad {
+            average: Average::Sum,
+            ..AccumGrad::new(3)
+        };
         OptimiserChain::new((window, Descent::new(1e-17)))
     };
     let ([model, expected], input) = ([(); 2].map(|()| explosive().0), explosive().1);
@@ -482,7 +636,11 @@ fn an_overflow_ends_a_window_without_its_gradient() {
             grads.remove(&expected[0]);
         }
         let whole = Update::new(&mut whole).apply(&expected, &grads).expect("a call");
-        assert_eq!((outcome.applied, outcome.open_calls), (whole.applied, whole.open_calls), "{call}");
+        assert_eq!(
+            (outcome.applied, outcome.open_calls),
+            (whole.applied, whole.open_calls),
+            "{call}"
+        );
         let [got, expected] = [&model, &expected].map(|model| model.each_ref().map(|x| bits(x)));
         assert_eq!(got, expected, "{call}");
     }
@@ -493,9 +651,15 @@ fn an_overflow_ends_a_window_without_its_gradient() {
 #[test]
 fn a_window_that_is_given_up_is_an_error() {
     let x = Var::new(&[1f32], CPU).expect("a variable");
-    let window = AccumGrad { average: Average::Sum, ..AccumGrad::new(2) };
+    let window = AccumGrad {
+        average: Average::Sum,
+        ..AccumGrad::new(2)
+    };
     let mut state = setup(OptimiserChain::new((window, Descent::new(1.0))), &x).expect("a state");
-    let mut scaler = LossScaler::with(DynamicScale { initial: 1.0, ..DynamicScale::default() });
+    let mut scaler = LossScaler::with(DynamicScale {
+        initial: 1.0,
+        ..DynamicScale::default()
+    });
     let large = Tensor::new(&[3e38f32], CPU).expect("an input");
     let mut call = || {
         let segments = Segments::new(&large).then(|large| large * x.as_tensor());
@@ -523,7 +687,9 @@ fn gradients_go_to_their_variables() {
         }
         let segments = Segments::new(&input).each(&model, |w, x| x.matmul(w));
         let shown: Vec<&Var> = order.iter().map(|&i| &model[i]).collect();
-        segments.train(Update::new(&mut state), &shown, |y| y.sqr()?.sum_all()).expect("a step");
+        segments
+            .train(Update::new(&mut state), &shown, |y| y.sqr()?.sum_all())
+            .expect("a step");
         model.iter().map(|x| bits(x)).collect::<Vec<_>>()
     };
     let expected = trained([0, 1, 2], false);
@@ -544,7 +710,10 @@ fn a_way_that_ends_leaves_its_parameters_without_a_gradient() {
         .gradients(|x| x.sum_all())
         .expect("gradients");
     assert!(grads.get(first).is_none());
-    let whole = last.matmul(shared).and_then(|x| x.sum_all()?.backward()).expect("gradients");
+    let whole = last
+        .matmul(shared)
+        .and_then(|x| x.sum_all()?.backward())
+        .expect("gradients");
     for x in [shared, last] {
         assert_eq!(grads.get(x).map(bits), whole.get(x).map(bits));
     }
@@ -555,7 +724,9 @@ fn a_way_that_ends_leaves_its_parameters_without_a_gradient() {
 fn several_tensors_and_captured_ones() {
     let net = &Net::new(F64);
     let (tokens, loss) = call(0);
-    let mask = (tensor(5, &[5, WIDTH], F64).ge(0.0)).and_then(|mask| mask.to_dtype(F64)).expect("a mask");
+    let mask = (tensor(5, &[5, WIDTH], F64).ge(0.0))
+        .and_then(|mask| mask.to_dtype(F64))
+        .expect("a mask");
     let gain = || net.of("bias").exp();
     type Parts = (Tensor, Tensor, Tensor);
     let embed = |(tokens, mask): &(Tensor, Tensor)| {
@@ -577,14 +748,20 @@ fn several_tensors_and_captured_ones() {
         .gradients(loss);
     let (seen, got) = in_segments.expect("gradients");
     let captured = gain().expect("a tensor");
-    let hidden = net.blocks.iter().try_fold(embed(&input).expect("x"), |x, &i| block(&captured, i, &x));
+    let hidden = net
+        .blocks
+        .iter()
+        .try_fold(embed(&input).expect("x"), |x, &i| block(&captured, i, &x));
     let whole = hidden.and_then(|x| loss(&predict(&x)?)).expect("a loss");
     let expected = whole.backward().expect("gradients");
     assert_eq!(bits(&seen), bits(&whole));
     for (path, x) in &net.parameters {
         let [got, expected] = [&got, &expected].map(|grads| values(grads.get(x).expect("a gradient")));
         for (got, expected) in got.into_iter().zip(expected) {
-            assert!((got - expected).abs() <= 1e-12 * expected.abs().max(1.0), "{path}: {got} {expected}");
+            assert!(
+                (got - expected).abs() <= 1e-12 * expected.abs().max(1.0),
+                "{path}: {got} {expected}"
+            );
         }
     }
 }
@@ -596,9 +773,17 @@ fn an_input_with_a_gradient_is_refused() {
     let embedded = net.embed(&tokens).expect("x");
     let rest = || Segments::new(&embedded).then(|x| net.predict(x));
     let error = rest().gradients(&loss).expect_err("a graph");
-    is_kind(&error, ErrorKind::Argument, &["depends on a variable", "compute it in a segment"]);
+    is_kind(
+        &error,
+        ErrorKind::Argument,
+        &["depends on a variable", "compute it in a segment"],
+    );
     let table = net.of("table").clone();
-    is_kind(&Segments::new(&table).gradients(&loss).expect_err("a variable"), ErrorKind::Argument, &[]);
+    is_kind(
+        &Segments::new(&table).gradients(&loss).expect_err("a variable"),
+        ErrorKind::Argument,
+        &[],
+    );
     let no_segments = Segments::new(&tokens).gradients(|x| loss(&net.forward(x)?));
     let (_, grads) = no_segments.expect("gradients");
     assert!(net.parameters.values().all(|x| grads.get(x).is_some()));
@@ -627,8 +812,15 @@ fn what_is_frozen_runs_once() {
         })
         .gradients(loss)
         .expect("gradients");
-    let found = net.parameters.iter().filter(|(_, x)| grads.get(x).is_some()).map(|(path, _)| path.as_str());
-    assert_eq!(found.collect::<Vec<_>>(), ["1.expand", "1.k", "1.o", "1.q", "1.v", "bias"]);
+    let found = net
+        .parameters
+        .iter()
+        .filter(|(_, x)| grads.get(x).is_some())
+        .map(|(path, _)| path.as_str());
+    assert_eq!(
+        found.collect::<Vec<_>>(),
+        ["1.expand", "1.k", "1.o", "1.q", "1.v", "bias"]
+    );
     assert_eq!(runs.map(|runs| runs.get()), [1, 2, 1]);
 }
 
@@ -636,7 +828,10 @@ fn what_is_frozen_runs_once() {
 #[test]
 fn unusual_outputs() {
     let input = tensor(1, &[2, 2], F32);
-    for weight in [tensor(2, &[2, 2], F32), Tensor::full(f32::NAN, (2, 2), CPU).expect("a tensor")] {
+    for weight in [
+        tensor(2, &[2, 2], F32),
+        Tensor::full(f32::NAN, (2, 2), CPU).expect("a tensor"),
+    ] {
         let is_finite = !values(&weight)[0].is_nan();
         let x = var(&weight);
         let segments = || {

@@ -43,7 +43,9 @@ fn trajectory(rule: impl Rule + Clone, steps: u64) -> Vec<Vec<f64>> {
 fn near(got: &[f64], expected: &[f64]) {
     assert_eq!(got.len(), expected.len(), "{got:?} for {expected:?}");
     assert!(
-        got.iter().zip(expected).all(|(got, expected)| (got - expected).abs() <= 1e-13),
+        got.iter()
+            .zip(expected)
+            .all(|(got, expected)| (got - expected).abs() <= 1e-13),
         "{got:?} for {expected:?}"
     );
 }
@@ -60,7 +62,11 @@ fn lookahead_is_the_papers_two_loops() {
         let gradient = values(&tensor(10 + call, DType::F64));
         fast = fast.iter().zip(gradient).map(|(x, dx)| x - 0.1 * dx).collect();
         if (call + 1) % k == 0 {
-            slow = slow.iter().zip(&fast).map(|(slow, fast)| slow + alpha * (fast - slow)).collect();
+            slow = slow
+                .iter()
+                .zip(&fast)
+                .map(|(slow, fast)| slow + alpha * (fast - slow))
+                .collect();
             fast.clone_from(&slow);
         }
         near(&got, &fast);
@@ -84,30 +90,66 @@ fn averages_are_what_their_formulas_say() {
     let weighted = |weights: &[f64]| -> Vec<f64> {
         let total: f64 = weights.iter().sum();
         (0..5)
-            .map(|i| weights.iter().zip(&path).map(|(weight, x)| weight * x[i]).sum::<f64>() / total)
+            .map(|i| {
+                weights
+                    .iter()
+                    .zip(&path)
+                    .map(|(weight, x)| weight * x[i])
+                    .sum::<f64>()
+                    / total
+            })
             .collect()
     };
     let delta = 0.8f64;
     let ages: Vec<f64> = (0..6).rev().map(|age| delta.powi(age)).collect();
     near(
-        &averages(OptimiserChain::new((inner.clone(), Ema { debias: true, ..Ema::new(delta) })), 6),
+        &averages(
+            OptimiserChain::new((
+                inner.clone(),
+                Ema {
+                    debias: true,
+                    ..Ema::new(delta)
+                },
+            )),
+            6,
+        ),
         &weighted(&ages),
     );
     let plain = path.iter().fold(start, |average, x| {
-        average.iter().zip(x).map(|(a, x)| delta * a + (1.0 - delta) * x).collect()
+        average
+            .iter()
+            .zip(x)
+            .map(|(a, x)| delta * a + (1.0 - delta) * x)
+            .collect()
     });
-    near(&averages(OptimiserChain::new((inner.clone(), Ema::new(delta))), 6), &plain);
-    let late = Ema { debias: true, start: 4, ..Ema::new(delta) };
+    near(
+        &averages(OptimiserChain::new((inner.clone(), Ema::new(delta))), 6),
+        &plain,
+    );
+    let late = Ema {
+        debias: true,
+        start: 4,
+        ..Ema::new(delta)
+    };
     near(
         &averages(OptimiserChain::new((inner.clone(), late)), 6),
         &weighted(&[0.0, 0.0, 0.0, 0.0, delta, 1.0]),
     );
-    near(&averages(OptimiserChain::new((inner.clone(), UniformAverage::default())), 6), &weighted(&[1.0; 6]));
     near(
-        &averages(OptimiserChain::new((inner.clone(), UniformAverage { start: 4 })), 6),
+        &averages(OptimiserChain::new((inner.clone(), UniformAverage::default())), 6),
+        &weighted(&[1.0; 6]),
+    );
+    near(
+        &averages(
+            OptimiserChain::new((inner.clone(), UniformAverage { start: 4 })),
+            6,
+        ),
         &weighted(&[0.0, 0.0, 0.0, 0.0, 1.0, 1.0]),
     );
-    near(&averages(OptimiserChain::new((inner, UniformAverage { start: 9 })), 6), &path[5]);
+    near(
+        &averages(OptimiserChain::new((inner, UniformAverage { start: 9 })), 6),
+        &path[5],
+    );
 }
 
 /// The averages of a model in which a parameter stays now and then, because it has no gradient or is frozen:
@@ -119,20 +161,47 @@ fn a_parameter_that_stays_is_averaged_all_the_same() {
     type Factor = fn(f64, u64) -> f64;
     let rules: [(Box<dyn Rule>, Factor); 5] = [
         (Box::new(Ema::new(delta)), |delta, _| 1.0 - delta),
-        (Box::new(Ema { start, ..Ema::new(delta) }), |delta, t| if t > 3 { 1.0 - delta } else { 1.0 }),
-        (Box::new(Ema { debias: true, ..Ema::new(delta) }), |delta, t| {
-            (1.0 - delta) / (1.0 - delta.powi(t as i32))
+        (
+            Box::new(Ema {
+                start,
+                ..Ema::new(delta)
+            }),
+            |delta, t| if t > 3 { 1.0 - delta } else { 1.0 },
+        ),
+        (
+            Box::new(Ema {
+                debias: true,
+                ..Ema::new(delta)
+            }),
+            |delta, t| (1.0 - delta) / (1.0 - delta.powi(t as i32)),
+        ),
+        (
+            Box::new(Ema {
+                debias: true,
+                start,
+                ..Ema::new(delta)
+            }),
+            |delta, t| match t {
+                0..=3 => 1.0,
+                t => (1.0 - delta) / (1.0 - delta.powi(t as i32 - 3)),
+            },
+        ),
+        (Box::new(UniformAverage { start }), |_, t| {
+            if t > 4 { 1.0 / (t - 3) as f64 } else { 1.0 }
         }),
-        (Box::new(Ema { debias: true, start, ..Ema::new(delta) }), |delta, t| match t {
-            0..=3 => 1.0,
-            t => (1.0 - delta) / (1.0 - delta.powi(t as i32 - 3)),
-        }),
-        (Box::new(UniformAverage { start }), |_, t| if t > 4 { 1.0 / (t - 3) as f64 } else { 1.0 }),
     ];
     for (rule, factor) in rules {
         // Which parameter moves: all, the first, the second, both, the first by its freezing.
-        for stays in ["111111111", "1000000000", "100101101", "0001", "0010011", "1f", "1ffff1ff11f", "ff10"]
-        {
+        for stays in [
+            "111111111",
+            "1000000000",
+            "100101101",
+            "0001",
+            "0010011",
+            "1f",
+            "1ffff1ff11f",
+            "ff10",
+        ] {
             let x = model(&[tensor(1, DType::F64), tensor(2, DType::F64)]);
             let optimiser = || OptimiserChain::new((Descent::new(0.1), rule.clone()));
             let mut state = setup(optimiser(), &x).expect("a state");
@@ -147,8 +216,11 @@ fn a_parameter_that_stays_is_averaged_all_the_same() {
                 update(&mut state, &x, &grads([own, Some(tensor(30 + t, DType::F64))])).expect("an update");
                 let factor = factor(delta, t);
                 let new = values(&x["0"]);
-                average =
-                    average.iter().zip(&new).map(|(average, x)| average + factor * (x - average)).collect();
+                average = average
+                    .iter()
+                    .zip(&new)
+                    .map(|(average, x)| average + factor * (x - average))
+                    .collect();
                 let (bytes, _) = Checkpoint::new(&state).to_bytes().expect("bytes");
                 state = setup(optimiser(), &x).expect("a state");
                 CheckpointFile::from_bytes("run", bytes)
@@ -168,7 +240,12 @@ fn calls_without_a_step_move_no_average() {
     let x = model(&[tensor(1, DType::F64), tensor(2, DType::F64)]);
     let rule = OptimiserChain::new((AccumGrad::new(2), Descent::new(0.1), Ema::new(0.5)));
     let mut state = setup(rule, &x).expect("a state");
-    let both = |call: u64| grads([Some(tensor(10 + call, DType::F64)), Some(tensor(20 + call, DType::F64))]);
+    let both = |call: u64| {
+        grads([
+            Some(tensor(10 + call, DType::F64)),
+            Some(tensor(20 + call, DType::F64)),
+        ])
+    };
     for call in 0..2 {
         update(&mut state, &x, &both(call)).expect("an update");
     }
@@ -177,11 +254,17 @@ fn calls_without_a_step_move_no_average() {
     let mut state = state.try_clone().expect("a copy");
     update(&mut state, &x, &grads([None, Some(tensor(3, DType::F64))])).expect("an update");
     let infinite = (tensor(3, DType::F64) / 0.0).expect("infinite");
-    let skipped = Update::new(&mut state).finite_only().apply(&x, &grads([None, Some(infinite)]));
+    let skipped = Update::new(&mut state)
+        .finite_only()
+        .apply(&x, &grads([None, Some(infinite)]));
     assert!(skipped.expect("an update").skipped().is_some());
     assert_eq!(values(&state.averages(&x).expect("averages")["0"]), before);
     update(&mut state, &x, &grads([None, Some(tensor(4, DType::F64))])).expect("an update");
-    let half: Vec<f64> = before.iter().zip(values(&x["0"])).map(|(a, x)| a + (x - a) * 0.5).collect();
+    let half: Vec<f64> = before
+        .iter()
+        .zip(values(&x["0"]))
+        .map(|(a, x)| a + (x - a) * 0.5)
+        .collect();
     near(&values(&state.averages(&x).expect("averages")["0"]), &half);
 }
 
@@ -196,14 +279,19 @@ fn an_average_that_starts_with_the_first_step_is_torchs() {
         for x in path.iter().skip(start - 1) {
             average = match &average[..] {
                 [] => x.clone(),
-                average => {
-                    average.iter().zip(x).map(|(average, x)| delta * average + (1.0 - delta) * x).collect()
-                }
+                average => average
+                    .iter()
+                    .zip(x)
+                    .map(|(average, x)| delta * average + (1.0 - delta) * x)
+                    .collect(),
             };
         }
         // Not begun yet, the average is the parameter.
         let expected = if start > path.len() { &path[5] } else { &average };
-        let rule = Ema { start: start as u64, ..Ema::new(delta) };
+        let rule = Ema {
+            start: start as u64,
+            ..Ema::new(delta)
+        };
         near(&averages(OptimiserChain::new((inner.clone(), rule)), 6), expected);
     }
 }
@@ -212,7 +300,10 @@ fn an_average_that_starts_with_the_first_step_is_torchs() {
 fn averaging_does_not_change_the_training() {
     let plain = trajectory(Adam::new(0.1), 6);
     assert_eq!(
-        trajectory(OptimiserChain::new((Adam::new(0.1), Ema::new(0.9), UniformAverage::default())), 6),
+        trajectory(
+            OptimiserChain::new((Adam::new(0.1), Ema::new(0.9), UniformAverage::default())),
+            6
+        ),
         plain
     );
 }
@@ -221,8 +312,12 @@ fn trained(optimiser: impl IntoOptimiser, dtype: DType) -> (Vars, StateTree) {
     let x = model(&[tensor(1, dtype), tensor(2, dtype)]);
     let mut state = setup(optimiser, &x).expect("a state");
     for call in 0..4 {
-        update(&mut state, &x, &grads([Some(tensor(10 + call, dtype)), Some(tensor(20 + call, dtype))]))
-            .expect("an update");
+        update(
+            &mut state,
+            &x,
+            &grads([Some(tensor(10 + call, dtype)), Some(tensor(20 + call, dtype))]),
+        )
+        .expect("an update");
     }
     (x, state)
 }
@@ -231,11 +326,22 @@ fn trained(optimiser: impl IntoOptimiser, dtype: DType) -> (Vars, StateTree) {
 /// numbers.
 #[test]
 fn averages_are_swapped_in_and_out_without_a_trace() {
-    let rule = || OptimiserChain::new((Adam::new(0.01), Ema { debias: true, ..Ema::new(0.5) }));
+    let rule = || {
+        OptimiserChain::new((
+            Adam::new(0.01),
+            Ema {
+                debias: true,
+                ..Ema::new(0.5)
+            },
+        ))
+    };
     let optimisers: [(Optimiser, DType); 5] = [
         (Optimiser::new(rule()), DType::F32),
         (Optimiser::new(rule()), DType::BF16),
-        (Optimiser::new(MixedPrecision::new(DType::F32, rule())), DType::F16),
+        (
+            Optimiser::new(MixedPrecision::new(DType::F32, rule())),
+            DType::F16,
+        ),
         (Optimiser::new(SplitMaster::new(rule())), DType::BF16),
         (Optimiser::new(Kahan::new(rule())), DType::BF16),
     ];
@@ -244,41 +350,73 @@ fn averages_are_swapped_in_and_out_without_a_trace() {
         let before = snapshot(&x, &state);
         let averages = state.averages(&x).expect("averages");
         assert_eq!(averages["0"].dtype(), DType::F32);
-        let inside =
-            state.with_averages(&x, || Ok::<_, Error>((values(&x["0"]), all(&x)))).expect("averages");
+        let inside = state
+            .with_averages(&x, || Ok::<_, Error>((values(&x["0"]), all(&x))))
+            .expect("averages");
         assert_eq!(
             inside.0,
             values(&averages["0"].to_dtype(dtype).expect("rounded")),
             "{}",
             optimiser.name()
         );
-        assert!(inside.1.iter().zip(&before).all(|(inside, (_, before))| inside != before));
-        assert_same(&[snapshot(&x, &state)], std::slice::from_ref(&before), optimiser.name());
+        assert!(
+            inside
+                .1
+                .iter()
+                .zip(&before)
+                .all(|(inside, (_, before))| inside != before)
+        );
+        assert_same(
+            &[snapshot(&x, &state)],
+            std::slice::from_ref(&before),
+            optimiser.name(),
+        );
 
         let error = state.with_averages(&x, || Err::<(), _>(Error::other("no data")));
         assert_eq!(error.expect_err("an error").to_string(), "no data");
-        assert_same(&[snapshot(&x, &state)], std::slice::from_ref(&before), "after an error");
+        assert_same(
+            &[snapshot(&x, &state)],
+            std::slice::from_ref(&before),
+            "after an error",
+        );
         let panic = catch_unwind(AssertUnwindSafe(|| {
             state.with_averages(&x, || -> Result<(), Error> { panic!("on purpose") })
         }));
         assert!(panic.is_err());
         assert_same(&[snapshot(&x, &state)], &[before], "after a panic");
-        update(&mut state, &x, &grads([Some(tensor(30, dtype)), Some(tensor(31, dtype))]))
-            .expect("an update");
+        update(
+            &mut state,
+            &x,
+            &grads([Some(tensor(30, dtype)), Some(tensor(31, dtype))]),
+        )
+        .expect("an update");
     }
 }
 
 /// The error of an evaluation is of the program's own type.
 #[test]
 fn an_evaluation_returns_what_its_program_returns() {
-    let (x, mut state) = trained(OptimiserChain::new((Descent::new(0.1), Ema::new(0.5))), DType::F32);
+    let (x, mut state) = trained(
+        OptimiserChain::new((Descent::new(0.1), Ema::new(0.5))),
+        DType::F32,
+    );
     let mean = || x["0"].mean_all()?.to_scalar::<f32>();
     let of_candle: candle_core::Result<f32> = state.with_averages(&x, mean);
     let boxed: Result<f32, Box<dyn std::error::Error>> = state.with_averages(&x, || Ok(mean()?));
     let own = state.with_averages(&x, || -> optimisers::Result<_> { Ok(mean()?) });
     let averages = state.averages(&x).expect("averages");
-    let expected = averages["0"].mean_all().and_then(|mean| mean.to_scalar::<f32>()).expect("a mean");
-    assert_eq!([of_candle.expect("a mean"), boxed.expect("a mean"), own.expect("a mean")], [expected; 3]);
+    let expected = averages["0"]
+        .mean_all()
+        .and_then(|mean| mean.to_scalar::<f32>())
+        .expect("a mean");
+    assert_eq!(
+        [
+            of_candle.expect("a mean"),
+            boxed.expect("a mean"),
+            own.expect("a mean")
+        ],
+        [expected; 3]
+    );
 }
 
 /// A storage that an evaluation has exchanged, which candle lets it do, is an error or a panic of its own;
@@ -297,12 +435,18 @@ fn a_variable_that_cannot_be_written_any_more_is_left() {
             Ok(())
         }
     }
-    let (x, mut state) = trained(OptimiserChain::new((Descent::new(0.1), Ema::new(0.5))), DType::F32);
+    let (x, mut state) = trained(
+        OptimiserChain::new((Descent::new(0.1), Ema::new(0.5))),
+        DType::F32,
+    );
     let before = bits(&x["0"]);
     let evaluate = || state.with_averages(&x, || x["1"].inplace_op1(&Shrink));
     let (outcome, log) = logged(|| catch_unwind(AssertUnwindSafe(evaluate)));
     assert!(!matches!(outcome, Ok(Ok(()))));
-    assert!(log.iter().any(|line| line.contains("not back in the model")), "{log:?}");
+    assert!(
+        log.iter().any(|line| line.contains("not back in the model")),
+        "{log:?}"
+    );
     assert_eq!(bits(&x["0"]), before);
 }
 
@@ -311,11 +455,20 @@ fn only_parameters_with_an_average_are_swapped() {
     let x = model(&[tensor(1, DType::F32), tensor(2, DType::F32)]);
     let plain = OptimiserChain::new((Descent::new(0.1), None::<Ema>));
     let averaging = OptimiserChain::new((Descent::new(0.1), Some(Ema::new(0.5))));
-    let mut state =
-        setup_with(&x, |path, _| Some(if path == "0" { averaging.clone() } else { plain.clone() }))
-            .expect("a state");
-    update(&mut state, &x, &grads([Some(tensor(3, DType::F32)), Some(tensor(4, DType::F32))]))
-        .expect("an update");
+    let mut state = setup_with(&x, |path, _| {
+        Some(if path == "0" {
+            averaging.clone()
+        } else {
+            plain.clone()
+        })
+    })
+    .expect("a state");
+    update(
+        &mut state,
+        &x,
+        &grads([Some(tensor(3, DType::F32)), Some(tensor(4, DType::F32))]),
+    )
+    .expect("an update");
     let before = all(&x);
     let inside = state.with_averages(&x, || Ok::<_, Error>(all(&x))).expect("one");
     assert_eq!((inside[0] == before[0], inside[1] == before[1]), (false, true));
@@ -334,7 +487,10 @@ fn other_weights_in_the_model_are_not_taken_for_its_parameters() {
     let rule = || OptimiserChain::new((Adam::new(0.1), Ema::new(0.5)));
     let optimisers: [(Optimiser, DType); 4] = [
         (Optimiser::new(rule()), DType::F32),
-        (Optimiser::new(MixedPrecision::new(DType::F32, rule())), DType::BF16),
+        (
+            Optimiser::new(MixedPrecision::new(DType::F32, rule())),
+            DType::BF16,
+        ),
         (Optimiser::new(SplitMaster::new(rule())), DType::BF16),
         (Optimiser::new(ScheduleFree::new(0.1)), DType::F32),
     ];
@@ -344,7 +500,9 @@ fn other_weights_in_the_model_are_not_taken_for_its_parameters() {
         let before = snapshot(&x, &state);
         let masters = state.masters(&x).expect("masters");
         let averages = state.averages(&x).expect("averages");
-        let file = folder.path().join(format!("{}-masters.safetensors", optimiser.name()));
+        let file = folder
+            .path()
+            .join(format!("{}-masters.safetensors", optimiser.name()));
         state.save_masters(&x, &file).expect("a file");
         let saved = std::fs::read(&file).expect("the file");
 
@@ -354,9 +512,19 @@ fn other_weights_in_the_model_are_not_taken_for_its_parameters() {
         let same = |a: &BTreeMap<String, Tensor>, b: &BTreeMap<String, Tensor>| {
             a.iter().all(|(path, tensor)| bits(tensor) == bits(&b[path]))
         };
-        assert!(same(&state.masters(&x).expect("masters"), &masters), "{}", optimiser.name());
-        assert!(same(&state.averages(&x).expect("averages"), &averages), "{}", optimiser.name());
-        state.check_masters(&x).expect("masters of the parameters that were put aside");
+        assert!(
+            same(&state.masters(&x).expect("masters"), &masters),
+            "{}",
+            optimiser.name()
+        );
+        assert!(
+            same(&state.averages(&x).expect("averages"), &averages),
+            "{}",
+            optimiser.name()
+        );
+        state
+            .check_masters(&x)
+            .expect("masters of the parameters that were put aside");
         state.save_masters(&x, &file).expect("a file");
         assert_eq!(std::fs::read(&file).expect("the file"), saved);
 
@@ -364,20 +532,33 @@ fn other_weights_in_the_model_are_not_taken_for_its_parameters() {
         let refused = [
             update(&mut state, &x, &gradients).map(drop).expect_err("refused"),
             state.set_masters(&x, &masters).expect_err("refused"),
-            state.set_masters(&x, &Weights::open([&file]).expect("weights")).expect_err("refused"),
+            state
+                .set_masters(&x, &Weights::open([&file]).expect("weights"))
+                .expect_err("refused"),
             state.refresh_masters(&x).expect_err("refused"),
             state.all().replace(rule(), &x).expect_err("refused"),
-            state.at("1").expect("a leaf").replace(rule(), &x).expect_err("refused"),
+            state
+                .at("1")
+                .expect("a leaf")
+                .replace(rule(), &x)
+                .expect_err("refused"),
             state.rebind(&copy).expect_err("refused"),
             state.remove("0").expect_err("refused"),
             Update::functional(&state)
                 .apply(&trainables(&x).expect("parameters"), &gradients)
                 .expect_err("refused"),
             Checkpoint::new(&state).save(&file).expect_err("refused"),
-            Checkpoint::new(&state).model(&x).save(&file).expect_err("refused"),
+            Checkpoint::new(&state)
+                .model(&x)
+                .save(&file)
+                .expect_err("refused"),
         ];
         for error in refused {
-            is_kind(&error, ErrorKind::Changed, &["other weights", "with_averages", "Sam::ascend"]);
+            is_kind(
+                &error,
+                ErrorKind::Changed,
+                &["other weights", "with_averages", "Sam::ascend"],
+            );
         }
         assert_same(&[snapshot(&x, &state)], &[inside], "after the refusals");
 
@@ -412,17 +593,26 @@ fn averages_that_the_engine_computes() {
         (Optimiser::new(Kahan::new(free())), DType::BF16),
     ];
     for (optimiser, dtype) in optimisers {
-        let x = model(&[random(1, &[7, 11], dtype, &Device::Cpu), random(2, &[70_001], dtype, &Device::Cpu)]);
+        let x = model(&[
+            random(1, &[7, 11], dtype, &Device::Cpu),
+            random(2, &[70_001], dtype, &Device::Cpu),
+        ]);
         let mut state = setup(optimiser.clone(), &x).expect("a state");
         for seed in [10, 20] {
             let gradient = |(at, x): (u64, &Var)| Some(random(seed + at, x.dims(), dtype, &Device::Cpu));
             update(&mut state, &x, &grads((0..).zip(x.values()).map(gradient))).expect("an update");
         }
-        let (masters, averages) =
-            (state.masters(&x).expect("masters"), state.averages(&x).expect("averages"));
+        let (masters, averages) = (
+            state.masters(&x).expect("masters"),
+            state.averages(&x).expect("averages"),
+        );
         for (path, y) in &masters {
             let leaf = state.leaf(path).expect("a leaf");
-            let name = leaf.tensor_names().into_iter().find(|name| name.ends_with('z')).expect("z");
+            let name = leaf
+                .tensor_names()
+                .into_iter()
+                .find(|name| name.ends_with('z'))
+                .expect("z");
             let z = leaf.tensor(&name).expect("a copy");
             let by_hand = || {
                 let y = y.to_dtype(z.dtype())?;
@@ -463,7 +653,11 @@ impl Arithmetic for Half {
 
 impl Rule for Unlike {
     fn init(&self, x: Parameter<'_>) -> optimisers::Result<State> {
-        let (dims, dtype) = if self.integers { (x.shape(), DType::U32) } else { (&[1][..], DType::F32) };
+        let (dims, dtype) = if self.integers {
+            (x.shape(), DType::U32)
+        } else {
+            (&[1][..], DType::F32)
+        };
         State::empty().with_tensor("unlike", &Tensor::zeros(dims, dtype, x.device())?)
     }
 
@@ -478,7 +672,11 @@ impl Rule for Unlike {
 
     fn evaluation<'s>(&self, state: &'s State) -> optimisers::Result<Option<Evaluation<'s>>> {
         let unlike = Evaluation::slot(state, "unlike");
-        Ok(if self.halved { unlike.map(|unlike| unlike.map(Half)) } else { unlike })
+        Ok(if self.halved {
+            unlike.map(|unlike| unlike.map(Half))
+        } else {
+            unlike
+        })
     }
 }
 
@@ -509,8 +707,16 @@ fn before_the_first_step_there_is_nothing_to_exchange() {
     let x = model(&[tensor(1, DType::F32)]);
     let mut state = setup(OptimiserChain::new((Adam::new(0.1), Ema::new(0.5))), &x).expect("a state");
     x["0"].set(&tensor(2, DType::F32)).expect("loaded weights");
-    let inside = state.with_averages(&x, || Ok::<_, Error>(all(&x))).expect("none yet");
-    assert_eq!((inside, all(&x)), (vec![bits(&tensor(2, DType::F32))], vec![bits(&tensor(2, DType::F32))]));
+    let inside = state
+        .with_averages(&x, || Ok::<_, Error>(all(&x)))
+        .expect("none yet");
+    assert_eq!(
+        (inside, all(&x)),
+        (
+            vec![bits(&tensor(2, DType::F32))],
+            vec![bits(&tensor(2, DType::F32))]
+        )
+    );
     assert!(state.averages(&x).expect("averages").is_empty());
 }
 
@@ -554,7 +760,12 @@ fn a_tensor_called_average_is_not_taken_for_weights() {
     let replaced = state.all().replace(Ema::new(0.5), &x).expect("another rule");
     assert_eq!(replaced[0].kept, [""; 0], "{replaced:?}");
     assert_eq!(
-        values(&state.leaf("0").and_then(|leaf| leaf.tensor("average").ok()).expect("an average")),
+        values(
+            &state
+                .leaf("0")
+                .and_then(|leaf| leaf.tensor("average").ok())
+                .expect("an average")
+        ),
         values(&x["0"])
     );
 }

@@ -15,19 +15,32 @@ use support::common::{
 };
 use support::random_programs::draw;
 
-const PATHS: [&str; 4] = ["encoder.0.weight", "encoder.bias", "encoder2.weight", "head.weight"];
+const PATHS: [&str; 4] = [
+    "encoder.0.weight",
+    "encoder.bias",
+    "encoder2.weight",
+    "head.weight",
+];
 
 fn tensor(seed: u64, dtype: DType) -> Tensor {
     random(seed, &[3], dtype, &Device::Cpu)
 }
 
 fn model(dtype: DType) -> Vars {
-    PATHS.iter().zip(1..).map(|(path, seed)| (path.to_string(), var(&tensor(seed, dtype)))).collect()
+    PATHS
+        .iter()
+        .zip(1..)
+        .map(|(path, seed)| (path.to_string(), var(&tensor(seed, dtype))))
+        .collect()
 }
 
 /// A gradient for each variable of a model.
 fn gradients(model: &Vars, seed: u64) -> Grads {
-    model.keys().zip(seed..).map(|(path, seed)| (path.clone(), tensor(seed, DType::F32))).collect()
+    model
+        .keys()
+        .zip(seed..)
+        .map(|(path, seed)| (path.clone(), tensor(seed, DType::F32)))
+        .collect()
 }
 
 fn paths(state: &StateTree) -> Vec<&str> {
@@ -36,9 +49,15 @@ fn paths(state: &StateTree) -> Vec<&str> {
 
 /// What belongs to the leaves at these paths.
 fn of(model: &Vars, state: &StateTree, wanted: &[&str]) -> Snapshot {
-    let belongs =
-        |name: &str| wanted.iter().any(|path| name == *path || name.starts_with(&format!("{path}/")));
-    snapshot(model, state).into_iter().filter(|(name, _)| belongs(name)).collect()
+    let belongs = |name: &str| {
+        wanted
+            .iter()
+            .any(|path| name == *path || name.starts_with(&format!("{path}/")))
+    };
+    snapshot(model, state)
+        .into_iter()
+        .filter(|(name, _)| belongs(name))
+        .collect()
 }
 
 #[test]
@@ -51,14 +70,34 @@ fn a_new_layer_gets_leaves_and_the_rest_keeps_its_moments() {
     grown.insert("decoder.weight".into(), var(&tensor(5, DType::BF16)));
     grown.insert("zoo.weight".into(), var(&tensor(6, DType::BF16)));
     let unknown = update(&mut state, &grown, &gradients(&grown, 20)).expect_err("an unknown gradient");
-    is_kind(&unknown, ErrorKind::Model, &["\"decoder.weight\"", "not in this state", "added after `setup`"]);
-    assert_eq!(state.add(Descent::new(1.0), &grown).expect("new leaves"), ["decoder.weight", "zoo.weight"]);
-    assert_eq!(state.add(Descent::new(1.0), &grown).expect("nothing new"), [""; 0]);
-    assert_eq!(paths(&state), [&["decoder.weight"], &PATHS[..], &["zoo.weight"]].concat());
-    assert_same(&[of(&grown, &state, &PATHS)], &[before], "the old leaves");
-    assert_eq!(update(&mut state, &grown, &gradients(&grown, 20)).expect("an update").applied, 6);
+    is_kind(
+        &unknown,
+        ErrorKind::Model,
+        &["\"decoder.weight\"", "not in this state", "added after `setup`"],
+    );
     assert_eq!(
-        state.leaf("zoo.weight").map(|leaf| (leaf.steps(), leaf.learning_rate())),
+        state.add(Descent::new(1.0), &grown).expect("new leaves"),
+        ["decoder.weight", "zoo.weight"]
+    );
+    assert_eq!(
+        state.add(Descent::new(1.0), &grown).expect("nothing new"),
+        [""; 0]
+    );
+    assert_eq!(
+        paths(&state),
+        [&["decoder.weight"], &PATHS[..], &["zoo.weight"]].concat()
+    );
+    assert_same(&[of(&grown, &state, &PATHS)], &[before], "the old leaves");
+    assert_eq!(
+        update(&mut state, &grown, &gradients(&grown, 20))
+            .expect("an update")
+            .applied,
+        6
+    );
+    assert_eq!(
+        state
+            .leaf("zoo.weight")
+            .map(|leaf| (leaf.steps(), leaf.learning_rate())),
         Some((1, Some(1.0)))
     );
 }
@@ -68,12 +107,20 @@ fn adding_respects_what_was_left_out_and_can_take_it_in() {
     let model = model(DType::F32);
     let mut state =
         setup_with(&model, |path, _| path.starts_with("head").then(|| Adam::new(0.1))).expect("a state");
-    assert_eq!(state.add(Adam::new(0.1), &model).expect("nothing unknown"), [""; 0]);
-    let added =
-        state.add_with(&model, |path, _| path.ends_with("bias").then(|| Descent::new(0.1))).expect("a leaf");
+    assert_eq!(
+        state.add(Adam::new(0.1), &model).expect("nothing unknown"),
+        [""; 0]
+    );
+    let added = state
+        .add_with(&model, |path, _| {
+            path.ends_with("bias").then(|| Descent::new(0.1))
+        })
+        .expect("a leaf");
     assert_eq!(added, ["encoder.bias"]);
     assert_eq!(
-        update(&mut state, &model, &gradients(&model, 1)).expect("the others are passed over").applied,
+        update(&mut state, &model, &gradients(&model, 1))
+            .expect("the others are passed over")
+            .applied,
         2
     );
 }
@@ -82,17 +129,37 @@ fn adding_respects_what_was_left_out_and_can_take_it_in() {
 #[test]
 fn lent_memory_that_was_left_out_can_be_added() {
     let (mut bias, mut weight) = ([1f32; 2], [1f32; 2]);
-    let model = ParameterSlices::new().with("bias", 2, &mut bias[..]).expect("a parameter");
+    let model = ParameterSlices::new()
+        .with("bias", 2, &mut bias[..])
+        .expect("a parameter");
     let model = model.with("weight", 2, &mut weight[..]).expect("a parameter");
     let is_weight = |path: &str| (path == "weight").then(|| Descent::new(0.5));
     let mut state = setup_with(&model, |path, _| is_weight(path)).expect("a state");
-    assert_eq!(state.add_with(&model, |path, _| is_weight(path)).expect("left out again"), [""; 0]);
-    assert_eq!(state.add_with(&model, |_, _| Some(Descent::new(0.5))).expect("a leaf"), ["bias"]);
-    assert_eq!(state.add_with(&model, |_, _| Some(Descent::new(0.5))).expect("no new leaf"), [""; 0]);
+    assert_eq!(
+        state
+            .add_with(&model, |path, _| is_weight(path))
+            .expect("left out again"),
+        [""; 0]
+    );
+    assert_eq!(
+        state
+            .add_with(&model, |_, _| Some(Descent::new(0.5)))
+            .expect("a leaf"),
+        ["bias"]
+    );
+    assert_eq!(
+        state
+            .add_with(&model, |_, _| Some(Descent::new(0.5)))
+            .expect("no new leaf"),
+        [""; 0]
+    );
     let ones = [1f32; 2];
     let gradients = GradientSlices::new().with("bias", &ones[..]).expect("a gradient");
     let gradients = gradients.with("weight", &ones[..]).expect("a gradient");
-    assert_eq!(update(&mut state, &model, &gradients).expect("an update").applied, 2);
+    assert_eq!(
+        update(&mut state, &model, &gradients).expect("an update").applied,
+        2
+    );
     drop(model);
     assert_eq!([bias, weight], [[0.5; 2]; 2]);
 }
@@ -109,8 +176,16 @@ fn another_variable_of_a_known_path_is_refused() {
     assert_eq!(error.path(), Some("head.weight"), "{error}");
     assert_same(&[snapshot(&old, &state)], &[before], "after the refusal");
     state.remove("head").expect("the old head");
-    assert_eq!(state.add(Adam::new(0.1), &new).expect("the new head"), ["head.weight"]);
-    assert_eq!(update(&mut state, &new, &gradients(&new, 1)).expect("an update").applied, 4);
+    assert_eq!(
+        state.add(Adam::new(0.1), &new).expect("the new head"),
+        ["head.weight"]
+    );
+    assert_eq!(
+        update(&mut state, &new, &gradients(&new, 1))
+            .expect("an update")
+            .applied,
+        4
+    );
 }
 
 #[test]
@@ -121,7 +196,11 @@ fn an_invalid_rule_is_not_added() {
     let invalid = || Adam::new(-1.0);
     let refused = |error: Error| is_kind(&error, ErrorKind::Argument, &["Adam: eta is -1"]);
     refused(state.add(invalid(), &grown).expect_err("refused"));
-    refused(state.add_with(&grown, |_, _| Some(invalid())).expect_err("refused"));
+    refused(
+        state
+            .add_with(&grown, |_, _| Some(invalid()))
+            .expect_err("refused"),
+    );
     refused(state.all().replace(invalid(), &grown).expect_err("refused"));
     assert_eq!(paths(&state), PATHS);
 }
@@ -137,8 +216,16 @@ fn removed_leaves_are_gone_and_the_rest_goes_on() {
     assert_same(&[of(&whole, &state, &PATHS[2..])], &[before], "the rest");
     let unknown = update(&mut state, &whole, &gradients(&whole, 1)).expect_err("an unknown gradient");
     is_kind(&unknown, ErrorKind::Model, &["\"encoder.", "not in this state"]);
-    let rest: Vars = PATHS[2..].iter().map(|path| (path.to_string(), whole[*path].clone())).collect();
-    assert_eq!(update(&mut state, &rest, &gradients(&rest, 1)).expect("an update").applied, 2);
+    let rest: Vars = PATHS[2..]
+        .iter()
+        .map(|path| (path.to_string(), whole[*path].clone()))
+        .collect();
+    assert_eq!(
+        update(&mut state, &rest, &gradients(&rest, 1))
+            .expect("an update")
+            .applied,
+        2
+    );
     let error = state.remove("encoder").expect_err("nothing is there");
     assert_eq!(
         error.to_string(),
@@ -147,7 +234,12 @@ fn removed_leaves_are_gone_and_the_rest_goes_on() {
 
     // The parameters may also stay in the model without being trained.
     state.add_with(&whole, |_, _| None::<Descent>).expect("left out");
-    assert_eq!(update(&mut state, &whole, &gradients(&whole, 1)).expect("an update").applied, 2);
+    assert_eq!(
+        update(&mut state, &whole, &gradients(&whole, 1))
+            .expect("an update")
+            .applied,
+        2
+    );
 }
 
 #[test]
@@ -160,29 +252,49 @@ fn renaming_moves_everything_below() {
     state.rename("encoder", "zebra.encoder").expect("new names");
     assert_eq!(
         paths(&state),
-        ["encoder2.weight", "head.weight", "zebra.encoder.0.weight", "zebra.encoder.bias"]
+        [
+            "encoder2.weight",
+            "head.weight",
+            "zebra.encoder.0.weight",
+            "zebra.encoder.bias"
+        ]
     );
-    let renamed: Vars = [("zebra.encoder.0.weight", PATHS[0]), ("zebra.encoder.bias", PATHS[1])]
-        .map(|(new, old)| (new.into(), model[old].clone()))
-        .into();
+    let renamed: Vars = [
+        ("zebra.encoder.0.weight", PATHS[0]),
+        ("zebra.encoder.bias", PATHS[1]),
+    ]
+    .map(|(new, old)| (new.into(), model[old].clone()))
+    .into();
     assert_same(
-        &[unnamed(of(&renamed, &state, &["zebra.encoder.0.weight", "zebra.encoder.bias"]))],
+        &[unnamed(of(
+            &renamed,
+            &state,
+            &["zebra.encoder.0.weight", "zebra.encoder.bias"],
+        ))],
         &[before],
         "the renamed leaves",
     );
     assert_eq!(
-        update(&mut state, &model, &gradients(&renamed, 1)).expect("gradients by the new names").applied,
+        update(&mut state, &model, &gradients(&renamed, 1))
+            .expect("gradients by the new names")
+            .applied,
         2
     );
 
     state.rename("zebra", "").expect("a step up");
     assert_eq!(paths(&state), PATHS);
-    let taken = state.rename("encoder.bias", "encoder2.weight").expect_err("taken");
+    let taken = state
+        .rename("encoder.bias", "encoder2.weight")
+        .expect_err("taken");
     is_kind(&taken, ErrorKind::Model, &["the state has this path already"]);
     assert_eq!(taken.path(), Some("encoder2.weight"), "{taken}");
     for part in ["nothing", "enc"] {
         let error = state.rename(part, "new").expect_err(part);
-        is_kind(&error, ErrorKind::UnknownName, &[&format!("{part:?} selects no leaf")]);
+        is_kind(
+            &error,
+            ErrorKind::UnknownName,
+            &[&format!("{part:?} selects no leaf")],
+        );
     }
     assert_eq!(paths(&state), PATHS);
 }
@@ -190,11 +302,15 @@ fn renaming_moves_everything_below() {
 #[test]
 fn a_tied_variable_is_renamed_under_each_of_its_names() {
     let shared = var(&tensor(1, DType::F32));
-    let tied: Vars =
-        [("embedding", &shared), ("head", &shared)].map(|(path, x)| (path.into(), x.clone())).into();
+    let tied: Vars = [("embedding", &shared), ("head", &shared)]
+        .map(|(path, x)| (path.into(), x.clone()))
+        .into();
     let mut state = setup(Descent::new(1.0), &tied).expect("a state");
     state.rename("embedding", "token").expect("a new name");
-    assert_eq!(state.leaf("head").map(|leaf| leaf.paths().collect::<Vec<_>>()), Some(vec!["head", "token"]));
+    assert_eq!(
+        state.leaf("head").map(|leaf| leaf.paths().collect::<Vec<_>>()),
+        Some(vec!["head", "token"])
+    );
     let before = values(&shared);
     let both = BTreeMap::from([("head", tensor(2, DType::F32)), ("token", tensor(3, DType::F32))]);
     update(&mut state, &tied, &both).expect("an update");
@@ -216,23 +332,32 @@ fn paths_find_their_leaves_after_any_edits() {
     for seed in 0..40 {
         let variables: Vec<_> = (0..8).map(|i| var(&tensor(i, DType::F32))).collect();
         // Ten names of eight variables: two have a second one. Every fifth variable is left out.
-        let mut named: BTreeMap<String, usize> =
-            (0..10).map(|i| (format!("{}.{i}", segment((seed, i, "first"))), i % 8)).collect();
+        let mut named: BTreeMap<String, usize> = (0..10)
+            .map(|i| (format!("{}.{i}", segment((seed, i, "first"))), i % 8))
+            .collect();
         let left_out = |i: usize| i % 5 == 3;
         let model = |named: &BTreeMap<String, usize>| -> Vars {
-            named.iter().map(|(path, i)| (path.clone(), variables[*i].clone())).collect()
+            named
+                .iter()
+                .map(|(path, i)| (path.clone(), variables[*i].clone()))
+                .collect()
         };
         let of_path: BTreeMap<String, usize> = named.clone();
-        let mut state =
-            setup_with(&model(&named), |path, _| (!left_out(of_path[path])).then(|| Descent::new(0.1)))
-                .expect("a state");
+        let mut state = setup_with(&model(&named), |path, _| {
+            (!left_out(of_path[path])).then(|| Descent::new(0.1))
+        })
+        .expect("a state");
         for edit in 0..12 {
             let (from, to) = (segment((seed, edit, "from")), segment((seed, edit, "to")));
             let is_below = |path: &str| path == from || path.starts_with(&format!("{from}."));
             match draw((seed, edit, "what"), 3) {
                 0 => {
                     let renamed = |path: &str| {
-                        if is_below(path) { format!("{to}{}", &path[from.len()..]) } else { path.to_string() }
+                        if is_below(path) {
+                            format!("{to}{}", &path[from.len()..])
+                        } else {
+                            path.to_string()
+                        }
                     };
                     let expected: BTreeMap<String, usize> =
                         named.iter().map(|(path, i)| (renamed(path), *i)).collect();
@@ -249,8 +374,11 @@ fn paths_find_their_leaves_after_any_edits() {
                     }
                 }
                 1 => {
-                    let gone: Vec<usize> =
-                        named.iter().filter(|(path, _)| is_below(path)).map(|(_, i)| *i).collect();
+                    let gone: Vec<usize> = named
+                        .iter()
+                        .filter(|(path, _)| is_below(path))
+                        .map(|(_, i)| *i)
+                        .collect();
                     assert_eq!(
                         state.remove(from).is_ok(),
                         !gone.is_empty(),
@@ -260,7 +388,10 @@ fn paths_find_their_leaves_after_any_edits() {
                     applied[1] += usize::from(!gone.is_empty());
                 }
                 _ => {
-                    let (path, i) = (format!("{to}.new{edit}"), draw((seed, edit, "which"), variables.len()));
+                    let (path, i) = (
+                        format!("{to}.new{edit}"),
+                        draw((seed, edit, "which"), variables.len()),
+                    );
                     if named.values().any(|known| *known == i) {
                         continue;
                     }
@@ -268,21 +399,33 @@ fn paths_find_their_leaves_after_any_edits() {
                     let added = state.add_with(&model(&named), |path, _| {
                         (!left_out(named[path])).then(|| Descent::new(0.1))
                     });
-                    assert_eq!(added.expect("a new variable"), if left_out(i) { vec![] } else { vec![path] });
+                    assert_eq!(
+                        added.expect("a new variable"),
+                        if left_out(i) { vec![] } else { vec![path] }
+                    );
                     applied[2] += 1;
                 }
             }
-            let leaves: BTreeMap<&String, usize> =
-                named.iter().filter(|(_, i)| !left_out(**i)).map(|(path, i)| (path, *i)).collect();
+            let leaves: BTreeMap<&String, usize> = named
+                .iter()
+                .filter(|(_, i)| !left_out(**i))
+                .map(|(path, i)| (path, *i))
+                .collect();
             let mut first: Vec<&String> = Vec::new();
             leaves.iter().for_each(|(path, i)| {
                 first.extend((!first.iter().any(|known| leaves[known] == *i)).then_some(*path))
             });
             assert_eq!(paths(&state), first, "{seed} {edit}");
             for (path, i) in &leaves {
-                let own: Vec<&String> =
-                    leaves.iter().filter(|(_, other)| *other == i).map(|(path, _)| *path).collect();
-                assert!(state.leaf(path).expect("a leaf").paths().eq(own), "{seed} {edit}: {path}");
+                let own: Vec<&String> = leaves
+                    .iter()
+                    .filter(|(_, other)| *other == i)
+                    .map(|(path, _)| *path)
+                    .collect();
+                assert!(
+                    state.leaf(path).expect("a leaf").paths().eq(own),
+                    "{seed} {edit}: {path}"
+                );
             }
             for prefix in SEGMENTS.into_iter().chain(["", "b.a.9", "a."]) {
                 let is_below = |path: &str| {
@@ -290,18 +433,31 @@ fn paths_find_their_leaves_after_any_edits() {
                 };
                 let wanted: Vec<&str> = first
                     .iter()
-                    .filter(|path| leaves.iter().any(|(other, i)| *i == leaves[*path] && is_below(other)))
+                    .filter(|path| {
+                        leaves
+                            .iter()
+                            .any(|(other, i)| *i == leaves[*path] && is_below(other))
+                    })
                     .map(|path| path.as_str())
                     .collect();
                 let selected = state.at(prefix).map(|selection| {
-                    selection.leaves().map(|leaf| leaf.path().to_string()).collect::<Vec<_>>()
+                    selection
+                        .leaves()
+                        .map(|leaf| leaf.path().to_string())
+                        .collect::<Vec<_>>()
                 });
-                assert_eq!(selected.unwrap_or_default(), wanted, "{seed} {edit}: {prefix:?} of {named:?}");
+                assert_eq!(
+                    selected.unwrap_or_default(),
+                    wanted,
+                    "{seed} {edit}: {prefix:?} of {named:?}"
+                );
             }
             if !leaves.is_empty() {
                 let model = model(&named);
-                let gradients: Grads =
-                    first.iter().map(|path| (path.to_string(), tensor(9, DType::F32))).collect();
+                let gradients: Grads = first
+                    .iter()
+                    .map(|path| (path.to_string(), tensor(9, DType::F32)))
+                    .collect();
                 assert_eq!(
                     update(&mut state, &model, &gradients).expect("an update").applied,
                     first.len(),
@@ -317,12 +473,16 @@ fn paths_find_their_leaves_after_any_edits() {
 #[test]
 fn a_tied_variable_is_not_rebound_to_two() {
     let two = |first: &str, second: &str| -> Vars {
-        [(first.to_string(), var(&tensor(7, DType::F32))), (second.to_string(), var(&tensor(8, DType::F32)))]
-            .into()
+        [
+            (first.to_string(), var(&tensor(7, DType::F32))),
+            (second.to_string(), var(&tensor(8, DType::F32))),
+        ]
+        .into()
     };
     let shared = var(&tensor(1, DType::F32));
-    let tied: Vars =
-        [("embedding", &shared), ("head", &shared)].map(|(path, x)| (path.into(), x.clone())).into();
+    let tied: Vars = [("embedding", &shared), ("head", &shared)]
+        .map(|(path, x)| (path.into(), x.clone()))
+        .into();
     let mut state = setup(Adam::new(0.1), &tied).expect("a state");
     update(&mut state, &tied, &gradients(&tied, 1)).expect("an update");
     let before = snapshot(&tied, &state);
@@ -330,14 +490,18 @@ fn a_tied_variable_is_not_rebound_to_two() {
     is_kind(
         &error,
         ErrorKind::Model,
-        &["\"embedding\" and \"head\" are one variable in this state", "tie the two"],
+        &[
+            "\"embedding\" and \"head\" are one variable in this state",
+            "tie the two",
+        ],
     );
     assert_same(&[snapshot(&tied, &state)], &[before], &error);
     update(&mut state, &tied, &gradients(&tied, 1)).expect("the old model");
 
     let again = var(&tensor(9, DType::F32));
-    let other: Vars =
-        [("embedding", &again), ("head", &again)].map(|(path, x)| (path.into(), x.clone())).into();
+    let other: Vars = [("embedding", &again), ("head", &again)]
+        .map(|(path, x)| (path.into(), x.clone()))
+        .into();
     state.rebind(&other).expect("one variable for both");
     update(&mut state, &other, &gradients(&other, 1)).expect("an update");
 
@@ -349,12 +513,19 @@ fn a_tied_variable_is_not_rebound_to_two() {
     let mut untied = two("embedding", "head");
     untied.insert("other".into(), var(&tensor(3, DType::F32)));
     let error = state.rebind(&untied).expect_err("refused");
-    is_kind(&error, ErrorKind::Model, &["\"embedding\" and \"head\" are one variable in this state"]);
+    is_kind(
+        &error,
+        ErrorKind::Model,
+        &["\"embedding\" and \"head\" are one variable in this state"],
+    );
     update(&mut state, &trained, &grads_of(&trained, &["other"])).expect("the old model");
 }
 
 fn grads_of(model: &Vars, wanted: &[&str]) -> Grads {
-    gradients(model, 1).into_iter().filter(|(path, _)| wanted.contains(&path.as_str())).collect()
+    gradients(model, 1)
+        .into_iter()
+        .filter(|(path, _)| wanted.contains(&path.as_str()))
+        .collect()
 }
 
 fn names(names: &[&str]) -> Vec<String> {
@@ -367,12 +538,17 @@ fn replacing_says_what_fits() {
     let chain = |rule| OptimiserChain::new((ClipGrad::new(1.0), rule));
     let mut state = setup(Adam::new(0.1), &model).expect("a state");
     let step = |state: &mut StateTree, seed| {
-        update(state, &model, &gradients(&model, seed)).map(|_| ()).expect("an update")
+        update(state, &model, &gradients(&model, seed))
+            .map(|_| ())
+            .expect("an update")
     };
     step(&mut state, 1);
     step(&mut state, 2);
     let moments = |state: &StateTree, name: &str| {
-        state.leaf("x").and_then(|leaf| leaf.tensor(name).ok()).map(|tensor| bits(&tensor))
+        state
+            .leaf("x")
+            .and_then(|leaf| leaf.tensor(name).ok())
+            .map(|tensor| bits(&tensor))
     };
     let (m, v) = (moments(&state, "m"), moments(&state, "v"));
     let check = |state: &mut StateTree,
@@ -380,15 +556,37 @@ fn replacing_says_what_fits() {
                  kept: &[&str],
                  fresh: &[&str],
                  dropped: &[&str]| {
-        let [StateChange { path, kept: k, fresh: f, dropped: d, .. }] =
-            &state.all().replace(rule, &model).expect("a new rule")[..]
+        let [
+            StateChange {
+                path,
+                kept: k,
+                fresh: f,
+                dropped: d,
+                ..
+            },
+        ] = &state.all().replace(rule, &model).expect("a new rule")[..]
         else {
             panic!("one leaf, one answer");
         };
-        assert_eq!((path.as_str(), k, f, d), ("x", &names(kept), &names(fresh), &names(dropped)));
+        assert_eq!(
+            (path.as_str(), k, f, d),
+            ("x", &names(kept), &names(fresh), &names(dropped))
+        );
     };
-    check(&mut state, Optimiser::new(AdamW::new(0.1)), &["m", "v", "t"], &[], &[]);
-    check(&mut state, Optimiser::new(chain(AdamW::new(0.1))), &["1.m", "1.v", "1.t"], &["0.t"], &[]);
+    check(
+        &mut state,
+        Optimiser::new(AdamW::new(0.1)),
+        &["m", "v", "t"],
+        &[],
+        &[],
+    );
+    check(
+        &mut state,
+        Optimiser::new(chain(AdamW::new(0.1))),
+        &["1.m", "1.v", "1.t"],
+        &["0.t"],
+        &[],
+    );
     check(
         &mut state,
         Optimiser::new(MixedPrecision::new(DType::F64, chain(AdamW::new(0.1)))),
@@ -396,7 +594,10 @@ fn replacing_says_what_fits() {
         &["master"],
         &[],
     );
-    assert_eq!((moments(&state, "1.m"), moments(&state, "1.v")), (m.clone(), v.clone()));
+    assert_eq!(
+        (moments(&state, "1.m"), moments(&state, "1.v")),
+        (m.clone(), v.clone())
+    );
     assert_eq!(
         state.leaf("x").map(|leaf| (leaf.steps(), leaf.counters())),
         Some((2, vec![("0.t".into(), 0), ("1.t".into(), 2)]))
@@ -408,7 +609,13 @@ fn replacing_says_what_fits() {
         &[],
         &["0.t"],
     );
-    check(&mut state, Optimiser::new(Adam::new(0.1)), &["m", "v", "t"], &[], &["master"]);
+    check(
+        &mut state,
+        Optimiser::new(Adam::new(0.1)),
+        &["m", "v", "t"],
+        &[],
+        &["master"],
+    );
     assert_eq!((moments(&state, "m"), moments(&state, "v")), (m, v));
     let collecting = OptimiserChain::new((AccumGrad::new(2), Adam::new(0.1)));
     check(
@@ -425,7 +632,13 @@ fn replacing_says_what_fits() {
         &["velocity", "t"],
         &["0.acc", "0.calls", "0.received", "0.weight", "1.m", "1.v", "1.t"],
     );
-    check(&mut state, Optimiser::new(Nesterov::new(0.1)), &[], &["displacement", "t"], &["velocity", "t"]);
+    check(
+        &mut state,
+        Optimiser::new(Nesterov::new(0.1)),
+        &[],
+        &["displacement", "t"],
+        &["velocity", "t"],
+    );
     step(&mut state, 3);
     assert_eq!(state.leaf("x").map(|leaf| leaf.steps()), Some(3));
 }
@@ -441,12 +654,29 @@ fn replacing_keeps_all_tensors_of_a_rule_or_none() {
         for call in 0..3 {
             update(&mut state, &model, &gradients(&model, call)).expect("an update");
         }
-        state.all().replace(new, &model).expect("a new rule")[0].kept.clone()
+        state.all().replace(new, &model).expect("a new rule")[0]
+            .kept
+            .clone()
     };
-    assert_eq!(replaced([Optimiser::new(Adam::new(0.1)), Optimiser::new(AdaBelief::new(0.1))]), [""; 0]);
-    assert_eq!(replaced([Optimiser::new(Lion::new(0.1)), Optimiser::new(Adam::new(0.1))]), [""; 0]);
-    assert_eq!(replaced([Optimiser::new(Adam::new(0.1)), Optimiser::new(Lion::new(0.1))]), ["m", "t"]);
-    assert_eq!(replaced([Optimiser::new(Adam::new(0.1)), Optimiser::new(LAMB::new(0.1))]), ["m", "v", "t"]);
+    assert_eq!(
+        replaced([
+            Optimiser::new(Adam::new(0.1)),
+            Optimiser::new(AdaBelief::new(0.1))
+        ]),
+        [""; 0]
+    );
+    assert_eq!(
+        replaced([Optimiser::new(Lion::new(0.1)), Optimiser::new(Adam::new(0.1))]),
+        [""; 0]
+    );
+    assert_eq!(
+        replaced([Optimiser::new(Adam::new(0.1)), Optimiser::new(Lion::new(0.1))]),
+        ["m", "t"]
+    );
+    assert_eq!(
+        replaced([Optimiser::new(Adam::new(0.1)), Optimiser::new(LAMB::new(0.1))]),
+        ["m", "v", "t"]
+    );
 }
 
 /// A rule that replaces itself changes nothing, and moments that were kept go on as if the rule had always
@@ -458,10 +688,17 @@ pub fn assert_replaces_itself(rule: Box<dyn Rule>) {
         update(&mut state, &model, &gradients(&model, call)).expect("an update");
     }
     let before = snapshot(&model, &state);
-    let replaced =
-        state.all().replace(MixedPrecision::new(DType::F32, rule.clone()), &model).expect("the same rule");
+    let replaced = state
+        .all()
+        .replace(MixedPrecision::new(DType::F32, rule.clone()), &model)
+        .expect("the same rule");
     assert_same(&[snapshot(&model, &state)], &[before], rule.name());
-    assert!(replaced.iter().all(|leaf| leaf.fresh.is_empty() && leaf.dropped.is_empty()), "{replaced:?}");
+    assert!(
+        replaced
+            .iter()
+            .all(|leaf| leaf.fresh.is_empty() && leaf.dropped.is_empty()),
+        "{replaced:?}"
+    );
 }
 
 #[test]
@@ -475,12 +712,26 @@ fn only_the_selected_leaves_get_the_new_rule() {
     let mut state = setup(Adam::new(0.1), &model).expect("a state");
     update(&mut state, &model, &gradients(&model, 1)).expect("an update");
     let before = of(&model, &state, &[PATHS[0], PATHS[1], PATHS[2]]);
-    state.at("head").expect("a leaf").replace(Descent::new(0.5), &model).expect("a new rule");
-    assert_same(&[of(&model, &state, &[PATHS[0], PATHS[1], PATHS[2]])], &[before], "the others");
-    assert_eq!(state.leaf("head.weight").and_then(|leaf| leaf.learning_rate()), Some(0.5));
+    state
+        .at("head")
+        .expect("a leaf")
+        .replace(Descent::new(0.5), &model)
+        .expect("a new rule");
+    assert_same(
+        &[of(&model, &state, &[PATHS[0], PATHS[1], PATHS[2]])],
+        &[before],
+        "the others",
+    );
+    assert_eq!(
+        state.leaf("head.weight").and_then(|leaf| leaf.learning_rate()),
+        Some(0.5)
+    );
     let stranger: Vars = [("head.weight".to_string(), var(&tensor(1, DType::F32)))].into();
-    let error =
-        state.at("head").expect("a leaf").replace(Descent::new(0.1), &stranger).expect_err("another model");
+    let error = state
+        .at("head")
+        .expect("a leaf")
+        .replace(Descent::new(0.1), &stranger)
+        .expect_err("another model");
     is_kind(&error, ErrorKind::Model, &["but the model does not"]);
     assert_eq!(error.path(), Some("head.weight"), "{error}");
 }
@@ -503,7 +754,12 @@ fn maximising_is_minimising_the_negative() {
         OptimiserChain::new((Scale::new(-1.0), rule))
     }
     for rule in rules_and_chains() {
-        assert_eq!(run(maximise(rule.clone()), 1.0), run(rule.clone(), -1.0), "{}", rule.name());
+        assert_eq!(
+            run(maximise(rule.clone()), 1.0),
+            run(rule.clone(), -1.0),
+            "{}",
+            rule.name()
+        );
     }
     let decaying = OptimiserChain::new((WeightDecay::new(0.1), Descent::new(0.1)));
     assert_eq!(run(maximise(decaying.clone()), -1.0), run(decaying, 1.0));

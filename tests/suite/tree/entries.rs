@@ -22,7 +22,12 @@ fn stepped(optimiser: impl optimisers::IntoOptimiser, dtype: DType) -> (Vars, St
     let model = model(&[random(1, &[5000], dtype, CPU)]);
     let mut state = setup(optimiser, &model).expect("a state");
     for seed in [2, 3] {
-        update(&mut state, &model, &grads([Some(random(seed, &[5000], dtype, CPU))])).expect("an update");
+        update(
+            &mut state,
+            &model,
+            &grads([Some(random(seed, &[5000], dtype, CPU))]),
+        )
+        .expect("an update");
     }
     (model, state)
 }
@@ -30,11 +35,16 @@ fn stepped(optimiser: impl optimisers::IntoOptimiser, dtype: DType) -> (Vars, St
 /// A state with tensors in f32, f16, 8 bits and bytes, a counter, and a number.
 fn mixed() -> (Vars, StateTree) {
     let formats = StoreAs::new([("m", DType::F16)], StoreAs::new([("v", Q8)], AdamW::new(0.1)));
-    stepped(SplitMaster::new(OptimiserChain::new((formats, ScheduleFree::new(0.1)))), DType::BF16)
+    stepped(
+        SplitMaster::new(OptimiserChain::new((formats, ScheduleFree::new(0.1)))),
+        DType::BF16,
+    )
 }
 
 fn numbers(value: &StateValue<'_>) -> Vec<f64> {
-    let StateValue::Tensor(tensor) = value else { panic!("{value:?} is no tensor") };
+    let StateValue::Tensor(tensor) = value else {
+        panic!("{value:?} is no tensor")
+    };
     let mut numbers = Vec::new();
     let read = tensor.read(&mut |view| {
         numbers = view.numbers();
@@ -76,8 +86,19 @@ fn entries_are_those_of_leaves() -> Tested {
     assert_eq!(kinds[..5], expected);
     let counters = ["0.t", "1.t", "leaf.steps", "leaf.waited", "leaf.received"];
     let is_counter = |name: &&str| counters.contains(name);
-    assert_eq!(kinds.iter().map(|(_, name, _)| *name).filter(is_counter).collect::<Vec<_>>(), counters);
-    assert!(kinds.iter().any(|(_, name, kind)| *name == "1.weights" && kind.starts_with("Number(")));
+    assert_eq!(
+        kinds
+            .iter()
+            .map(|(_, name, _)| *name)
+            .filter(is_counter)
+            .collect::<Vec<_>>(),
+        counters
+    );
+    assert!(
+        kinds
+            .iter()
+            .any(|(_, name, kind)| *name == "1.weights" && kind.starts_with("Number("))
+    );
     assert_eq!(model.len(), 1);
     Ok(())
 }
@@ -91,11 +112,21 @@ fn refused(
     value: StateValue<'_>,
 ) -> optimisers::Error {
     let before = snapshot(model, state);
-    let steps = || ("0".to_string(), "leaf.waited".to_string(), StateValue::Counter(77));
+    let steps = || {
+        (
+            "0".to_string(),
+            "leaf.waited".to_string(),
+            StateValue::Counter(77),
+        )
+    };
     let entries = [steps(), (path.to_string(), name.to_string(), value)];
     let error = state.set_entries(entries).expect_err(name);
     assert!(snapshot(model, state) == before, "{error}");
-    assert_eq!(state.leaf("0").map(|leaf| leaf.calls_without_gradient()), Some(0), "{error}");
+    assert_eq!(
+        state.leaf("0").map(|leaf| leaf.calls_without_gradient()),
+        Some(0),
+        "{error}"
+    );
     error
 }
 
@@ -126,7 +157,13 @@ fn values_that_do_not_fit_are_refused_and_nothing_is_set() -> Tested {
             ErrorKind::UnknownName,
             "parameter \"1\": there is no parameter of the state \"1\", expected one of: 0",
         ),
-        ("", "0.m", tensor(&short), ErrorKind::UnknownName, "there is no parameter of the state"),
+        (
+            "",
+            "0.m",
+            tensor(&short),
+            ErrorKind::UnknownName,
+            "there is no parameter of the state",
+        ),
         (
             "",
             "state.step",
@@ -141,7 +178,13 @@ fn values_that_do_not_fit_are_refused_and_nothing_is_set() -> Tested {
             ErrorKind::UnknownName,
             "there is no entry \"m\", expected one of: rest, 0.m, 0.v",
         ),
-        ("0", "leaf.waited", Counter(1), ErrorKind::Argument, "the value for \"leaf.waited\" is given twice"),
+        (
+            "0",
+            "leaf.waited",
+            Counter(1),
+            ErrorKind::Argument,
+            "the value for \"leaf.waited\" is given twice",
+        ),
         (
             "0",
             "0.m",
@@ -149,12 +192,48 @@ fn values_that_do_not_fit_are_refused_and_nothing_is_set() -> Tested {
             ErrorKind::Argument,
             "the value for \"0.m\" is a number, expected a tensor",
         ),
-        ("0", "0.m", Bytes(vec![0; 10000].into()), ErrorKind::Argument, "is bytes, expected a tensor"),
-        ("0", "0.v", Counter(1), ErrorKind::Argument, "is a counter, expected a tensor or its bytes"),
-        ("0", "rest", tensor(&nan), ErrorKind::Argument, "is a tensor, expected bytes"),
-        ("0", "0.t", Number(1.0), ErrorKind::Argument, "is a number, expected a counter"),
-        ("0", "1.weights", Counter(1), ErrorKind::Argument, "is a counter, expected a number"),
-        ("", "state.steps", tensor(&short), ErrorKind::Argument, "is a tensor, expected a counter"),
+        (
+            "0",
+            "0.m",
+            Bytes(vec![0; 10000].into()),
+            ErrorKind::Argument,
+            "is bytes, expected a tensor",
+        ),
+        (
+            "0",
+            "0.v",
+            Counter(1),
+            ErrorKind::Argument,
+            "is a counter, expected a tensor or its bytes",
+        ),
+        (
+            "0",
+            "rest",
+            tensor(&nan),
+            ErrorKind::Argument,
+            "is a tensor, expected bytes",
+        ),
+        (
+            "0",
+            "0.t",
+            Number(1.0),
+            ErrorKind::Argument,
+            "is a number, expected a counter",
+        ),
+        (
+            "0",
+            "1.weights",
+            Counter(1),
+            ErrorKind::Argument,
+            "is a counter, expected a number",
+        ),
+        (
+            "",
+            "state.steps",
+            tensor(&short),
+            ErrorKind::Argument,
+            "is a tensor, expected a counter",
+        ),
         (
             "0",
             "0.m",
@@ -162,8 +241,20 @@ fn values_that_do_not_fit_are_refused_and_nothing_is_set() -> Tested {
             ErrorKind::Tensor,
             "the value for \"0.m\" has shape [1], expected [5000]; pass",
         ),
-        ("0", "0.m", tensor(&integers), ErrorKind::Tensor, "is U32, expected F16, BF16, F32 or F64"),
-        ("0", "0.m", tensor(&nan), ErrorKind::NotFinite, "is NaN at element 4999"),
+        (
+            "0",
+            "0.m",
+            tensor(&integers),
+            ErrorKind::Tensor,
+            "is U32, expected F16, BF16, F32 or F64",
+        ),
+        (
+            "0",
+            "0.m",
+            tensor(&nan),
+            ErrorKind::NotFinite,
+            "is NaN at element 4999",
+        ),
         (
             "0",
             "0.m",
@@ -199,9 +290,27 @@ fn values_that_do_not_fit_are_refused_and_nothing_is_set() -> Tested {
             ErrorKind::File,
             "the scale of block 1 is -1, expected 0 or more",
         ),
-        ("0", "0.v", record(2, 0x7fc0_0000), ErrorKind::NotFinite, "is NaN at element 256"),
-        ("0", "1.weights", Number(f64::INFINITY), ErrorKind::NotFinite, "is inf, expected a finite number"),
-        ("0", "0.t", Counter(u64::MAX), ErrorKind::Argument, "expected a number of calls that can be made"),
+        (
+            "0",
+            "0.v",
+            record(2, 0x7fc0_0000),
+            ErrorKind::NotFinite,
+            "is NaN at element 256",
+        ),
+        (
+            "0",
+            "1.weights",
+            Number(f64::INFINITY),
+            ErrorKind::NotFinite,
+            "is inf, expected a finite number",
+        ),
+        (
+            "0",
+            "0.t",
+            Counter(u64::MAX),
+            ErrorKind::Argument,
+            "expected a number of calls that can be made",
+        ),
         (
             "",
             "state.norms",
@@ -209,7 +318,13 @@ fn values_that_do_not_fit_are_refused_and_nothing_is_set() -> Tested {
             ErrorKind::Argument,
             "the norms of earlier calls are damaged",
         ),
-        ("", "state.norms", Counter(1), ErrorKind::Argument, "is a counter, expected bytes"),
+        (
+            "",
+            "state.norms",
+            Counter(1),
+            ErrorKind::Argument,
+            "is a counter, expected bytes",
+        ),
         (
             "",
             "state.calls",
@@ -232,16 +347,26 @@ fn tensors_are_rounded_to_the_state() -> Tested {
     let (_, mut state) = mixed();
     let values: Vec<f64> = (0..5000).map(|i| f64::from(i) / 4999.0 + 1e-9).collect();
     let wide = TensorSlice::new(5000, &values)?;
-    let set = [("0", "0.m", StateValue::Tensor(&wide)), ("0", "0.v", StateValue::Tensor(&wide))];
+    let set = [
+        ("0", "0.m", StateValue::Tensor(&wide)),
+        ("0", "0.v", StateValue::Tensor(&wide)),
+    ];
     state.set_entries(set)?;
     let leaf = state.leaf("0").expect("the leaf");
     let stored = |name: &str| leaf.tensor(name).expect("a tensor");
     let halves = Tensor::new(&values[..], CPU).and_then(|values| values.to_dtype(DType::F16))?;
     assert_eq!(bits(&stored("0.m")), bits(&halves));
     let coded = stored("0.v").to_vec1::<f32>()?;
-    assert!(coded.iter().zip(&values).all(|(a, b)| (f64::from(*a) - b).abs() <= b / 8.0));
+    assert!(
+        coded
+            .iter()
+            .zip(&values)
+            .all(|(a, b)| (f64::from(*a) - b).abs() <= b / 8.0)
+    );
     // Elements that do not lie in order, as a framework may lend them.
-    let columns = random(5, &[5000, 2], DType::F32, CPU).narrow(1, 1, 1).and_then(|column| column.squeeze(1));
+    let columns = random(5, &[5000, 2], DType::F32, CPU)
+        .narrow(1, 1, 1)
+        .and_then(|column| column.squeeze(1));
     let column = columns?;
     state.set_entries([("0", "0.m", StateValue::Tensor(&column))])?;
     let leaf = state.leaf("0").expect("the leaf");
@@ -270,7 +395,11 @@ impl Lend for Unreliable {
     }
 
     fn read(&self, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {
-        if self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_err() {
+        if self
+            .left
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
+            .is_err()
+        {
             return Err(optimisers::Error::other("gone"));
         }
         run(View::new(&[0.5f32, 0.25]))
@@ -285,14 +414,31 @@ impl Lend for Unreliable {
 fn memory_that_is_not_lent_again() -> Tested {
     let model = model(&[constant(1.0, 2, DType::F32)]);
     let mut state = setup(Adam::new(0.1), &model)?;
-    let lent = |times| Unreliable { left: AtomicUsize::new(times) };
+    let lent = |times| Unreliable {
+        left: AtomicUsize::new(times),
+    };
     let before = snapshot(&model, &state);
-    let never = state.set_entries([("0", "m", StateValue::Tensor(&lent(0)))]).expect_err("not lent");
-    is_kind(&never, ErrorKind::Memory, &["parameter \"0\": ", "does not lend the memory: gone"]);
+    let never = state
+        .set_entries([("0", "m", StateValue::Tensor(&lent(0)))])
+        .expect_err("not lent");
+    is_kind(
+        &never,
+        ErrorKind::Memory,
+        &["parameter \"0\": ", "does not lend the memory: gone"],
+    );
     assert!(snapshot(&model, &state) == before);
-    let once = state.set_entries([("0", "m", StateValue::Tensor(&lent(1)))]).expect_err("lent once");
-    is_kind(&once, ErrorKind::Memory, &["parameter \"0\": ", "does not lend the memory: gone"]);
-    assert!(!once.to_string().contains("after") && snapshot(&model, &state) == before, "{once}");
+    let once = state
+        .set_entries([("0", "m", StateValue::Tensor(&lent(1)))])
+        .expect_err("lent once");
+    is_kind(
+        &once,
+        ErrorKind::Memory,
+        &["parameter \"0\": ", "does not lend the memory: gone"],
+    );
+    assert!(
+        !once.to_string().contains("after") && snapshot(&model, &state) == before,
+        "{once}"
+    );
     let values = || StateValue::Counter(3);
     let (unread, read) = (lent(1), lent(2));
     let entries = [
@@ -301,7 +447,13 @@ fn memory_that_is_not_lent_again() -> Tested {
         ("0", "m", StateValue::Tensor(&unread)),
     ];
     let after = state.set_entries(entries).expect_err("lent once");
-    says(&after, &["after it had begun to write 2 of 3 values", "set or restore all values again"]);
+    says(
+        &after,
+        &[
+            "after it had begun to write 2 of 3 values",
+            "set or restore all values again",
+        ],
+    );
     state.set_entries([("0", "m", StateValue::Tensor(&lent(2)))])?;
     Ok(())
 }
@@ -318,10 +470,17 @@ fn a_master_goes_with_its_parameter() -> Tested {
     let mut values = model["0"].to_dtype(DType::F32).and_then(|x| x.to_vec1::<f32>())?;
     values[77_777] = 3.0;
     let master = TensorSlice::new(LENGTH, &values)?;
-    let entries = [("master", StateValue::Tensor(&master)), ("leaf.steps", StateValue::Counter(9))];
+    let entries = [
+        ("master", StateValue::Tensor(&master)),
+        ("leaf.steps", StateValue::Counter(9)),
+    ];
     state.set_entries(entries.map(|(name, value)| ("0", name, value)))?;
     let changed = update(&mut state, &model, &grads).expect_err("another master");
-    assert_eq!((changed.kind(), changed.element()), (ErrorKind::Changed, Some(77_777)), "{changed}");
+    assert_eq!(
+        (changed.kind(), changed.element()),
+        (ErrorKind::Changed, Some(77_777)),
+        "{changed}"
+    );
     let parameter = Tensor::new(&values[..], CPU).and_then(|x| x.to_dtype(DType::BF16))?;
     model["0"].set(&parameter)?;
     update(&mut state, &model, &grads)?;
@@ -357,11 +516,17 @@ fn an_average_is_handed_over() -> Tested {
         (
             optimisers::Optimiser::new(OptimiserChain::new((
                 Adam::new(0.1),
-                Ema { start: 1, ..Ema::new(0.75) },
+                Ema {
+                    start: 1,
+                    ..Ema::new(0.75)
+                },
             ))),
             0.25,
         ),
-        (optimisers::Optimiser::new(OptimiserChain::new((Adam::new(0.1), UniformAverage::default()))), 0.1),
+        (
+            optimisers::Optimiser::new(OptimiserChain::new((Adam::new(0.1), UniformAverage::default()))),
+            0.1,
+        ),
     ] {
         let mut state = setup(optimiser, &model)?;
         let entries = [
@@ -371,13 +536,18 @@ fn an_average_is_handed_over() -> Tested {
         ];
         state.set_entries(entries.map(|(name, value)| ("0", name, value)))?;
         let read = |state: &StateTree| {
-            state.averages(&model).expect("averages")["0"].to_vec1::<f32>().expect("numbers")
+            state.averages(&model).expect("averages")["0"]
+                .to_vec1::<f32>()
+                .expect("numbers")
         };
         assert_eq!(read(&state), shadow.to_vec1::<f32>()?);
         update(&mut state, &model, &grads)?;
         for (average, before) in read(&state).into_iter().zip(shadow.to_vec1::<f32>()?) {
             let expected = f64::from(before) + (1.0 - f64::from(before)) * new;
-            assert!((f64::from(average) - expected).abs() < 1e-6, "{average} for {expected}");
+            assert!(
+                (f64::from(average) - expected).abs() < 1e-6,
+                "{average} for {expected}"
+            );
         }
     }
     Ok(())
@@ -389,6 +559,9 @@ fn states_that_are_not_handed_over() -> Tested {
     let x = Var::ones(2, DType::F32, CPU)?;
     let unnamed = <CandleOptimizer<Adam> as candle_nn::Optimizer>::new(vec![x], Adam::new(0.1));
     let unnamed = unnamed?;
-    says(&unnamed.state().entries().expect_err("no names"), &["it has no name, only a place in the list"]);
+    says(
+        &unnamed.state().entries().expect_err("no names"),
+        &["it has no name, only a place in the list"],
+    );
     Ok(())
 }

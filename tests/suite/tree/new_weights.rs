@@ -47,15 +47,30 @@ impl Elementwise for Anchored {
 /// Every rule with a copy of the parameter, and the name of the copy.
 fn copying() -> Vec<(Box<dyn Rule>, &'static str)> {
     let behind = |rule: Box<dyn Rule>| {
-        Box::new(OptimiserChain::new(vec![Box::new(Adam::new(0.1)) as Box<dyn Rule>, rule])) as Box<dyn Rule>
+        Box::new(OptimiserChain::new(vec![
+            Box::new(Adam::new(0.1)) as Box<dyn Rule>,
+            rule,
+        ])) as Box<dyn Rule>
     };
     vec![
         (Box::new(ScheduleFree::new(0.1)), "z"),
         (behind(Box::new(Lookahead::new(2))), "1.slow"),
         (behind(Box::new(Ema::new(0.5))), "1.average"),
-        (behind(Box::new(Ema { debias: true, ..Ema::new(0.5) })), "1.average"),
+        (
+            behind(Box::new(Ema {
+                debias: true,
+                ..Ema::new(0.5)
+            })),
+            "1.average",
+        ),
         (behind(Box::new(UniformAverage::new(0))), "1.average"),
-        (Box::new(Prodigy { estimate: 0.1, ..Prodigy::default() }), "start"),
+        (
+            Box::new(Prodigy {
+                estimate: 0.1,
+                ..Prodigy::default()
+            }),
+            "start",
+        ),
         (Box::new(Anchored::default()), "anchor"),
         (
             Box::new(StoreAs::new(
@@ -150,11 +165,18 @@ fn new_weights_are_noticed_at_every_step() {
             }
             let before = snapshot(&x, &state);
             let error = update(&mut state, &x, &grads([Some(values_of(7))])).expect_err("noticed");
-            let says = ["parameter \"0\"", "outside of `update`", "refresh_masters", "keep_masters"];
+            let says = [
+                "parameter \"0\"",
+                "outside of `update`",
+                "refresh_masters",
+                "keep_masters",
+            ];
             is_kind(&error, ErrorKind::Changed, &says);
             assert_same(&[snapshot(&x, &state)], &[before], &error);
             // On purpose, once; the next ones are noticed again.
-            let kept = Update::new(&mut state).keep_masters().apply(&x, &grads([Some(values_of(7))]));
+            let kept = Update::new(&mut state)
+                .keep_masters()
+                .apply(&x, &grads([Some(values_of(7))]));
             kept.expect("on purpose");
             update(&mut state, &x, &grads([Some(values_of(8))])).expect("an update");
             x["0"].set(&values_of(2)).expect("new weights");
@@ -170,13 +192,20 @@ fn new_weights_are_noticed_at_every_step() {
 #[test]
 fn what_updates_write_is_no_new_weight() {
     let rule = || OptimiserChain::new((Adam::new(0.1), Lookahead::new(2), Ema::new(0.5)));
-    let both = |seed| grads([Some(tensor(seed, DType::F32)), Some(tensor(seed + 50, DType::F32))]);
+    let both = |seed| {
+        grads([
+            Some(tensor(seed, DType::F32)),
+            Some(tensor(seed + 50, DType::F32)),
+        ])
+    };
     let run = move |setup: Setup| {
         let x = model(&[tensor(1, DType::F32), tensor(2, DType::F32)]);
         let mut state = setup.build(rule(), &x).expect("a state");
         for seed in 0..3 {
             update(&mut state, &x, &both(seed)).expect("an update");
-            state.with_averages(&x, || Ok::<_, optimisers::Error>(())).expect("averages");
+            state
+                .with_averages(&x, || Ok::<_, optimisers::Error>(()))
+                .expect("averages");
         }
         (x, state)
     };
@@ -207,7 +236,8 @@ fn new_weights_before_the_first_step_are_those_of_a_fresh_setup() {
             loaded["0"].set(&tensor(2, dtype)).expect("loaded weights");
             refreshed.refresh_masters(&loaded).expect("new weights");
             let (given, mut set) = states(rule.clone(), &tensor(1, dtype));
-            set.set_masters(&given, &by_path(&tensor(2, dtype))).expect("new weights");
+            set.set_masters(&given, &by_path(&tensor(2, dtype)))
+                .expect("new weights");
             for call in 0..4 {
                 let before = snapshot(&fresh, &expected);
                 assert_same(
@@ -216,7 +246,11 @@ fn new_weights_before_the_first_step_are_those_of_a_fresh_setup() {
                     (rule.name(), call),
                 );
                 assert_same(&[snapshot(&given, &set)], &[before], (rule.name(), call));
-                for (x, state) in [(&fresh, &mut expected), (&loaded, &mut refreshed), (&given, &mut set)] {
+                for (x, state) in [
+                    (&fresh, &mut expected),
+                    (&loaded, &mut refreshed),
+                    (&given, &mut set),
+                ] {
                     update(state, x, &gradients(call, dtype)).expect("an update");
                 }
             }
@@ -244,7 +278,11 @@ fn copies_follow_masters_that_are_wider_than_the_parameter() {
         for call in 0..4 {
             for (name, (x, state)) in &others {
                 let what = (name, slot, call);
-                assert_eq!(bits(&state.masters(x).expect("masters")["0"]), bits(&fresh["0"]), "{what:?}");
+                assert_eq!(
+                    bits(&state.masters(x).expect("masters")["0"]),
+                    bits(&fresh["0"]),
+                    "{what:?}"
+                );
                 assert_eq!(copy(state, slot), copy(&expected, slot), "{what:?}");
             }
             update(&mut expected, &fresh, &gradients(call, DType::F32)).expect("an update");
@@ -262,9 +300,13 @@ fn copies_follow_masters_that_are_wider_than_the_parameter() {
 fn a_precise_model_starts_and_ends_a_training_in_low_precision() {
     let tied = |dtype: DType| -> Vars {
         let shared = var(&tensor(1, dtype));
-        [("embedding", shared.clone()), ("head", shared), ("norm", var(&tensor(2, dtype)))]
-            .map(|(path, x)| (path.to_string(), x))
-            .into()
+        [
+            ("embedding", shared.clone()),
+            ("head", shared),
+            ("norm", var(&tensor(2, dtype))),
+        ]
+        .map(|(path, x)| (path.to_string(), x))
+        .into()
     };
     let all = |model: &Vars| model.values().map(|x| bits(x)).collect::<Vec<_>>();
     let of_call = |call: u64| -> Grads {
@@ -281,9 +323,12 @@ fn a_precise_model_starts_and_ends_a_training_in_low_precision() {
     for size in [1, 2, 3] {
         on(size, move |world| {
             let (precise, low) = (tied(DType::F32), tied(DType::BF16));
-            let mut state =
-                Setup::over(&world).build(MixedPrecision::new(DType::F32, rule()), &low).expect("a state");
-            state.set_masters(&low, &trainables(&precise).expect("parameters")).expect("masters");
+            let mut state = Setup::over(&world)
+                .build(MixedPrecision::new(DType::F32, rule()), &low)
+                .expect("a state");
+            state
+                .set_masters(&low, &trainables(&precise).expect("parameters"))
+                .expect("masters");
             for call in 0..5 {
                 update(&mut state, &low, &of_call(call)).expect("an update");
             }
@@ -316,7 +361,11 @@ fn copies_follow_at_any_step() {
                 }
                 x["0"].set(&tensor(2, dtype)).expect("loaded weights");
                 state.refresh_masters(&x).expect("new weights");
-                let stored = state.leaf("0").and_then(|leaf| leaf.tensor(slot).ok()).expect("a copy").dtype();
+                let stored = state
+                    .leaf("0")
+                    .and_then(|leaf| leaf.tensor(slot).ok())
+                    .expect("a copy")
+                    .dtype();
                 assert_eq!(
                     copy(&state, slot),
                     values(&tensor(2, dtype).to_dtype(stored).expect("rounded")),
@@ -324,7 +373,13 @@ fn copies_follow_at_any_step() {
                 );
                 if let Some(average) = state.averages(&x).expect("averages").get("0") {
                     let near = |(a, b): (f64, f64)| (a - b).abs() <= 1e-2 * b.abs();
-                    assert!(values(average).into_iter().zip(values(&tensor(2, dtype))).all(near), "{what:?}");
+                    assert!(
+                        values(average)
+                            .into_iter()
+                            .zip(values(&tensor(2, dtype)))
+                            .all(near),
+                        "{what:?}"
+                    );
                 }
                 update(&mut state, &x, &gradients(7, dtype)).expect("an update");
                 // The first weights after the new ones are the mean of themselves, however long the training
@@ -333,7 +388,10 @@ fn copies_follow_at_any_step() {
                 if restarts && dtype == DType::F32 {
                     let (average, weights) = (&state.averages(&x).expect("averages")["0"], &x["0"]);
                     let near = |(a, b): (f64, f64)| (a - b).abs() <= 1e-5;
-                    assert!(values(average).into_iter().zip(values(weights)).all(near), "{what:?}");
+                    assert!(
+                        values(average).into_iter().zip(values(weights)).all(near),
+                        "{what:?}"
+                    );
                 }
             }
         }
@@ -379,11 +437,17 @@ fn a_state_knows_its_copies_wherever_it_comes_from() {
             is_kind(
                 &error,
                 ErrorKind::Changed,
-                &[&format!("as in {slot:?}, which the rule started as a copy of the parameter")],
+                &[&format!(
+                    "as in {slot:?}, which the rule started as a copy of the parameter"
+                )],
             );
             state.refresh_masters(&x).expect("new weights");
             assert_eq!(copy(&state, slot), {
-                let stored = state.leaf("0").and_then(|leaf| leaf.tensor(slot).ok()).expect("a copy").dtype();
+                let stored = state
+                    .leaf("0")
+                    .and_then(|leaf| leaf.tensor(slot).ok())
+                    .expect("a copy")
+                    .dtype();
                 values(&tensor(2, DType::F32).to_dtype(stored).expect("rounded"))
             });
             update(&mut state, &x, &gradients(0, DType::F32)).expect("an update");
@@ -397,11 +461,26 @@ fn a_state_knows_its_copies_wherever_it_comes_from() {
 fn a_new_rule_copies_the_master() {
     let wide = tensor(2, DType::F32);
     for (rule, slot) in copying() {
-        let (x, mut state) = states(MixedPrecision::new(DType::F32, Adam::new(0.1)), &tensor(1, DType::BF16));
+        let (x, mut state) = states(
+            MixedPrecision::new(DType::F32, Adam::new(0.1)),
+            &tensor(1, DType::BF16),
+        );
         state.set_masters(&x, &by_path(&wide)).expect("masters");
-        state.all().replace(MixedPrecision::new(DType::F32, rule.clone()), &x).expect("another rule");
-        let stored = state.leaf("0").and_then(|leaf| leaf.tensor(slot).ok()).expect("a copy").dtype();
-        assert_eq!(copy(&state, slot), values(&wide.to_dtype(stored).expect("rounded")), "{}", rule.name());
+        state
+            .all()
+            .replace(MixedPrecision::new(DType::F32, rule.clone()), &x)
+            .expect("another rule");
+        let stored = state
+            .leaf("0")
+            .and_then(|leaf| leaf.tensor(slot).ok())
+            .expect("a copy")
+            .dtype();
+        assert_eq!(
+            copy(&state, slot),
+            values(&wide.to_dtype(stored).expect("rounded")),
+            "{}",
+            rule.name()
+        );
         update(&mut state, &x, &gradients(0, DType::BF16)).expect("an update");
     }
 }
@@ -419,18 +498,25 @@ fn the_first_step_compares_every_element() {
         let gradient = grads([start.zeros_like().ok()]);
         for dtype in [DType::F32, DType::BF16] {
             let rule = OptimiserChain::new((Adam::new(0.1), Lookahead::new(6)));
-            let optimisers: [Optimiser; 2] =
-                [Optimiser::new(rule.clone()), Optimiser::new(MixedPrecision::new(DType::F64, rule))];
+            let optimisers: [Optimiser; 2] = [
+                Optimiser::new(rule.clone()),
+                Optimiser::new(MixedPrecision::new(DType::F64, rule)),
+            ];
             for optimiser in optimisers {
                 let (x, mut state) = states(optimiser, &start.to_dtype(dtype).expect("converted"));
-                x["0"].set(&changed.to_dtype(dtype).expect("converted")).expect("one other weight");
+                x["0"]
+                    .set(&changed.to_dtype(dtype).expect("converted"))
+                    .expect("one other weight");
                 if device.is_cpu() {
                     says(
                         &update(&mut state, &x, &gradient).expect_err("noticed"),
                         &["element 77777", "is 7 "],
                     );
                 }
-                says(&state.check_masters(&x).expect_err("noticed"), &["element 77777", "is 7 "]);
+                says(
+                    &state.check_masters(&x).expect_err("noticed"),
+                    &["element 77777", "is 7 "],
+                );
                 state.refresh_masters(&x).expect("new weights");
                 update(&mut state, &x, &gradient).expect("an update");
             }
@@ -444,15 +530,22 @@ fn narrow_copies_raise_no_alarm() {
     let dtypes = [DType::F16, DType::BF16, DType::F32, DType::F64];
     for dtype in dtypes {
         for stored in dtypes {
-            let rule =
-                StoreAs::new([("average", stored)], OptimiserChain::new((Adam::new(0.1), Ema::new(0.5))));
-            for optimiser in
-                [Optimiser::new(rule.clone()), Optimiser::new(MixedPrecision::new(DType::F64, rule))]
-            {
+            let rule = StoreAs::new(
+                [("average", stored)],
+                OptimiserChain::new((Adam::new(0.1), Ema::new(0.5))),
+            );
+            for optimiser in [
+                Optimiser::new(rule.clone()),
+                Optimiser::new(MixedPrecision::new(DType::F64, rule)),
+            ] {
                 let x = model(&[random(1, &[4000], dtype, &Device::Cpu)]);
                 let mut state = setup(optimiser, &x).expect("a state");
-                update(&mut state, &x, &grads([Some(random(2, &[4000], dtype, &Device::Cpu))]))
-                    .expect("an update");
+                update(
+                    &mut state,
+                    &x,
+                    &grads([Some(random(2, &[4000], dtype, &Device::Cpu))]),
+                )
+                .expect("an update");
             }
         }
     }

@@ -20,7 +20,8 @@ const DTYPES: [DType; 2] = [DType::BF16, DType::F32];
 /// The rows of a tensor: the old ones, and those of `new` for the others.
 fn rows_of(old: &Tensor, new: &Tensor, rows: &[Option<usize>]) -> Tensor {
     let row = |(i, row): (usize, &Option<usize>)| {
-        row.map_or_else(|| new.narrow(0, i, 1), |row| old.narrow(0, row, 1)).expect("a row")
+        row.map_or_else(|| new.narrow(0, i, 1), |row| old.narrow(0, row, 1))
+            .expect("a row")
     };
     Tensor::cat(&rows.iter().enumerate().map(row).collect::<Vec<_>>(), 0)
         .and_then(|tensor| tensor.copy())
@@ -32,12 +33,18 @@ pub fn with_rows(model: &Vars, path: &str, rows: &[Option<usize>]) -> Vars {
     let old = &model[path];
     let dims = [&[rows.len()], &old.dims()[1..]].concat();
     let mut new = model.clone();
-    new.insert(path.to_string(), var(&rows_of(old, &tensor(77, &dims, old.dtype()), rows)));
+    new.insert(
+        path.to_string(),
+        var(&rows_of(old, &tensor(77, &dims, old.dtype()), rows)),
+    );
     new
 }
 
 pub fn step(state: &mut StateTree, model: &Vars, call: u64) {
-    let dx = model.values().zip(0..).map(|(x, leaf)| Some(tensor(100 * call + leaf, x.dims(), DType::F32)));
+    let dx = model
+        .values()
+        .zip(0..)
+        .map(|(x, leaf)| Some(tensor(100 * call + leaf, x.dims(), DType::F32)));
     update(state, model, &grads(dx)).expect("an update");
 }
 
@@ -124,7 +131,11 @@ fn rows_stay_as_they_were_and_new_ones_are_as_in_a_new_state() {
                     (after.counters(), after.numbers(), after.steps()),
                     (before.counters(), before.numbers(), before.steps())
                 );
-                assert_eq!((answer[0].kept.len(), answer[0].fresh.len()), (all, 0), "{answer:?}");
+                assert_eq!(
+                    (answer[0].kept.len(), answer[0].fresh.len()),
+                    (all, 0),
+                    "{answer:?}"
+                );
             }
             (CALLS..2 * CALLS).for_each(|call| step(&mut state, &new, call));
             assert!(state.check_masters(&new).is_ok());
@@ -137,7 +148,9 @@ fn rows_stay_as_they_were_and_new_ones_are_as_in_a_new_state() {
 fn rows_can_change_their_places_before_steps_or_after_them() {
     let order = [Some(3), Some(1), Some(0), Some(2)];
     for dtype in DTYPES {
-        let elementwise = rules_and_chains().into_iter().filter(|rule| rule.kind() == Kind::Elementwise);
+        let elementwise = rules_and_chains()
+            .into_iter()
+            .filter(|rule| rule.kind() == Kind::Elementwise);
         for optimiser in elementwise.flat_map(|rule| rounding_to_nearest(dtype, rule)) {
             let [early, late] = [(); 2].map(|()| model(&[tensor(1, &[4, 3], dtype)]));
             let mut states = [&early, &late].map(|model| setup(optimiser.clone(), model).expect("a state"));
@@ -152,7 +165,11 @@ fn rows_can_change_their_places_before_steps_or_after_them() {
             }
             let late = with_rows(&late, "0", &order);
             states[1].resize_rows("0", &late, &order).expect("other rows");
-            assert_same(&[snapshot(&early, &states[0])], &[snapshot(&late, &states[1])], optimiser.name());
+            assert_same(
+                &[snapshot(&early, &states[0])],
+                &[snapshot(&late, &states[1])],
+                optimiser.name(),
+            );
         }
     }
 }
@@ -166,7 +183,10 @@ fn every_engine_goes_on_with_other_rows() {
         let mut state = setup(MixedPrecision::new(DType::F32, chain), &old).expect("a state");
         let go = |state: &mut StateTree, model: &Vars, call| {
             let dx = grads([Some(tensor(call, model["0"].dims(), DType::F32))]);
-            Update::new(state).engine(engine).apply(model, &dx).expect("an update");
+            Update::new(state)
+                .engine(engine)
+                .apply(model, &dx)
+                .expect("an update");
         };
         go(&mut state, &old, 1);
         let new = with_rows(&old, "0", &rows);
@@ -181,14 +201,18 @@ fn every_engine_goes_on_with_other_rows() {
 fn codes_are_decoded_and_rows_of_whole_blocks_keep_theirs() {
     let optimiser = || StoreAs::all(Q8, Adam::new(0.1));
     let bytes = |rows: usize, width: usize| {
-        setup(optimiser(), &model(&[tensor(1, &[rows, width], DType::F32)])).expect("a state").bytes()
+        setup(optimiser(), &model(&[tensor(1, &[rows, width], DType::F32)]))
+            .expect("a state")
+            .bytes()
     };
     for (width, before, after) in [(128, 40, 33), (100, 50, 47), (100, 40, 50), (100, 50, 40)] {
         let old = model(&[tensor(1, &[before, width], DType::F32)]);
         let mut state = setup(optimiser(), &old).expect("a state");
         (0..3).for_each(|call| step(&mut state, &old, call));
         let was = state.try_clone().expect("a copy");
-        let rows: Vec<_> = (0..after).map(|row| (row % 7 != 5).then_some((row * 3) % before)).collect();
+        let rows: Vec<_> = (0..after)
+            .map(|row| (row % 7 != 5).then_some((row * 3) % before))
+            .collect();
         let new = with_rows(&old, "0", &rows);
         state.resize_rows("0", &new, &rows).expect("other rows");
         assert_eq!(state.bytes(), bytes(after, width));
@@ -203,7 +227,10 @@ fn codes_are_decoded_and_rows_of_whole_blocks_keep_theirs() {
                 let far = (&is - &expected)
                     .and_then(|off| off.abs()?.max_all()?.to_scalar::<f32>())
                     .expect("a number");
-                let largest = expected.abs().and_then(|x| x.max_all()?.to_scalar::<f32>()).expect("a number");
+                let largest = expected
+                    .abs()
+                    .and_then(|x| x.max_all()?.to_scalar::<f32>())
+                    .expect("a number");
                 assert!(far <= largest / 8.0, "{name}: {far} of {largest}");
             }
         }
@@ -215,8 +242,14 @@ fn codes_are_decoded_and_rows_of_whole_blocks_keep_theirs() {
 fn what_has_no_rows_stays_and_leaves_below_a_path_go_together() {
     let of = |rows: usize, seed: u64| {
         Vars::from([
-            ("points.colour".to_string(), var(&tensor(seed, &[rows, 3], DType::F32))),
-            ("points.opacity".to_string(), var(&tensor(seed + 1, &[rows], DType::F32))),
+            (
+                "points.colour".to_string(),
+                var(&tensor(seed, &[rows, 3], DType::F32)),
+            ),
+            (
+                "points.opacity".to_string(),
+                var(&tensor(seed + 1, &[rows], DType::F32)),
+            ),
             ("scale".to_string(), var(&tensor(9, &[2], DType::F32))),
         ])
     };
@@ -224,7 +257,10 @@ fn what_has_no_rows_stays_and_leaves_below_a_path_go_together() {
     let mut state = setup(Adafactor::new(0.1), &old).expect("a state");
     state.at("points.opacity").expect("the leaf").freeze();
     let dx = |model: &Vars| {
-        model.iter().map(|(path, x)| (path.clone(), tensor(5, x.dims(), DType::F32))).collect::<Vec<_>>()
+        model
+            .iter()
+            .map(|(path, x)| (path.clone(), tensor(5, x.dims(), DType::F32)))
+            .collect::<Vec<_>>()
     };
     update(&mut state, &old, &dx(&old)).expect("an update");
     let column = state_tensor(state.leaf("points.colour").expect("the leaf"), "column_v");
@@ -265,7 +301,11 @@ impl Rule for Products {
             .with_tensor("products", &products)?
             .with_slot(Slot::zeros("sum"), x, x.shape())?
             .with_counter("t");
-        Ok(if self.named { state.restarted_by_new_rows("products") } else { state })
+        Ok(if self.named {
+            state.restarted_by_new_rows("products")
+        } else {
+            state
+        })
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
@@ -291,7 +331,10 @@ fn a_rule_with_rows_of_another_meaning_starts_anew() {
         let names = |names: [&str; 3], place: usize| names.map(|name| format!("{place}.{name}")).to_vec();
         let (kept, fresh) = (names(["m", "v", "t"], 1), names(["products", "sum", "t"], 0));
         assert_eq!((&answer[0].kept, &answer[0].fresh), (&kept, &fresh));
-        assert_eq!(bits(&state_tensor(state.leaf("0").expect("the leaf"), "0.sum")), vec![0; 2 * width]);
+        assert_eq!(
+            bits(&state_tensor(state.leaf("0").expect("the leaf"), "0.sum")),
+            vec![0; 2 * width]
+        );
         step(&mut state, &new, 2);
     }
 }
@@ -307,7 +350,10 @@ fn a_checkpoint_has_the_new_rows() {
         (0..3).for_each(|call| step(&mut state, &old, call));
         let new = with_rows(&old, "0", &rows);
         state.resize_rows("0", &new, &rows).expect("other rows");
-        Checkpoint::new(&state).model(&new).save(&path).expect("a checkpoint");
+        Checkpoint::new(&state)
+            .model(&new)
+            .save(&path)
+            .expect("a checkpoint");
         let other = model(&[tensor(5, &[3, 3], DType::BF16)]);
         let mut restored = setup(optimiser.clone(), &other).expect("a state");
         CheckpointFile::open(&path)
@@ -317,7 +363,11 @@ fn a_checkpoint_has_the_new_rows() {
         for call in 3..3 + CALLS {
             step(&mut state, &new, call);
             step(&mut restored, &other, call);
-            assert_same(&[snapshot(&other, &restored)], &[snapshot(&new, &state)], optimiser.name());
+            assert_same(
+                &[snapshot(&other, &restored)],
+                &[snapshot(&new, &state)],
+                optimiser.name(),
+            );
         }
     }
 }
@@ -329,7 +379,9 @@ fn tied_variables_are_resized_as_one() {
     let mut state = setup(Adam::new(0.1), &old).expect("a state");
     let rows = [Some(0), Some(1), None];
     let half = with_rows(&old, "head", &rows);
-    let untied = state.resize_rows("head", &half, &rows).expect_err("two variables");
+    let untied = state
+        .resize_rows("head", &half, &rows)
+        .expect_err("two variables");
     is_kind(
         &untied,
         ErrorKind::Model,
@@ -337,7 +389,10 @@ fn tied_variables_are_resized_as_one() {
     );
     let mut new = half.clone();
     new.insert("embedding".to_string(), half["head"].clone());
-    assert_eq!(state.resize_rows("head", &new, &rows).expect("other rows")[0].path, "embedding");
+    assert_eq!(
+        state.resize_rows("head", &new, &rows).expect("other rows")[0].path,
+        "embedding"
+    );
     update(&mut state, &new, &[("head", tensor(2, &[3, 3], DType::F32))]).expect("an update");
 }
 
@@ -345,11 +400,23 @@ fn tied_variables_are_resized_as_one() {
 fn a_parameter_that_no_gradient_has_reached_may_have_moved() {
     let old = model(&[tensor(1, &[2], DType::BF16), tensor(2, &[2], DType::BF16)]);
     let mut state = setup(MixedPrecision::new(DType::F32, Descent::new(0.5)), &old).expect("a state");
-    update(&mut state, &old, &grads([Some(constant(1.0, 2, DType::F32)), None])).expect("an update");
+    update(
+        &mut state,
+        &old,
+        &grads([Some(constant(1.0, 2, DType::F32)), None]),
+    )
+    .expect("an update");
     let mut new = old.clone();
     new.insert("1".to_string(), var(&constant(4.0, 3, DType::BF16)));
-    state.resize_rows("1", &new, &[Some(0), Some(1), None]).expect("other rows");
-    update(&mut state, &new, &grads([None, Some(constant(2.0, 3, DType::F32))])).expect("an update");
+    state
+        .resize_rows("1", &new, &[Some(0), Some(1), None])
+        .expect("other rows");
+    update(
+        &mut state,
+        &new,
+        &grads([None, Some(constant(2.0, 3, DType::F32))]),
+    )
+    .expect("an update");
     assert_eq!(bits(&new["1"]), bits(&constant(3.0, 3, DType::BF16)));
 }
 
@@ -363,7 +430,10 @@ fn all_rows_may_go_and_come() {
         let answer = state.resize_rows("0", &new, &rows).expect("other rows");
         assert_eq!(
             (&answer[0].kept[..], &answer[0].fresh[..]),
-            (&["t".to_string()][..], &["master", "m", "v"].map(String::from)[..])
+            (
+                &["t".to_string()][..],
+                &["master", "m", "v"].map(String::from)[..]
+            )
         );
         step(&mut state, &new, 2);
     }

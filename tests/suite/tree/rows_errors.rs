@@ -48,7 +48,10 @@ fn what_does_not_fit_is_refused_before_anything_changes() {
         &[Some(0), Some(2), None],
         &["row 1", "old row 2", "there were 2"],
     );
-    assert_eq!((unknown.kind(), unknown.path(), unknown.got()), (ErrorKind::Argument, Some("1"), Some("2")));
+    assert_eq!(
+        (unknown.kind(), unknown.path(), unknown.got()),
+        (ErrorKind::Argument, Some("1"), Some("2"))
+    );
     assert_eq!(unknown.expected(), Some("one below 2, because there were 2 rows"));
     let count = refused(&mut state, &old, "1", &good, &rows[..2], &["[3, 3]", "2 entries"]);
     let shape = ErrorKind::Tensor;
@@ -74,7 +77,14 @@ fn what_does_not_fit_is_refused_before_anything_changes() {
             (kind, Some("1"), expected.map(Some))
         );
     }
-    refused(&mut state, &old, "1", &with("1", &of(&[], DType::BF16)), &rows, &["no rows"]);
+    refused(
+        &mut state,
+        &old,
+        "1",
+        &with("1", &of(&[], DType::BF16)),
+        &rows,
+        &["no rows"],
+    );
     let changed = refused(
         &mut state,
         &old,
@@ -87,7 +97,14 @@ fn what_does_not_fit_is_refused_before_anything_changes() {
     let moved = with_rows(&old, "1", &[Some(1), Some(0), None]);
     refused(&mut state, &old, "1", &moved, &rows, &["old row 0"]);
     refused(&mut state, &old, "2", &good, &rows, &["\"2\"", "selects no leaf"]);
-    refused(&mut state, &old, "1", &Vars::new(), &rows, &["but the model does not"]);
+    refused(
+        &mut state,
+        &old,
+        "1",
+        &Vars::new(),
+        &rows,
+        &["but the model does not"],
+    );
     refused(
         &mut state,
         &old,
@@ -96,7 +113,14 @@ fn what_does_not_fit_is_refused_before_anything_changes() {
         &rows[..2],
         &["\"0\" and \"1\"", "one in the model"],
     );
-    refused(&mut state, &old, "", &with("0", &good["1"]), &rows, &["\"0\" and \"1\"", "one in the model"]);
+    refused(
+        &mut state,
+        &old,
+        "",
+        &with("0", &good["1"]),
+        &rows,
+        &["\"0\" and \"1\"", "one in the model"],
+    );
     // The first of both would do.
     let both = with("0", &with_rows(&old, "0", &rows)["0"]);
     refused(
@@ -134,20 +158,38 @@ fn left_out_variables_other_weights_and_ranks_are_refused() {
         &["\"1\" selects no leaf"],
     );
     let new = with_rows(&old, "0", &rows);
-    forget_ascent(&mut state, &old, &grads([Some(tensor(5, &[2], DType::F32)), None]));
-    let other = state.resize_rows("0", &new, &rows).expect_err("other weights in the model");
-    is_kind(&other, ErrorKind::Changed, &["the model has other weights instead of this parameter"]);
+    forget_ascent(
+        &mut state,
+        &old,
+        &grads([Some(tensor(5, &[2], DType::F32)), None]),
+    );
+    let other = state
+        .resize_rows("0", &new, &rows)
+        .expect_err("other weights in the model");
+    is_kind(
+        &other,
+        ErrorKind::Changed,
+        &["the model has other weights instead of this parameter"],
+    );
     assert_eq!(other.path(), Some("0"));
-    state.with_averages(&old, || Ok::<_, optimisers::Error>(())).expect("parameters");
+    state
+        .with_averages(&old, || Ok::<_, optimisers::Error>(()))
+        .expect("parameters");
     state.resize_rows("0", &new, &rows).expect("other rows");
 
     let of_ranks = on(2, move |world| {
         let old = model(&[tensor(1, &[2], DType::F32)]);
         let mut state = Setup::over(&world).build(Adam::new(0.1), &old).expect("a state");
-        state.resize_rows("0", &with_rows(&old, "0", &rows), &rows).expect_err("a divided state")
+        state
+            .resize_rows("0", &with_rows(&old, "0", &rows), &rows)
+            .expect_err("a divided state")
     });
     of_ranks.iter().for_each(|error| {
-        is_kind(error, ErrorKind::Unsupported, &["`resize_rows`", "divided among 2 ranks"])
+        is_kind(
+            error,
+            ErrorKind::Unsupported,
+            &["`resize_rows`", "divided among 2 ranks"],
+        )
     });
     let alone: Vec<Vec<StateChange>> = on(1, move |world| {
         let old = model(&[tensor(1, &[2], DType::F32)]);

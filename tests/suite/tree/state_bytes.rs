@@ -46,7 +46,11 @@ fn gradients(dtype: DType) -> Grads {
 
 /// The bytes of all tensors of a model and of a state.
 fn held(model: &Vars, state: &StateTree) -> usize {
-    model.values().map(|x| x.elem_count() * x.dtype().size_in_bytes()).sum::<usize>() + state.bytes()
+    model
+        .values()
+        .map(|x| x.elem_count() * x.dtype().size_in_bytes())
+        .sum::<usize>()
+        + state.bytes()
 }
 
 /// Bytes per parameter after two steps, or a dash for what `setup` refuses.
@@ -60,27 +64,44 @@ fn cell(keeper: &str, dtype: DType, rule: Box<dyn Rule>) -> String {
         "`StochasticRounding`" => Optimiser::new(StochasticRounding::new(0, rule)),
         _ => Optimiser::new(rule),
     };
-    let Ok(mut state) = setup(optimiser, &low) else { return "–".to_string() };
+    let Ok(mut state) = setup(optimiser, &low) else {
+        return "–".to_string();
+    };
     (0..2).for_each(|_| _ = update(&mut state, &low, &gradients(dtype)).expect("an update"));
     per_parameter(held(&low, &state))
 }
 
 fn per_parameter(bytes: usize) -> String {
     let each = bytes as f64 / PARAMETERS as f64;
-    if bytes.is_multiple_of(PARAMETERS) { format!("{each}") } else { format!("{each:.2}") }
+    if bytes.is_multiple_of(PARAMETERS) {
+        format!("{each}")
+    } else {
+        format!("{each:.2}")
+    }
 }
 
 #[test]
 fn the_table_says_what_states_take() {
     let row = |(dtype, keeper): (DType, &str)| {
-        let cells: Vec<String> = rules().into_iter().map(|rule| cell(keeper, dtype, rule)).collect();
+        let cells: Vec<String> = rules()
+            .into_iter()
+            .map(|rule| cell(keeper, dtype, rule))
+            .collect();
         format!("| {} | {keeper} | {} |", dtype.as_str(), cells.join(" | "))
     };
-    let combinations = [BF16, F16, F32].into_iter().flat_map(|dtype| KEEPERS.map(|keeper| (dtype, keeper)));
-    let expected: Vec<String> = HEAD.map(str::to_string).into_iter().chain(combinations.map(row)).collect();
+    let combinations = [BF16, F16, F32]
+        .into_iter()
+        .flat_map(|dtype| KEEPERS.map(|keeper| (dtype, keeper)));
+    let expected: Vec<String> = HEAD
+        .map(str::to_string)
+        .into_iter()
+        .chain(combinations.map(row))
+        .collect();
     let readme = include_str!("../../../src/guide/memory.md");
     let section = readme.lines().skip_while(|line| *line != "# Bytes per parameter");
-    let table: Vec<&str> =
-        section.skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|')).collect();
+    let table: Vec<&str> = section
+        .skip_while(|line| !line.starts_with('|'))
+        .take_while(|line| line.starts_with('|'))
+        .collect();
     assert_eq!(table, expected, "the table should be\n{}\n", expected.join("\n"));
 }

@@ -13,9 +13,13 @@ const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 
 fn tied(dtype: DType) -> Vars {
     let shared = var(&of(&[0.0], dtype));
-    [("embedding", shared.clone()), ("head", shared), ("norm", var(&of(&[0.0], dtype)))]
-        .map(|(path, x)| (path.to_string(), x))
-        .into()
+    [
+        ("embedding", shared.clone()),
+        ("head", shared),
+        ("norm", var(&of(&[0.0], dtype))),
+    ]
+    .map(|(path, x)| (path.to_string(), x))
+    .into()
 }
 
 /// `Σ embedding + 2·Σ head`, so that both uses of a tied variable have a part of its gradient.
@@ -27,7 +31,9 @@ fn loss(model: &Vars) -> Tensor {
 /// A map that is made by visiting the model.
 fn visited(model: &Vars, gradient: impl Fn(&Tensor) -> Tensor) -> Grads {
     let mut grads = Grads::new();
-    model.visit(&mut Visitor::new(&mut |path, x| _ = grads.insert(path.to_string(), gradient(x))));
+    model.visit(&mut Visitor::new(&mut |path, x| {
+        _ = grads.insert(path.to_string(), gradient(x))
+    }));
     grads
 }
 
@@ -43,11 +49,19 @@ fn a_gradient_under_both_names_of_a_variable_counts_once() {
             .expect("an update");
         assert_eq!(values(&next["embedding"]), [-3.0]);
         update(&mut state, &model, &grads).expect("an update");
-        assert_eq!((values(&model["head"]), values(&model["norm"])), (vec![-3.0], vec![-1.0]), "{dtype:?}");
+        assert_eq!(
+            (values(&model["head"]), values(&model["norm"])),
+            (vec![-3.0], vec![-1.0]),
+            "{dtype:?}"
+        );
 
         let mut state = setup(Descent::new(1.0), &other).expect("a state");
         update(&mut state, &other, &loss(&other).backward().expect("gradients")).expect("an update");
-        assert_eq!(bits(&other["head"]), bits(&model["head"]), "as with the store itself");
+        assert_eq!(
+            bits(&other["head"]),
+            bits(&model["head"]),
+            "as with the store itself"
+        );
     }
 }
 
@@ -71,7 +85,10 @@ fn a_slice_under_both_names_of_a_variable_counts_once() {
             "a functional update"
         );
         update(&mut state, &model, &grads).expect("an update");
-        assert_eq!((values(&model["embedding"]), values(&model["norm"])), (vec![expected], vec![-1.0]));
+        assert_eq!(
+            (values(&model["embedding"]), values(&model["norm"])),
+            (vec![expected], vec![-1.0])
+        );
     }
 }
 
@@ -82,19 +99,26 @@ fn a_slice_may_be_the_gradient_of_several_parameters() {
     let model = [("a", [4].as_slice()), ("b", &[2, 2])];
     let model: Vars = model
         .map(|(path, shape)| {
-            (path.to_string(), var(&Tensor::zeros(shape, DType::F32, &Device::Cpu).expect("zeros")))
+            (
+                path.to_string(),
+                var(&Tensor::zeros(shape, DType::F32, &Device::Cpu).expect("zeros")),
+            )
         })
         .into();
     let mut state = setup(Descent::new(1.0), &model).expect("a state");
-    let grads =
-        GradientSlices::new().with("a", &same).and_then(|grads| grads.with("b", &same)).expect("gradients");
+    let grads = GradientSlices::new()
+        .with("a", &same)
+        .and_then(|grads| grads.with("b", &same))
+        .expect("gradients");
     let (_, next, _) = Update::functional(&state)
         .apply(&trainables(&model).expect("parameters"), &grads)
         .expect("an update");
     update(&mut state, &model, &grads).expect("an update");
     let expected = [-1.0, -2.0, -3.0, -4.0];
     assert!(
-        ["a", "b"].iter().all(|path| values(&model[*path]) == expected && values(&next[*path]) == expected)
+        ["a", "b"]
+            .iter()
+            .all(|path| values(&model[*path]) == expected && values(&next[*path]) == expected)
     );
 }
 
@@ -144,7 +168,10 @@ fn every_path_is_asked() {
         Some(Descent::new(0.5))
     })
     .expect("a state");
-    assert_eq!((asked, state.len()), (["embedding", "head", "norm"].map(str::to_string).to_vec(), 2));
+    assert_eq!(
+        (asked, state.len()),
+        (["embedding", "head", "norm"].map(str::to_string).to_vec(), 2)
+    );
 }
 
 type Answer = fn(&str) -> Option<Optimiser>;
@@ -163,7 +190,13 @@ fn different_choices_for_one_variable_are_refused() {
             ["AdamW { eta: 0.1", "Adam { eta: 0.1"],
         ),
         (
-            |path| Some(Optimiser::new(Descent::new(if path == "head" { 0.1 } else { 0.2 }))),
+            |path| {
+                Some(Optimiser::new(Descent::new(if path == "head" {
+                    0.1
+                } else {
+                    0.2
+                })))
+            },
             ["Descent { eta: 0.2 }", "Descent { eta: 0.1 }"],
         ),
         (
@@ -173,18 +206,23 @@ fn different_choices_for_one_variable_are_refused() {
         (
             |path| {
                 let slot = if path == "head" { DType::BF16 } else { DType::F64 };
-                Some(Optimiser::new(SplitMaster::new(OptimiserChain::new((StoreAs::new(
-                    [("m", slot)],
-                    Adam::new(0.1),
-                ),)))))
+                Some(Optimiser::new(SplitMaster::new(OptimiserChain::new((
+                    StoreAs::new([("m", slot)], Adam::new(0.1)),
+                )))))
             },
             ["StoreAs(m: F64, Adam)", "StoreAs(m: BF16, Adam)"],
         ),
         // What the names do not say.
         (
             |path| {
-                let except = if path == "head" { vec!["norm"] } else { vec!["head"] };
-                Some(Optimiser::new(Fallback::new(Lion::new(0.1), Lion::new(0.1)).except(except)))
+                let except = if path == "head" {
+                    vec!["norm"]
+                } else {
+                    vec!["head"]
+                };
+                Some(Optimiser::new(
+                    Fallback::new(Lion::new(0.1), Lion::new(0.1)).except(except),
+                ))
             },
             ["[\"head\"]", "[\"norm\"]"],
         ),
@@ -201,9 +239,18 @@ fn different_choices_for_one_variable_are_refused() {
 
         let part = Vars::from([("norm".to_string(), model["norm"].clone())]);
         let mut state = setup(Descent::new(1.0), &part).expect("a state");
-        let error = state.add_with(&model, |path, _| choose(path)).expect_err("two answers");
-        is_kind(&error, ErrorKind::Model, &["\"embedding\" and \"head\" are one tied parameter"]);
-        assert_eq!(state.leaves().map(|leaf| leaf.path()).collect::<Vec<_>>(), ["norm"]);
+        let error = state
+            .add_with(&model, |path, _| choose(path))
+            .expect_err("two answers");
+        is_kind(
+            &error,
+            ErrorKind::Model,
+            &["\"embedding\" and \"head\" are one tied parameter"],
+        );
+        assert_eq!(
+            state.leaves().map(|leaf| leaf.path()).collect::<Vec<_>>(),
+            ["norm"]
+        );
         state.add_with(&model, |_, _| choose("head")).expect("one answer");
         assert_eq!(state.len(), 2);
     }
@@ -214,7 +261,12 @@ fn different_choices_for_one_variable_are_refused() {
             Box::new(Some(Adam::new(0.1)))
         }
     };
-    assert_eq!(setup_with(&tied(DType::F32), |path, _| Some(boxed(path))).expect("the same rule").len(), 2);
+    assert_eq!(
+        setup_with(&tied(DType::F32), |path, _| Some(boxed(path)))
+            .expect("the same rule")
+            .len(),
+        2
+    );
 }
 
 /// Choices of dtypes for a variable that is `embedding` and `head`, beside `head.bias` in BF16.
@@ -243,21 +295,39 @@ fn configured_choices_that_contradict_each_other_are_refused() {
 
     let model = tied(DType::F32);
     let set_up = |head: Value| {
-        let choices = [("embedding", json!({"Adam": {"eta": 0.5}})), ("head", head), ("*", json!("Descent"))];
+        let choices = [
+            ("embedding", json!({"Adam": {"eta": 0.5}})),
+            ("head", head),
+            ("*", json!("Descent")),
+        ];
         let choices = choices.map(|(pattern, optimiser)| json!({"pattern": pattern, "optimiser": optimiser}));
         serde_json::from_value::<OptimiserConfig>(json!({ "ByPath": choices }))
             .expect("a configuration")
             .setup(&model)
     };
     let state = set_up(json!({"Adam": {"eta": 0.5}})).expect("one choice");
-    assert_eq!(state.leaf("head").and_then(|leaf| leaf.learning_rate()), Some(0.5));
-    for head in [json!({"Adam": {"eta": 0.25}}), json!("Momentum"), json!("LeaveOut")] {
+    assert_eq!(
+        state.leaf("head").and_then(|leaf| leaf.learning_rate()),
+        Some(0.5)
+    );
+    for head in [
+        json!({"Adam": {"eta": 0.25}}),
+        json!("Momentum"),
+        json!("LeaveOut"),
+    ] {
         let error = set_up(head).expect_err("two choices");
         is_kind(
             &error,
             ErrorKind::Argument,
-            &["at ByPath[1].pattern", "\"embedding\" and \"head\" are one tied parameter, but the pattern"],
+            &[
+                "at ByPath[1].pattern",
+                "\"embedding\" and \"head\" are one tied parameter, but the pattern",
+            ],
         );
-        assert_eq!((error.place(), error.path()), (Some("ByPath[1].pattern"), Some("embedding")), "{error}");
+        assert_eq!(
+            (error.place(), error.path()),
+            (Some("ByPath[1].pattern"), Some("embedding")),
+            "{error}"
+        );
     }
 }

@@ -18,16 +18,25 @@ use support::threads::on;
 #[test]
 fn gradients_from_anywhere() {
     let run = |step: &dyn Fn(&mut StateTree, &Vars) -> optimisers::Result<optimisers::Outcome>| {
-        let model: Vars =
-            [("a", 3), ("b", 4)].map(|(name, size)| (name.to_string(), var(&plain(&[size])))).into();
-        let mut state =
-            setup(OptimiserChain::new((ClipGlobalNorm::new(0.5), Adam::new(0.1))), &model).unwrap();
+        let model: Vars = [("a", 3), ("b", 4)]
+            .map(|(name, size)| (name.to_string(), var(&plain(&[size]))))
+            .into();
+        let mut state = setup(
+            OptimiserChain::new((ClipGlobalNorm::new(0.5), Adam::new(0.1))),
+            &model,
+        )
+        .unwrap();
         let norms = [(); 3].map(|()| step(&mut state, &model).unwrap().global_norm.map(f64::to_bits));
         (norms, model.values().map(|x| bits(x)).collect::<Vec<_>>())
     };
     let twice = |x: &Var| (x.as_detached_tensor() * 2.0).unwrap();
     let expected = run(&|state, model| update(state, model, &squares(model.values())));
-    let own = |model: &Vars| model.iter().map(|(path, x)| (path.clone(), twice(x))).collect::<Vec<_>>();
+    let own = |model: &Vars| {
+        model
+            .iter()
+            .map(|(path, x)| (path.clone(), twice(x)))
+            .collect::<Vec<_>>()
+    };
     assert_eq!(
         run(&|state, model| update(state, model, &own(model).into_iter().collect::<BTreeMap<_, _>>())),
         expected
@@ -37,18 +46,31 @@ fn gradients_from_anywhere() {
         expected
     );
     let lent = |model: &Vars| [("b", twice(&model["b"])), ("a", twice(&model["a"]))];
-    assert_eq!(run(&|state, model| update(state, model, &BTreeMap::from(lent(model)))), expected);
-    assert_eq!(run(&|state, model| update(state, model, &HashMap::from(lent(model)))), expected);
+    assert_eq!(
+        run(&|state, model| update(state, model, &BTreeMap::from(lent(model)))),
+        expected
+    );
+    assert_eq!(
+        run(&|state, model| update(state, model, &HashMap::from(lent(model)))),
+        expected
+    );
     let with_others = |state: &mut StateTree, model: &Vars| {
         let mut grads = squares(model.values());
-        for other in
-            [plain(&[3]), trained(&[4]), integers().as_tensor().clone(), of(&[f64::INFINITY], DType::F32)]
-        {
+        for other in [
+            plain(&[3]),
+            trained(&[4]),
+            integers().as_tensor().clone(),
+            of(&[f64::INFINITY], DType::F32),
+        ] {
             grads.insert(&other, other.clone());
         }
         update(state, model, &grads)
     };
-    assert_eq!(run(&with_others), expected, "what else is in a store does not count");
+    assert_eq!(
+        run(&with_others),
+        expected,
+        "what else is in a store does not count"
+    );
 }
 
 struct LanguageModel {
@@ -67,7 +89,10 @@ fn a_tied_weight_is_one_leaf() {
     let mut asked = Vec::new();
     let choose = |path: &str, _: Parameter<'_>| {
         asked.push(path.to_string());
-        Some(OptimiserChain::new((ClipGlobalNorm::new(1e9), Momentum::new(0.5))))
+        Some(OptimiserChain::new((
+            ClipGlobalNorm::new(1e9),
+            Momentum::new(0.5),
+        )))
     };
     let mut state = setup_with(&model, choose).unwrap();
     assert_eq!(asked, ["embedding.weight", "head.weight", "head.bias"]);
@@ -75,7 +100,10 @@ fn a_tied_weight_is_one_leaf() {
     let tied = ["embedding.weight", "head.weight"];
     for path in tied {
         let leaf = state.leaf(path).unwrap();
-        assert_eq!((leaf.path(), leaf.paths().collect::<Vec<_>>()), (tied[0], tied.to_vec()));
+        assert_eq!(
+            (leaf.path(), leaf.paths().collect::<Vec<_>>()),
+            (tied[0], tied.to_vec())
+        );
     }
 
     let tokens = Tensor::new(&[0u32, 4, 4], CPU).unwrap();
@@ -102,7 +130,10 @@ fn a_tied_weight_is_one_leaf() {
     assert_eq!(bits(&weight), bits(&(old - (summed * 0.5).unwrap()).unwrap()));
 
     state.at("head").unwrap().freeze();
-    assert!(state.leaf(tied[0]).unwrap().is_frozen(), "selected by its other name");
+    assert!(
+        state.leaf(tied[0]).unwrap().is_frozen(),
+        "selected by its other name"
+    );
 }
 
 /// The rows: dtype, parameter, gradients under the two names, learning rate, result. The sum is not a number
@@ -111,12 +142,36 @@ fn a_tied_weight_is_one_leaf() {
 fn gradients_of_both_names_are_added_in_the_compute_type() {
     let (first, second) = ("embed", "head");
     for (dtype, x, grads, eta, expected) in [
-        (DType::F16, 2048.0, vec![(first, 2048.0), (second, 1.0)], 1.0, -1.0),
-        (DType::F16, 0.0, vec![(first, 60000.0), (second, 60000.0)], 0.25, -30000.0),
-        (DType::F16, 0.0, vec![(first, 60000.0), (second, -60000.0)], 1.0, 0.0),
+        (
+            DType::F16,
+            2048.0,
+            vec![(first, 2048.0), (second, 1.0)],
+            1.0,
+            -1.0,
+        ),
+        (
+            DType::F16,
+            0.0,
+            vec![(first, 60000.0), (second, 60000.0)],
+            0.25,
+            -30000.0,
+        ),
+        (
+            DType::F16,
+            0.0,
+            vec![(first, 60000.0), (second, -60000.0)],
+            1.0,
+            0.0,
+        ),
         (DType::BF16, 256.0, vec![(second, 1.0), (first, 256.0)], 1.0, -1.0),
         (DType::F32, 1.0, vec![(first, 2.0), (second, 3.0)], 1.0, -4.0),
-        (DType::F64, 0.0, vec![(first, 1.0), (second, 2f64.powi(-40))], 1.0, -1.0 - 2f64.powi(-40)),
+        (
+            DType::F64,
+            0.0,
+            vec![(first, 1.0), (second, 2f64.powi(-40))],
+            1.0,
+            -1.0 - 2f64.powi(-40),
+        ),
         (DType::F16, 1.0, vec![(second, 4.0)], 1.0, -3.0),
         (DType::F16, 1.0, vec![(first, 4.0)], 1.0, -3.0),
     ] {
@@ -127,8 +182,10 @@ fn gradients_of_both_names_are_added_in_the_compute_type() {
             let shared = var(&of(&[x; 3], dtype));
             let map = var_map([second, first].map(|name| (name.to_string(), shared.clone())));
             let mut state = setup(rule, &map).unwrap();
-            let by_path: HashMap<&str, Tensor> =
-                grads.iter().map(|&(name, gradient)| (name, of(&[gradient; 3], dtype))).collect();
+            let by_path: HashMap<&str, Tensor> = grads
+                .iter()
+                .map(|&(name, gradient)| (name, of(&[gradient; 3], dtype)))
+                .collect();
             assert_eq!(update(&mut state, &map, &by_path).unwrap().applied, 1);
             assert_eq!(values(&shared), [expected; 3], "{dtype:?}, {grads:?}");
             assert_eq!(state.leaf(first).unwrap().steps(), 1);
@@ -154,8 +211,22 @@ fn a_leaf_tells_what_it_holds() {
     );
     // After three calls: optimiser, dtype, tensors, counters, steps and bytes, learning rate.
     let rows: [Row; 7] = [
-        (Optimiser::new(Adam::new(0.1)), DType::F16, &["m", "v"], &[("t", 3)], (3, 48), Some(0.1)),
-        (Optimiser::new(Adam::new(0.1)), DType::F64, &["m", "v"], &[("t", 3)], (3, 96), Some(0.1)),
+        (
+            Optimiser::new(Adam::new(0.1)),
+            DType::F16,
+            &["m", "v"],
+            &[("t", 3)],
+            (3, 48),
+            Some(0.1),
+        ),
+        (
+            Optimiser::new(Adam::new(0.1)),
+            DType::F64,
+            &["m", "v"],
+            &[("t", 3)],
+            (3, 96),
+            Some(0.1),
+        ),
         (
             Optimiser::new(MixedPrecision::new(DType::F32, Adam::new(0.1))),
             DType::BF16,
@@ -184,11 +255,24 @@ fn a_leaf_tells_what_it_holds() {
             Optimiser::new(MixedPrecision::new(DType::F32, long)),
             DType::F16,
             &["master", "0.acc", "2.0.velocity"],
-            &[("0.calls", 1), ("0.received", 1), ("0.weight", 1), ("2.0.t", 1), ("2.1.t", 1)],
+            &[
+                ("0.calls", 1),
+                ("0.received", 1),
+                ("0.weight", 1),
+                ("2.0.t", 1),
+                ("2.1.t", 1),
+            ],
             (1, 72),
             Some(0.2),
         ),
-        (Optimiser::new(ClipGlobalNorm::new(1.0)), DType::F32, &[], &[], (3, 0), None),
+        (
+            Optimiser::new(ClipGlobalNorm::new(1.0)),
+            DType::F32,
+            &[],
+            &[],
+            (3, 0),
+            None,
+        ),
     ];
     for (rule, dtype, tensors, counters, (steps, bytes), eta) in rows {
         let model = Vars::from([("a.b".to_string(), var(&random(1, &[2, 3], dtype, CPU)))]);
@@ -205,11 +289,22 @@ fn a_leaf_tells_what_it_holds() {
         assert_eq!(leaf.tensor_names(), tensors, "{rule:?}");
         assert_eq!(
             leaf.counters(),
-            counters.iter().map(|&(name, count)| (name.to_string(), count)).collect::<Vec<_>>(),
+            counters
+                .iter()
+                .map(|&(name, count)| (name.to_string(), count))
+                .collect::<Vec<_>>(),
             "{rule:?}"
         );
-        assert_eq!((leaf.steps(), leaf.bytes(), state.bytes()), (steps, bytes, bytes), "{rule:?}");
-        assert_eq!((leaf.learning_rate(), leaf.field("eta")), (eta, eta.map(FieldValue::Real)), "{rule:?}");
+        assert_eq!(
+            (leaf.steps(), leaf.bytes(), state.bytes()),
+            (steps, bytes, bytes),
+            "{rule:?}"
+        );
+        assert_eq!(
+            (leaf.learning_rate(), leaf.field("eta")),
+            (eta, eta.map(FieldValue::Real)),
+            "{rule:?}"
+        );
         assert_eq!(
             (leaf.field("rho").is_some(), leaf.field("nonsense")),
             (tensors.contains(&"2.0.velocity"), None),
@@ -229,10 +324,23 @@ fn a_leaf_tells_what_it_holds() {
             );
         }
         let shown = format!("{state:?}");
-        let of_state: Vec<&str> = shown.lines().nth(2).expect("two lines").split_inclusive(' ').collect();
+        let of_state: Vec<&str> = shown
+            .lines()
+            .nth(2)
+            .expect("two lines")
+            .split_inclusive(' ')
+            .collect();
         assert_eq!(shown.lines().count(), 1 + 2 * state.len(), "{shown}");
-        assert!(leaf.tensor_names().iter().all(|name| of_state.contains(&&*format!("{name} "))), "{shown}");
-        assert!(shown.contains(&format!("{:?}", leaf.acting())) && !shown.contains("0x"), "{shown}");
+        assert!(
+            leaf.tensor_names()
+                .iter()
+                .all(|name| of_state.contains(&&*format!("{name} "))),
+            "{shown}"
+        );
+        assert!(
+            shown.contains(&format!("{:?}", leaf.acting())) && !shown.contains("0x"),
+            "{shown}"
+        );
         let unknown = leaf.tensor("nonsense").unwrap_err();
         is_kind(
             &unknown,
@@ -271,14 +379,29 @@ fn outcomes_count_the_leaves() {
     let rule = |n| {
         OptimiserChain::new((
             AccumGrad::new(n),
-            ClipGlobalNorm { non_finite: NonFinite::Skip, ..ClipGlobalNorm::new(0.1) },
+            ClipGlobalNorm {
+                non_finite: NonFinite::Skip,
+                ..ClipGlobalNorm::new(0.1)
+            },
             Descent::new(0.1),
         ))
     };
-    type Row = (u64, &'static [usize], &'static [usize], f64, &'static [(Became, [usize; 4])]);
+    type Row = (
+        u64,
+        &'static [usize],
+        &'static [usize],
+        f64,
+        &'static [(Became, [usize; 4])],
+    );
     // Window, frozen leaves, leaves with gradients, the gradients' factor, and what each call says.
     let rows: [Row; 9] = [
-        (1, &[], &[0, 1, 2, 3], 1.0, &[(Stepped, [4, 0, 0, 0]), (Stepped, [4, 0, 0, 0])]),
+        (
+            1,
+            &[],
+            &[0, 1, 2, 3],
+            1.0,
+            &[(Stepped, [4, 0, 0, 0]), (Stepped, [4, 0, 0, 0])],
+        ),
         (1, &[], &[1], 1.0, &[(Stepped, [1, 0, 0, 3])]),
         (1, &[0, 1], &[1, 2], 1.0, &[(Stepped, [1, 0, 2, 1])]),
         (1, &[0, 1], &[0, 1], 1.0, &[(NothingToMove, [0, 0, 2, 2])]),
@@ -288,30 +411,67 @@ fn outcomes_count_the_leaves() {
             &[],
             &[0, 1, 2, 3],
             1.0,
-            &[(Accumulated, [0, 4, 0, 0]), (Stepped, [4, 0, 0, 0]), (Accumulated, [0, 4, 0, 0])],
+            &[
+                (Accumulated, [0, 4, 0, 0]),
+                (Stepped, [4, 0, 0, 0]),
+                (Accumulated, [0, 4, 0, 0]),
+            ],
         ),
-        (2, &[3], &[0, 3], 1.0, &[(Accumulated, [0, 1, 1, 2]), (Stepped, [1, 0, 1, 2])]),
+        (
+            2,
+            &[3],
+            &[0, 3],
+            1.0,
+            &[(Accumulated, [0, 1, 1, 2]), (Stepped, [1, 0, 1, 2])],
+        ),
         (1, &[3], &[0, 1], f64::INFINITY, &[(NotFinite, [0, 0, 1, 1])]),
-        (2, &[3], &[0, 1], f64::NAN, &[(Accumulated, [0, 2, 1, 1]), (NotFinite, [0, 0, 1, 1])]),
+        (
+            2,
+            &[3],
+            &[0, 1],
+            f64::NAN,
+            &[(Accumulated, [0, 2, 1, 1]), (NotFinite, [0, 0, 1, 1])],
+        ),
     ];
     let dtypes = [DType::F16, DType::BF16, DType::F32, DType::F64];
     for (row, (n, frozen, given, factor, calls)) in rows.into_iter().enumerate() {
-        let model: Vars =
-            (0..4).map(|i| (i.to_string(), var(&random(i as u64, &[1 + 30 * i], dtypes[i], CPU)))).collect();
+        let model: Vars = (0..4)
+            .map(|i| {
+                (
+                    i.to_string(),
+                    var(&random(i as u64, &[1 + 30 * i], dtypes[i], CPU)),
+                )
+            })
+            .collect();
         let mut state = setup(rule(n), &model).unwrap();
-        frozen.iter().for_each(|i| state.at(&i.to_string()).unwrap().freeze());
+        frozen
+            .iter()
+            .for_each(|i| state.at(&i.to_string()).unwrap().freeze());
         let gradient =
             |i: &usize| (random(9 + *i as u64, &[1 + 30 * i], dtypes[*i], CPU) * factor).expect("a gradient");
         let grads: Grads = given.iter().map(|i| (i.to_string(), gradient(i))).collect();
         let moving: Vec<usize> = given.iter().copied().filter(|i| !frozen.contains(i)).collect();
-        let norm =
-            moving.iter().flat_map(|i| values(&grads[&i.to_string()])).map(|x| x * x).sum::<f64>().sqrt();
+        let norm = moving
+            .iter()
+            .flat_map(|i| values(&grads[&i.to_string()]))
+            .map(|x| x * x)
+            .sum::<f64>()
+            .sqrt();
         let mut steps = 0;
         for (call, &(became, counts)) in calls.iter().enumerate() {
             let before: Vec<_> = model.values().map(|x| bits(x)).collect();
             let outcome = update(&mut state, &model, &grads).unwrap();
-            let got = [outcome.applied, outcome.accumulated, outcome.frozen, outcome.without_gradient.len()];
-            assert_eq!((outcome.status, got), (became.status(), counts), "row {row}, call {call}");
+            let got = [
+                outcome.applied,
+                outcome.accumulated,
+                outcome.frozen,
+                outcome.without_gradient.len(),
+            ];
+            assert_eq!(
+                (outcome.status, got),
+                (became.status(), counts),
+                "row {row}, call {call}"
+            );
             match outcome.global_norm {
                 Some(got) if norm.is_finite() => {
                     assert!((got / norm - 1.0).abs() < 1e-12, "row {row}: {got} for {norm}")
@@ -336,15 +496,24 @@ fn outcomes_count_the_leaves() {
 #[test]
 fn the_order_of_insertion_does_not_count() {
     let run = |order: &[usize], from_store: bool| {
-        let map = var_map(
-            order
-                .iter()
-                .map(|&i| (format!("layer.{i}"), var(&random(i as u64, &[1 + i % 7], DType::F32, CPU)))),
-        );
-        let mut state =
-            setup(OptimiserChain::new((ClipGlobalNorm::new(0.5), Adam::new(0.05))), &map).unwrap();
-        let variables: BTreeMap<String, Var> =
-            map.data().lock().unwrap().iter().map(|(path, x)| (path.clone(), x.clone())).collect();
+        let map = var_map(order.iter().map(|&i| {
+            (
+                format!("layer.{i}"),
+                var(&random(i as u64, &[1 + i % 7], DType::F32, CPU)),
+            )
+        }));
+        let mut state = setup(
+            OptimiserChain::new((ClipGlobalNorm::new(0.5), Adam::new(0.05))),
+            &map,
+        )
+        .unwrap();
+        let variables: BTreeMap<String, Var> = map
+            .data()
+            .lock()
+            .unwrap()
+            .iter()
+            .map(|(path, x)| (path.clone(), x.clone()))
+            .collect();
         let mut norms = Vec::new();
         for _ in 0..4 {
             let outcome = if from_store {
@@ -358,7 +527,11 @@ fn the_order_of_insertion_does_not_count() {
                         (variables[&format!("layer.{i}")].as_detached_tensor() * 2.0).unwrap(),
                     )
                 };
-                update(&mut state, &map, &order.iter().map(gradient).collect::<HashMap<_, _>>())
+                update(
+                    &mut state,
+                    &map,
+                    &order.iter().map(gradient).collect::<HashMap<_, _>>(),
+                )
             };
             norms.push(outcome.unwrap().global_norm.map(f64::to_bits));
         }
@@ -385,17 +558,28 @@ fn a_model_may_show_its_variables_in_another_order_each_time() {
     let mut state = setup(Descent::new(0.5), &shown(&[2, 0, 1, 3])).unwrap();
     for order in [[2, 0, 1, 3], [0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 1, 3]] {
         let before = x.each_ref().map(|x| values(x));
-        assert_eq!(update(&mut state, &shown(&order), &squares(&x)).unwrap().applied, 4);
+        assert_eq!(
+            update(&mut state, &shown(&order), &squares(&x)).unwrap().applied,
+            4
+        );
         for (x, before) in x.iter().zip(before) {
             // The gradient of the squares is twice the parameter.
-            assert_eq!(values(x), before.iter().map(|x| x - 0.5 * 2.0 * x).collect::<Vec<_>>());
+            assert_eq!(
+                values(x),
+                before.iter().map(|x| x - 0.5 * 2.0 * x).collect::<Vec<_>>()
+            );
             x.set(&plain(x.dims())).unwrap();
         }
     }
     let error = update(&mut state, &shown(&[2, 0, 1]), &squares(&x)).unwrap_err();
     assert!(error.to_string().contains('3'), "{error}");
     let other = var(&plain(&[1]));
-    let error = update(&mut state, &[shown(&[2, 0, 1, 3]), vec![other]].concat(), &squares(&x)).unwrap_err();
+    let error = update(
+        &mut state,
+        &[shown(&[2, 0, 1, 3]), vec![other]].concat(),
+        &squares(&x),
+    )
+    .unwrap_err();
     assert!(error.to_string().contains('4'), "{error}");
 }
 
@@ -404,22 +588,41 @@ fn a_network_trains_through_its_var_map() {
     for leave_out in [true, false] {
         let map = VarMap::new();
         let vb = VarBuilder::from_varmap(&map, DType::F32, CPU);
-        let conv =
-            candle_nn::conv2d(1, 4, 3, Conv2dConfig { padding: 1, ..Default::default() }, vb.pp("conv"))
-                .unwrap();
+        let conv = candle_nn::conv2d(
+            1,
+            4,
+            3,
+            Conv2dConfig {
+                padding: 1,
+                ..Default::default()
+            },
+            vb.pp("conv"),
+        )
+        .unwrap();
         let norm = candle_nn::batch_norm(4, BatchNormConfig::default(), vb.pp("norm")).unwrap();
         let head = candle_nn::linear(4 * 5 * 5, 2, vb.pp("head")).unwrap();
         vb.get_with_hints(2, "scale", Init::Const(1.0)).unwrap();
-        let mut state =
-            setup_with(&map, |path, _| (!leave_out || !path.contains("running_")).then(|| Adam::new(0.01)))
-                .unwrap();
+        let mut state = setup_with(&map, |path, _| {
+            (!leave_out || !path.contains("running_")).then(|| Adam::new(0.01))
+        })
+        .unwrap();
         let x = random(3, &[16, 1, 5, 5], DType::F32, CPU);
-        let labels = x.mean((1, 2, 3)).unwrap().gt(0.0).unwrap().to_dtype(DType::U32).unwrap();
+        let labels = x
+            .mean((1, 2, 3))
+            .unwrap()
+            .gt(0.0)
+            .unwrap()
+            .to_dtype(DType::U32)
+            .unwrap();
         let statistics = || [bits(norm.running_mean()), bits(norm.running_var())];
         let mut losses = Vec::new();
         for _ in 0..25 {
             let before = statistics();
-            let hidden = norm.forward_t(&conv.forward(&x).unwrap(), true).unwrap().relu().unwrap();
+            let hidden = norm
+                .forward_t(&conv.forward(&x).unwrap(), true)
+                .unwrap()
+                .relu()
+                .unwrap();
             let loss = candle_nn::loss::cross_entropy(
                 &head.forward(&hidden.flatten_from(1).unwrap()).unwrap(),
                 &labels,

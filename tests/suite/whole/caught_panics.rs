@@ -39,7 +39,12 @@ struct Trap {
 
 impl Trap {
     const fn at(place: usize, way: Way) -> Self {
-        Trap { reached: 0, place, way, has_erred: false }
+        Trap {
+            reached: 0,
+            place,
+            way,
+            has_erred: false,
+        }
     }
 }
 
@@ -151,8 +156,12 @@ fn rule(eta: f64) -> impl Rule + Clone {
 }
 
 fn gradient(seed: usize) -> Tensor {
-    Tensor::from_vec((0..6).map(|i| ((i * 7 + seed * 5) % 11) as f32 - 4.0).collect(), &SHAPE, &Device::Cpu)
-        .expect("a tensor")
+    Tensor::from_vec(
+        (0..6).map(|i| ((i * 7 + seed * 5) % 11) as f32 - 4.0).collect(),
+        &SHAPE,
+        &Device::Cpu,
+    )
+    .expect("a tensor")
 }
 
 fn gradients(seed: usize) -> [(&'static str, Tensor); 2] {
@@ -180,7 +189,9 @@ impl World {
         set(0, Way::Passes);
         let model = Pair([Owner::new(1.0), Owner::new(2.0)]);
         let mut state = setup(rule(0.5), &model).expect("a state");
-        state.schedule(Schedule::constant(0.5).then(2, Schedule::constant(0.25))).expect("a schedule");
+        state
+            .schedule(Schedule::constant(0.5).then(2, Schedule::constant(0.25)))
+            .expect("a schedule");
         update(&mut state, &model, &gradients(1)).expect("an update");
         let weight = Var::new(&[1f32, 2.0], &Device::Cpu).expect("a variable");
         let graph = setup(Momentum::new(0.5), &weight).expect("a state");
@@ -188,7 +199,17 @@ impl World {
         let plateau = ReduceOnPlateau::new().patience(0).field("rho");
         let (mut scaler, fresh) = (LossScaler::fixed(4.0), LossScaler::fixed(4.0));
         let _ = scaler.factor().expect("a scale");
-        World { model, state, weight, graph, scaler, fresh, accumulator, plateau, saver: None }
+        World {
+            model,
+            state,
+            weight,
+            graph,
+            scaler,
+            fresh,
+            accumulator,
+            plateau,
+            saver: None,
+        }
     }
 
     /// All that remains, and how it goes on.
@@ -196,21 +217,39 @@ impl World {
         set(0, Way::Passes);
         let mut rest = self.numbers();
         rest.push(match self.state.entries() {
-            Ok(entries) => entries.iter().map(|(path, name, value)| entry(path, name, value)).collect(),
+            Ok(entries) => entries
+                .iter()
+                .map(|(path, name, value)| entry(path, name, value))
+                .collect(),
             Err(error) => format!("{:?}", error.kind()),
         });
         for leaf in self.state.leaves() {
             rest.push(format!("{:?}", leaf.optimiser().fields()));
         }
         // Gradients of a loss that was not scaled.
-        let unscaled =
-            Update::new(&mut self.state).scaler(&mut self.scaler).apply(&self.model, &gradients(4));
-        rest.push(format!("{:?}", unscaled.map(|outcome| outcome.status).map_err(|error| error.kind())));
-        let loss = self.weight.sqr().and_then(|squares| squares.sum_all()).expect("a loss");
+        let unscaled = Update::new(&mut self.state)
+            .scaler(&mut self.scaler)
+            .apply(&self.model, &gradients(4));
+        rest.push(format!(
+            "{:?}",
+            unscaled
+                .map(|outcome| outcome.status)
+                .map_err(|error| error.kind())
+        ));
+        let loss = self
+            .weight
+            .sqr()
+            .and_then(|squares| squares.sum_all())
+            .expect("a loss");
         let trained = Update::new(&mut self.graph)
             .scaler(&mut self.fresh)
             .apply(&self.weight, &loss.backward().expect("gradients"));
-        rest.push(format!("{:?}", trained.map(|outcome| outcome.status).map_err(|error| error.kind())));
+        rest.push(format!(
+            "{:?}",
+            trained
+                .map(|outcome| outcome.status)
+                .map_err(|error| error.kind())
+        ));
         rest.push(format!("{:?} {}", self.plateau, self.graph.steps()));
         rest.push(format!(
             "{} {:?}",
@@ -222,7 +261,10 @@ impl World {
             let saved = saver.save(9, checkpoint).and_then(|_| saver.wait());
             let newest = saver.newest().expect("files").found.map(|(step, _)| step);
             let files = std::fs::read_dir(folder.path()).expect("a folder").count();
-            rest.push(format!("{:?} {newest:?} {files}", saved.map_err(|error| error.kind())));
+            rest.push(format!(
+                "{:?} {newest:?} {files}",
+                saved.map_err(|error| error.kind())
+            ));
         }
         for seed in [2, 3] {
             let outcome = update(&mut self.state, &self.model, &gradients(seed));
@@ -249,7 +291,12 @@ impl World {
 fn numbers(tensors: &std::collections::BTreeMap<String, Tensor>) -> Vec<Vec<f32>> {
     tensors
         .values()
-        .map(|tensor| tensor.flatten_all().and_then(|all| all.to_vec1()).expect("numbers"))
+        .map(|tensor| {
+            tensor
+                .flatten_all()
+                .and_then(|all| all.to_vec1())
+                .expect("numbers")
+        })
         .collect()
 }
 
@@ -267,7 +314,11 @@ fn entry(path: &str, name: &str, value: &StateValue<'_>) -> String {
 }
 
 /// A name; what is done before, if anything; and the call.
-type Verb = (&'static str, fn(&mut World) -> Result<()>, fn(&mut World) -> Result<()>);
+type Verb = (
+    &'static str,
+    fn(&mut World) -> Result<()>,
+    fn(&mut World) -> Result<()>,
+);
 
 fn nothing(_: &mut World) -> Result<()> {
     Ok(())
@@ -320,20 +371,33 @@ const VERBS: [Verb; 25] = [
     }),
     ("set_masters", nothing, |world| {
         let values = gradients(5).map(|(path, value)| (path.to_string(), value));
-        world
-            .state
-            .set_masters(&world.model, &values.into_iter().collect::<std::collections::BTreeMap<_, _>>())?;
+        world.state.set_masters(
+            &world.model,
+            &values.into_iter().collect::<std::collections::BTreeMap<_, _>>(),
+        )?;
         Ok(())
     }),
-    ("refresh_masters", nothing, |world| world.state.refresh_masters(&world.model)),
-    ("restore", nothing, |world| file().restore(&mut world.state).map(drop)),
-    ("restore_with_model", nothing, |world| {
-        file().restore_with_model(&mut world.state, &world.model).map(drop)
+    ("refresh_masters", nothing, |world| {
+        world.state.refresh_masters(&world.model)
     }),
-    ("schedule", nothing, |world| world.state.schedule(Schedule::constant(0.125))),
+    ("restore", nothing, |world| {
+        file().restore(&mut world.state).map(drop)
+    }),
+    ("restore_with_model", nothing, |world| {
+        file()
+            .restore_with_model(&mut world.state, &world.model)
+            .map(drop)
+    }),
+    ("schedule", nothing, |world| {
+        world.state.schedule(Schedule::constant(0.125))
+    }),
     ("set_steps", nothing, |world| world.state.set_steps(700)),
-    ("adjust", nothing, |world| world.state.all().adjust_field("rho", 0.25)),
-    ("replace", nothing, |world| world.state.all().replace(rule(0.5), &world.model).map(drop)),
+    ("adjust", nothing, |world| {
+        world.state.all().adjust_field("rho", 0.25)
+    }),
+    ("replace", nothing, |world| {
+        world.state.all().replace(rule(0.5), &world.model).map(drop)
+    }),
     ("replace for a master", nothing, |world| {
         let rule = MixedPrecision::new(optimisers::DType::F64, rule(0.5));
         world.state.all().replace(rule, &world.model).map(drop)
@@ -348,12 +412,19 @@ const VERBS: [Verb; 25] = [
         world.model = other;
         Ok(())
     }),
-    ("resize_rows", nothing, |world| world.state.resize_rows("a", &world.model, &[Some(1), None]).map(drop)),
+    ("resize_rows", nothing, |world| {
+        world
+            .state
+            .resize_rows("a", &world.model, &[Some(1), None])
+            .map(drop)
+    }),
     ("add", removed, |world| {
         safely(|| removed(world))?;
         world.state.add(rule(0.5), &world.model).map(drop)
     }),
-    ("with_averages", nothing, |world| world.state.with_averages(&world.model, || reach(true))),
+    ("with_averages", nothing, |world| {
+        world.state.with_averages(&world.model, || reach(true))
+    }),
     ("Sam", nothing, |world| {
         let climbed = Sam::new(0.5).ascend(Update::new(&mut world.state), &world.model, &gradients(3))?;
         reach(true)?;
@@ -372,23 +443,39 @@ const VERBS: [Verb; 25] = [
         Segments::new(&Tensor::ones(2, DType::F32, &Device::Cpu).expect("a tensor"))
             .then(|x: &Tensor| place(x)?.mul(weight.as_tensor()))
             .then(|x: &Tensor| place(&x.sqr()?))
-            .train(Update::new(&mut world.graph).scaler(&mut world.fresh), weight, |y| place(&y.sum_all()?))
+            .train(
+                Update::new(&mut world.graph).scaler(&mut world.fresh),
+                weight,
+                |y| place(&y.sum_all()?),
+            )
             .map(drop)
     }),
     ("iteration", abandoned, |world| {
-        let World { scaler, state, model, .. } = world;
+        let World {
+            scaler, state, model, ..
+        } = world;
         scaler.iteration(|scaler| {
             reach(true)?;
-            Update::new(state).scaler(scaler).apply(model, &gradients(2)).map(drop)
+            Update::new(state)
+                .scaler(scaler)
+                .apply(model, &gradients(2))
+                .map(drop)
         })
     }),
     ("a saver", with_saver, |world| {
         safely(|| with_saver(world))?;
-        let Some((_, saver)) = &mut world.saver else { return Ok(()) };
+        let Some((_, saver)) = &mut world.saver else {
+            return Ok(());
+        };
         saver.save(1, Checkpoint::new(&world.state).model(&world.model))?;
         saver.wait().map(drop)
     }),
-    ("to_bytes", nothing, |world| Checkpoint::new(&world.state).model(&world.model).to_bytes().map(drop)),
+    ("to_bytes", nothing, |world| {
+        Checkpoint::new(&world.state)
+            .model(&world.model)
+            .to_bytes()
+            .map(drop)
+    }),
 ];
 
 fn pushed(world: &mut World) -> Result<()> {
@@ -398,7 +485,9 @@ fn pushed(world: &mut World) -> Result<()> {
 
 /// The scaled loss goes to the iteration, which fails.
 fn abandoned(world: &mut World) -> Result<()> {
-    let failed = world.scaler.iteration(|_| Err::<(), _>(Error::other("on purpose")));
+    let failed = world
+        .scaler
+        .iteration(|_| Err::<(), _>(Error::other("on purpose")));
     assert!(failed.is_err());
     Ok(())
 }
@@ -424,7 +513,10 @@ struct Lent<'o>([&'o Owner; 2]);
 impl optimisers::Gradients for Lent<'_> {
     fn gradient(&self, path: &str, _: &dyn Lend) -> Option<&dyn Lend> {
         pass();
-        ["a", "b"].iter().position(|known| *known == path).map(|place| self.0[place] as &dyn Lend)
+        ["a", "b"]
+            .iter()
+            .position(|known| *known == path)
+            .map(|place| self.0[place] as &dyn Lend)
     }
 
     fn paths(&self) -> impl Iterator<Item = &str> {
@@ -469,10 +561,18 @@ fn wrong_places((name, prepare, verb): Verb) -> Vec<String> {
     let wrong = |place| {
         let (rest, _) = failed(verb, place, Way::Panics);
         let (expected, has_erred) = failed(verb, place, Way::Errs);
-        let is_right = if has_erred { rest == expected } else { rest == before || rest == after };
+        let is_right = if has_erred {
+            rest == expected
+        } else {
+            rest == before || rest == after
+        };
         let expected = if has_erred { expected } else { after.clone() };
-        let differs =
-            || rest.iter().zip(&expected).filter(|(rest, expected)| rest != expected).collect::<Vec<_>>();
+        let differs = || {
+            rest.iter()
+                .zip(&expected)
+                .filter(|(rest, expected)| rest != expected)
+                .collect::<Vec<_>>()
+        };
         (!is_right).then(|| format!("{name}, place {place} of {places}: {:#?}", differs()))
     };
     (1..=places).filter_map(wrong).collect()

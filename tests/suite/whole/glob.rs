@@ -6,7 +6,12 @@ mod everything {
 
     /// Types by the names of the standard library's prelude are the standard library's.
     type Names = (Option<u8>, Vec<u8>, String, Box<u8>);
-    type OfStd = (std::option::Option<u8>, std::vec::Vec<u8>, std::string::String, std::boxed::Box<u8>);
+    type OfStd = (
+        std::option::Option<u8>,
+        std::vec::Vec<u8>,
+        std::string::String,
+        std::boxed::Box<u8>,
+    );
     const _: fn(Names) -> OfStd = |names| names;
     const _: fn(Result<u8, String>) -> std::result::Result<u8, String> = |result| result;
 

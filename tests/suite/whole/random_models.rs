@@ -61,7 +61,10 @@ fn shape(dice: &mut Dice) -> Vec<usize> {
 
 /// The rules of the catalogue.
 fn listed() -> Vec<Box<dyn Rule>> {
-    rules::catalogue().into_iter().map(|listing| listing.rule).collect()
+    rules::catalogue()
+        .into_iter()
+        .map(|listing| listing.rule)
+        .collect()
 }
 
 /// A chain of up to four of these rules, with what stands around rules.
@@ -69,7 +72,10 @@ fn chain(dice: &mut Dice, rules: &[Box<dyn Rule>]) -> Box<dyn Rule> {
     let mut members: Vec<Box<dyn Rule>> = Vec::new();
     if dice.one_in(3) {
         let average = dice.of(&[Average::Mean, Average::Sum, Average::Weighted]);
-        members.push(Box::new(AccumGrad { average, ..AccumGrad::new(1 + dice.below(4) as u64) }));
+        members.push(Box::new(AccumGrad {
+            average,
+            ..AccumGrad::new(1 + dice.below(4) as u64)
+        }));
     }
     if dice.one_in(3) {
         let non_finite = dice.of(&[NonFinite::Error, NonFinite::Pass, NonFinite::Skip]);
@@ -80,7 +86,11 @@ fn chain(dice: &mut Dice, rules: &[Box<dyn Rule>]) -> Box<dyn Rule> {
                 group: dice.below(2) as u64,
                 ..ClipGlobalNorm::new(0.1)
             }),
-            _ => Box::new(ClipNorm { non_finite, p, ..ClipNorm::new(0.05) }),
+            _ => Box::new(ClipNorm {
+                non_finite,
+                p,
+                ..ClipNorm::new(0.05)
+            }),
         });
     }
     for _ in 0..1 + dice.below(3) {
@@ -105,7 +115,11 @@ fn optimiser(dice: &mut Dice, rules: &[Box<dyn Rule>], dtype: DType) -> Optimise
         _ if dtype == F16 => Optimiser::new(rule),
         _ => Optimiser::new(SplitMaster::new(rule)),
     };
-    if dice.one_in(6) { Optimiser::new(Offload::new(wrapped).everywhere()) } else { wrapped }
+    if dice.one_in(6) {
+        Optimiser::new(Offload::new(wrapped).everywhere())
+    } else {
+        wrapped
+    }
 }
 
 /// How a gradient is made, for the same bits in each run.
@@ -135,11 +149,17 @@ fn gradient_of(dice: &mut Dice, length: usize, spoilt: bool) -> GradientOf {
         0 | 1 => GradientOf::Missing,
         2 => GradientOf::One(dice.of(&[0.0, 1e-3, 2.0]), dtype),
         3 => GradientOf::Parameter(dice.below(3)),
-        4 | 5 if spoilt && length > 0 => {
-            GradientOf::Spoilt { seed, dtype, value: dice.of(&[f64::NAN, f64::INFINITY, f64::NEG_INFINITY]) }
-        }
+        4 | 5 if spoilt && length > 0 => GradientOf::Spoilt {
+            seed,
+            dtype,
+            value: dice.of(&[f64::NAN, f64::INFINITY, f64::NEG_INFINITY]),
+        },
         6 if spoilt && dice.one_in(4) => GradientOf::Misfit,
-        _ => GradientOf::Numbers { seed, dtype, layout: dice.below(3) },
+        _ => GradientOf::Numbers {
+            seed,
+            dtype,
+            layout: dice.below(3),
+        },
     }
 }
 
@@ -148,9 +168,9 @@ impl GradientOf {
         let cpu = &Device::Cpu;
         Ok(Some(match *self {
             GradientOf::Missing => return Ok(None),
-            GradientOf::One(value, dtype) => {
-                Tensor::new(value, cpu)?.to_dtype(dtype)?.broadcast_as(x.shape())?
-            }
+            GradientOf::One(value, dtype) => Tensor::new(value, cpu)?
+                .to_dtype(dtype)?
+                .broadcast_as(x.shape())?,
             GradientOf::Parameter(0) => x.clone(),
             GradientOf::Parameter(1) => x.detach(),
             GradientOf::Parameter(_) => x.reshape(x.shape())?,
@@ -203,22 +223,37 @@ impl Case {
             .map(|_| random(dice.number(), &shape(dice), dice.of(&DTYPES), &Device::Cpu))
             .collect();
         let shared = dice.one_in(2).then(|| optimiser(dice, rules, F16));
-        let mut optimiser = |x: &Tensor| shared.clone().unwrap_or_else(|| optimiser(dice, rules, x.dtype()));
+        let mut optimiser = |x: &Tensor| {
+            shared
+                .clone()
+                .unwrap_or_else(|| optimiser(dice, rules, x.dtype()))
+        };
         let optimisers = parameters.iter().map(&mut optimiser).collect();
         let spoilt = dice.one_in(2);
         let call = |_| Call {
-            gradients: parameters.iter().map(|x| gradient_of(dice, x.elem_count(), spoilt)).collect(),
+            gradients: parameters
+                .iter()
+                .map(|x| gradient_of(dice, x.elem_count(), spoilt))
+                .collect(),
             finite_only: dice.one_in(3),
             weight: 1 + dice.below(5) as u64,
             loss_scale: dice.one_in(4).then(|| dice.of(&[1024.0, 3.0, 0.125])),
             toggled: dice.one_in(6).then(|| dice.below(leaves)),
         };
         let calls = (0..4).map(call).collect();
-        Case { parameters, optimisers, calls }
+        Case {
+            parameters,
+            optimisers,
+            calls,
+        }
     }
 
     fn model(&self) -> Vars {
-        self.parameters.iter().enumerate().map(|(i, x)| (i.to_string(), var(x))).collect()
+        self.parameters
+            .iter()
+            .enumerate()
+            .map(|(i, x)| (i.to_string(), var(x)))
+            .collect()
     }
 
     /// What was said in each call, and what is there after it.
@@ -285,16 +320,21 @@ impl Case {
             (None, false) => update.apply(model, &grads),
             (None, true) => apply_in_slices(model, &grads, |model, grads| update.apply(model, grads)),
             (Some(scaler), false) => {
-                let _ =
-                    scaler.scale(&Tensor::new(1f32, &Device::Cpu).expect("a loss")).expect("a scaled loss");
+                let _ = scaler
+                    .scale(&Tensor::new(1f32, &Device::Cpu).expect("a loss"))
+                    .expect("a scaled loss");
                 update.scaler(scaler).apply(model, &grads)
             }
             (Some(scaler), true) => {
                 assert_eq!(scaler.factor().ok(), call.loss_scale);
-                apply_in_slices(model, &grads, |model, grads| update.scaler(scaler).apply(model, grads))
+                apply_in_slices(model, &grads, |model, grads| {
+                    update.scaler(scaler).apply(model, grads)
+                })
             }
         };
-        outcome.map(|outcome| format!("{outcome:?}")).map_err(|error| error.to_string())
+        outcome
+            .map(|outcome| format!("{outcome:?}"))
+            .map_err(|error| error.to_string())
     }
 }
 
@@ -310,17 +350,26 @@ fn everything(model: &Vars, state: &StateTree) -> Snapshot {
                 .into_iter()
                 .map(|(name, value)| (format!("{}/{name}", leaf.path()), vec![value.to_bits()])),
         );
-        all.push((format!("{}{PART}", leaf.path()), vec![leaf.part().start as u64, leaf.part().end as u64]));
+        all.push((
+            format!("{}{PART}", leaf.path()),
+            vec![leaf.part().start as u64, leaf.part().end as u64],
+        ));
     }
     all
 }
 
 fn count() -> u64 {
-    std::env::var("RANDOM_MODELS").ok().and_then(|count| count.parse().ok()).unwrap_or(300)
+    std::env::var("RANDOM_MODELS")
+        .ok()
+        .and_then(|count| count.parse().ok())
+        .unwrap_or(300)
 }
 
 fn first_seed() -> u64 {
-    std::env::var("RANDOM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1)
+    std::env::var("RANDOM_SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok())
+        .unwrap_or(1)
 }
 
 /// Asserts that random models with these rules have the same bits and errors on all engines. Returns how
@@ -376,7 +425,10 @@ fn ranks_have_the_bits_of_one_process() {
     for seed in first_seed()..first_seed() + count() / 2 {
         let case = Arc::new(Case::new(seed));
         // What `Weighted` collects is as many times as large as there are ranks.
-        if ["Offload", "Weighted"].iter().any(|name| format!("{:?}", case.optimisers).contains(name)) {
+        if ["Offload", "Weighted"]
+            .iter()
+            .any(|name| format!("{:?}", case.optimisers).contains(name))
+        {
             continue;
         }
         let what = format!("seed {seed}: {:?} with {:?}", case.optimisers, case.calls);
@@ -394,7 +446,11 @@ fn ranks_have_the_bits_of_one_process() {
                     .map_or(&**said, |(_, own)| own)
                     .replace("the cause is the gradient of rank 0; ", "")
             };
-            assert_eq!(rank_said.iter().map(own).collect::<Vec<_>>(), said, "rank {rank}, {what}");
+            assert_eq!(
+                rank_said.iter().map(own).collect::<Vec<_>>(),
+                said,
+                "rank {rank}, {what}"
+            );
             for (part, whole) in parts.iter().zip(&whole) {
                 assert_part(part, whole, &format!("rank {rank}, {what}"));
             }
@@ -404,14 +460,25 @@ fn ranks_have_the_bits_of_one_process() {
 
 /// What a rank has is all, or its part of it.
 fn assert_part(own: &Snapshot, whole: &Snapshot, what: &str) {
-    let parts: BTreeMap<&str, &Vec<u64>> =
-        own.iter().filter_map(|(name, part)| Some((name.strip_suffix(PART)?, part))).collect();
-    for ((name, own), (_, whole)) in own.iter().zip(whole).filter(|((name, _), _)| !name.ends_with(PART)) {
+    let parts: BTreeMap<&str, &Vec<u64>> = own
+        .iter()
+        .filter_map(|(name, part)| Some((name.strip_suffix(PART)?, part)))
+        .collect();
+    for ((name, own), (_, whole)) in own
+        .iter()
+        .zip(whole)
+        .filter(|((name, _), _)| !name.ends_with(PART))
+    {
         let path = name.split('/').next().unwrap_or_default();
-        let (start, end) = parts.get(path).map_or((0, 0), |part| (part[0] as usize, part[1] as usize));
+        let (start, end) = parts
+            .get(path)
+            .map_or((0, 0), |part| (part[0] as usize, part[1] as usize));
         let is_part =
             || start == end && own.is_empty() || whole.get(start..end).is_some_and(|whole| own == whole);
-        assert!(own == whole || name.contains('/') && is_part(), "{name} of {what}");
+        assert!(
+            own == whole || name.contains('/') && is_part(),
+            "{name} of {what}"
+        );
     }
 }
 

@@ -18,10 +18,18 @@ fn var(values: &[f32]) -> Var {
     Var::new(values, CPU).unwrap()
 }
 fn of(x: &Tensor) -> Vec<f64> {
-    x.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+    x.to_dtype(DType::F64)
+        .unwrap()
+        .flatten_all()
+        .unwrap()
+        .to_vec1()
+        .unwrap()
 }
 fn grads<const N: usize>(values: [(&str, &Tensor); N]) -> BTreeMap<String, Tensor> {
-    values.into_iter().map(|(path, dx)| (path.to_string(), dx.clone())).collect()
+    values
+        .into_iter()
+        .map(|(path, dx)| (path.to_string(), dx.clone()))
+        .collect()
 }
 fn one(dx: &[f32]) -> BTreeMap<String, Tensor> {
     grads([("0", &Tensor::new(dx, CPU).unwrap())])
@@ -39,7 +47,10 @@ impl optimisers::Describe for Smaller {
 }
 impl Rule for Smaller {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
-        Rule::init(&self.0, Parameter::from(&Tensor::zeros(16, x.dtype().into(), x.device())?))
+        Rule::init(
+            &self.0,
+            Parameter::from(&Tensor::zeros(16, x.dtype().into(), x.device())?),
+        )
     }
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         self.0.apply(state, x, dx)
@@ -85,12 +96,19 @@ fn running_statistics_stay_where_averages_come() {
     let mut state = setup(OptimiserChain::new((Adam::new(0.01), Ema::new(0.9))), &variables).unwrap();
     let batch = (Tensor::randn(5f32, 2f32, (32, 2), CPU).unwrap()).detach();
     for _ in 0..20 {
-        let loss = norm.forward_t(&batch, true).unwrap().sqr().unwrap().mean_all().unwrap();
+        let loss = norm
+            .forward_t(&batch, true)
+            .unwrap()
+            .sqr()
+            .unwrap()
+            .mean_all()
+            .unwrap();
         update(&mut state, &variables, &loss.backward().unwrap()).unwrap();
     }
     let before = of(norm.running_mean());
-    let inside =
-        state.with_averages(&variables, || Ok::<_, optimisers::Error>(of(norm.running_mean()))).unwrap();
+    let inside = state
+        .with_averages(&variables, || Ok::<_, optimisers::Error>(of(norm.running_mean())))
+        .unwrap();
     assert_eq!(inside, before);
 }
 
@@ -101,7 +119,13 @@ fn masters_do_not_refuse_statistics_that_move() {
     let mut state = setup(MixedPrecision::new(DType::F64, Adam::new(0.01)), &variables).unwrap();
     for step in 0..3 {
         let batch = Tensor::randn(5f32, 2f32, (32, 2), CPU).unwrap();
-        let loss = norm.forward_t(&batch, true).unwrap().sqr().unwrap().mean_all().unwrap();
+        let loss = norm
+            .forward_t(&batch, true)
+            .unwrap()
+            .sqr()
+            .unwrap()
+            .mean_all()
+            .unwrap();
         update(&mut state, &variables, &loss.backward().unwrap())
             .unwrap_or_else(|error| panic!("{step}: {error}"));
     }
@@ -110,7 +134,11 @@ fn masters_do_not_refuse_statistics_that_move() {
 #[test]
 fn a_window_that_is_shortened_divides_by_what_it_counted() {
     let x = var(&[0.0]);
-    let mut state = setup(OptimiserChain::new((AccumGrad::new(8), Descent::new(1.0))), &model(&x)).unwrap();
+    let mut state = setup(
+        OptimiserChain::new((AccumGrad::new(8), Descent::new(1.0))),
+        &model(&x),
+    )
+    .unwrap();
     for _ in 0..5 {
         update(&mut state, &model(&x), &one(&[1.0])).unwrap();
     }
@@ -129,23 +157,37 @@ fn a_window_that_is_shortened_divides_by_what_it_counted() {
 fn a_leaf_that_was_frozen_in_a_window_steps_with_the_others() {
     let (x, y) = (var(&[0.0]), var(&[0.0]));
     let both = vec![x, y];
-    let dx = grads([("0", &Tensor::new(&[3f32], CPU).unwrap()), ("1", &Tensor::new(&[4f32], CPU).unwrap())]);
-    let mut state =
-        setup(OptimiserChain::new((AccumGrad::new(2), ClipGlobalNorm::new(1e9), Descent::new(1.0))), &both)
-            .unwrap();
+    let dx = grads([
+        ("0", &Tensor::new(&[3f32], CPU).unwrap()),
+        ("1", &Tensor::new(&[4f32], CPU).unwrap()),
+    ]);
+    let mut state = setup(
+        OptimiserChain::new((AccumGrad::new(2), ClipGlobalNorm::new(1e9), Descent::new(1.0))),
+        &both,
+    )
+    .unwrap();
     state.at("1").unwrap().freeze();
     update(&mut state, &both, &dx).unwrap();
     state.at("1").unwrap().thaw();
     for _ in 0..7 {
         let outcome = update(&mut state, &both, &dx).unwrap();
-        assert!(outcome.global_norm.is_none_or(|norm| norm != 4.0), "the leaves step apart: {outcome:?}");
+        assert!(
+            outcome.global_norm.is_none_or(|norm| norm != 4.0),
+            "the leaves step apart: {outcome:?}"
+        );
     }
 }
 
 fn weighted() -> OptimiserChain<(AccumGrad, AdamW)> {
     OptimiserChain::new((
-        AccumGrad { average: Average::Weighted, ..AccumGrad::new(2) },
-        AdamW { lambda: 0.5, ..AdamW::new(0.1) },
+        AccumGrad {
+            average: Average::Weighted,
+            ..AccumGrad::new(2)
+        },
+        AdamW {
+            lambda: 0.5,
+            ..AdamW::new(0.1)
+        },
     ))
 }
 
@@ -153,8 +195,14 @@ fn weighted() -> OptimiserChain<(AccumGrad, AdamW)> {
 fn a_gradient_of_weight_0_is_not_read() {
     let x = var(&[1.0]);
     let mut state = setup(weighted(), &model(&x)).unwrap();
-    Update::new(&mut state).weight(0).apply(&model(&x), &one(&[f32::NAN])).unwrap();
-    Update::new(&mut state).weight(1).apply(&model(&x), &one(&[1.0])).unwrap();
+    Update::new(&mut state)
+        .weight(0)
+        .apply(&model(&x), &one(&[f32::NAN]))
+        .unwrap();
+    Update::new(&mut state)
+        .weight(1)
+        .apply(&model(&x), &one(&[1.0]))
+        .unwrap();
     assert!(of(&x)[0].is_finite());
 }
 
@@ -163,7 +211,10 @@ fn a_window_of_weight_0_makes_no_step() {
     let x = var(&[1.0]);
     let mut state = setup(weighted(), &model(&x)).unwrap();
     for _ in 0..2 {
-        Update::new(&mut state).weight(0).apply(&model(&x), &one(&[1.0])).unwrap();
+        Update::new(&mut state)
+            .weight(0)
+            .apply(&model(&x), &one(&[1.0]))
+            .unwrap();
     }
     assert_eq!(of(&x), [1.0]);
 }
@@ -174,7 +225,10 @@ fn an_accumulator_that_overflows_does_not_skip_for_ever() {
     let chain = StoreAs::new(
         [("acc", F16)],
         OptimiserChain::new((
-            AccumGrad { average: Average::Weighted, ..AccumGrad::new(2) },
+            AccumGrad {
+                average: Average::Weighted,
+                ..AccumGrad::new(2)
+            },
             ClipGlobalNorm::new(1.0),
             Descent::new(0.1),
         )),
@@ -182,8 +236,11 @@ fn an_accumulator_that_overflows_does_not_skip_for_ever() {
     let mut state = setup(chain, &model(&x)).unwrap();
     let mut stepped = false;
     for weight in [4096, 4096, 1, 1, 1, 1] {
-        let outcome =
-            Update::new(&mut state).finite_only().weight(weight).apply(&model(&x), &one(&[20.0])).unwrap();
+        let outcome = Update::new(&mut state)
+            .finite_only()
+            .weight(weight)
+            .apply(&model(&x), &one(&[20.0]))
+            .unwrap();
         stepped |= outcome.status == Status::Stepped;
     }
     assert!(stepped);
@@ -192,7 +249,10 @@ fn an_accumulator_that_overflows_does_not_skip_for_ever() {
 #[test]
 fn one_gradient_under_both_names_counts_once() {
     let x = var(&[0.0]);
-    let tied = BTreeMap::from([("embedding".to_string(), x.clone()), ("head".to_string(), x.clone())]);
+    let tied = BTreeMap::from([
+        ("embedding".to_string(), x.clone()),
+        ("head".to_string(), x.clone()),
+    ]);
     let mut state = setup(Descent::new(1.0), &tied).unwrap();
     let dx = Tensor::new(&[3f32], CPU).unwrap();
     update(&mut state, &tied, &grads([("embedding", &dx), ("head", &dx)])).unwrap();
@@ -202,14 +262,26 @@ fn one_gradient_under_both_names_counts_once() {
 /// A state whose parameters are not in the model.
 fn moved_away() -> (Vec<Var>, StateTree) {
     let x = vec![Var::ones(1, BF16, CPU).unwrap()];
-    let mut state =
-        setup(MixedPrecision::new(F32, OptimiserChain::new((Descent::new(0.1), Ema::new(0.5)))), &x).unwrap();
+    let mut state = setup(
+        MixedPrecision::new(F32, OptimiserChain::new((Descent::new(0.1), Ema::new(0.5)))),
+        &x,
+    )
+    .unwrap();
     for _ in 0..3 {
-        update(&mut state, &x, &grads([("0", &Tensor::ones(1, BF16, CPU).unwrap())])).unwrap();
+        update(
+            &mut state,
+            &x,
+            &grads([("0", &Tensor::ones(1, BF16, CPU).unwrap())]),
+        )
+        .unwrap();
     }
     std::mem::forget(
         Sam::new(3.0)
-            .ascend(Update::new(&mut state), &x, &grads([("0", &Tensor::ones(1, BF16, CPU).unwrap())]))
+            .ascend(
+                Update::new(&mut state),
+                &x,
+                &grads([("0", &Tensor::ones(1, BF16, CPU).unwrap())]),
+            )
             .unwrap(),
     );
     (x, state)
@@ -266,7 +338,13 @@ fn a_stable_phase_that_never_ends() {
 fn large_exponents_do_not_overflow() {
     let x = var(&[0.0]);
     let mut state = setup(
-        OptimiserChain::new((ClipNorm { p: 64.0, ..ClipNorm::new(1.0) }, Descent::new(1.0))),
+        OptimiserChain::new((
+            ClipNorm {
+                p: 64.0,
+                ..ClipNorm::new(1.0)
+            },
+            Descent::new(1.0),
+        )),
         &model(&x),
     )
     .unwrap();
@@ -294,12 +372,17 @@ fn kahan_keeps_an_infinity() {
 #[test]
 fn a_tied_leaf_is_not_rebound_to_two_variables() {
     let x = var(&[0.0]);
-    let mut state =
-        setup(Descent::new(1.0), &BTreeMap::from([("a".to_string(), x.clone()), ("b".to_string(), x)]))
-            .unwrap();
+    let mut state = setup(
+        Descent::new(1.0),
+        &BTreeMap::from([("a".to_string(), x.clone()), ("b".to_string(), x)]),
+    )
+    .unwrap();
     assert!(
         state
-            .rebind(&BTreeMap::from([("a".to_string(), var(&[0.0])), ("b".to_string(), var(&[0.0]))]))
+            .rebind(&BTreeMap::from([
+                ("a".to_string(), var(&[0.0])),
+                ("b".to_string(), var(&[0.0]))
+            ]))
             .is_err()
     );
 }
@@ -308,7 +391,10 @@ fn a_tied_leaf_is_not_rebound_to_two_variables() {
 fn configurations_with_many_keys_take_linear_time() {
     let text = format!(
         "{{\"Adam\":{{{}}}}}",
-        (0..20_000).map(|key| format!("\"k{key}\":1")).collect::<Vec<_>>().join(",")
+        (0..20_000)
+            .map(|key| format!("\"k{key}\":1"))
+            .collect::<Vec<_>>()
+            .join(",")
     );
     let start = Instant::now();
     let _ = serde_json::from_str::<config::OptimiserConfig>(&text);
@@ -329,7 +415,10 @@ fn schedule_free_stays_on_zero_gradients() {
 #[test]
 fn pass_multiplies_by_zero_as_the_peers_do() {
     let x = var(&[0.0, 0.0]);
-    let clip = ClipNorm { non_finite: NonFinite::Pass, ..ClipNorm::new(1.0) };
+    let clip = ClipNorm {
+        non_finite: NonFinite::Pass,
+        ..ClipNorm::new(1.0)
+    };
     let mut state = setup(OptimiserChain::new((clip, Descent::new(1.0))), &model(&x)).unwrap();
     update(&mut state, &model(&x), &one(&[5.0, f32::INFINITY])).unwrap();
     assert_eq!(of(&x)[0], 0.0);

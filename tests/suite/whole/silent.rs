@@ -38,42 +38,73 @@ fn t51_a_layer_that_no_optimiser_has() {
     allowed.state_mut().allow_others();
     let mut constant_end = optimizer();
     let output = linear(8, 1, builder.pp("output")).expect("a layer");
-    let (inputs, targets) = (random(1, &[2, 4], DType::F32, CPU), random(2, &[2, 1], DType::F32, CPU));
+    let (inputs, targets) = (
+        random(1, &[2, 4], DType::F32, CPU),
+        random(2, &[2, 1], DType::F32, CPU),
+    );
     let loss = |end: &dyn Module| mse(&end.forward(&hidden.forward(&inputs)?)?, &targets);
 
     let (_, lines) = logged(|| {
         for _ in 0..3 {
-            warned.backward_step(&loss(&output).expect("a loss")).expect("a step");
+            warned
+                .backward_step(&loss(&output).expect("a loss"))
+                .expect("a step");
         }
     });
-    let [Warning::NotInState { variables: 2, shapes: listed }] = warned.state().warnings() else {
+    let [
+        Warning::NotInState {
+            variables: 2,
+            shapes: listed,
+        },
+    ] = warned.state().warnings()
+    else {
         panic!("{:?}", warned.state().warnings())
     };
     let mut listed = listed.clone();
     listed.sort();
     assert_eq!(listed, ["[1, 8] of F32", "[1] of F32"]);
     assert_eq!(lines.len(), 1);
-    for words in ["reaches 2 variables", "after the last layer", "`StateTree::allow_others`"] {
+    for words in [
+        "reaches 2 variables",
+        "after the last layer",
+        "`StateTree::allow_others`",
+    ] {
         assert!(lines[0].contains(words), "{lines:?}");
     }
 
     let before = bits(hidden.weight());
-    let error = strict.backward_step(&loss(&output).expect("a loss")).expect_err("an error").to_string();
-    assert!(error.contains("reaches 2 variables") && error.contains("allow_others"), "{error}");
+    let error = strict
+        .backward_step(&loss(&output).expect("a loss"))
+        .expect_err("an error")
+        .to_string();
+    assert!(
+        error.contains("reaches 2 variables") && error.contains("allow_others"),
+        "{error}"
+    );
     assert_eq!(bits(hidden.weight()), before);
-    allowed.backward_step(&loss(&output).expect("a loss")).expect("a step");
+    allowed
+        .backward_step(&loss(&output).expect("a loss"))
+        .expect("a step");
     assert_eq!(allowed.state().warnings(), []);
 
     // Constants have gradients in candle's store, too, and are no variables.
     let frozen = linear(8, 1, VarBuilder::zeros(DType::F32, CPU)).expect("constants");
     constant_end.state_mut().at("bias").expect("a leaf").freeze();
-    constant_end.backward_step(&loss(&frozen).expect("a loss")).expect("a step");
+    constant_end
+        .backward_step(&loss(&frozen).expect("a loss"))
+        .expect("a step");
     assert_eq!(constant_end.state().warnings(), []);
     // Only the first loss is searched, and that after `require_all`.
-    constant_end.backward_step(&loss(&output).expect("a loss")).expect("a step");
+    constant_end
+        .backward_step(&loss(&output).expect("a loss"))
+        .expect("a step");
     assert_eq!(constant_end.state().warnings(), []);
     constant_end.state_mut().require_all();
-    assert!(constant_end.backward_step(&loss(&output).expect("a loss")).is_err());
+    assert!(
+        constant_end
+            .backward_step(&loss(&output).expect("a loss"))
+            .is_err()
+    );
 }
 
 type Settle = fn(&mut StateTree);
@@ -94,12 +125,19 @@ fn t52_a_setting_that_the_file_replaces() {
         }
     };
     let frozen: Settle = |state| state.at("0").expect("a leaf").freeze();
-    let scheduled: Settle = |state| state.schedule(Schedule::linear(0.1, 0.05, 9)).expect("a schedule");
+    let scheduled: Settle = |state| {
+        state
+            .schedule(Schedule::linear(0.1, 0.05, 9))
+            .expect("a schedule")
+    };
     let counted: Settle = |state| state.set_steps(7).expect("a count");
     let replaced: Settle = |state| {
         let model = pair(DType::F32);
         state.rebind(&model).expect("a model");
-        state.all().replace(Adam::new(0.02), &model).expect("another rate");
+        state
+            .all()
+            .replace(Adam::new(0.02), &model)
+            .expect("another rate");
     };
     const ETA: &str = "eta of \"0\" is 0.01 in the program and 0.1 in the file";
     const THAWED: &str = "frozen of \"0\" is true in the program and false in the file";
@@ -111,18 +149,46 @@ fn t52_a_setting_that_the_file_replaces() {
         (0.1, none, replaced, 0.1, none, &[]),
         (0.1, new_rate, new_rate, 0.1, none, &[]),
         (0.1, none, plateau, 0.1, none, &[]),
-        (0.1, none, plateau, 0.2, none, &["eta of \"0\" is 0.2 in the program and 0.025 in the file"]),
+        (
+            0.1,
+            none,
+            plateau,
+            0.2,
+            none,
+            &["eta of \"0\" is 0.2 in the program and 0.025 in the file"],
+        ),
         (0.1, none, new_rate, 0.02, none, &[]),
-        (0.1, none, none, 0.1, new_rate, &["eta of \"0\" is 0.02 in the program and 0.1 in the file"]),
+        (
+            0.1,
+            none,
+            none,
+            0.1,
+            new_rate,
+            &["eta of \"0\" is 0.02 in the program and 0.1 in the file"],
+        ),
         (0.1, new_rate, plateau, 0.1, new_rate, &[]),
         (0.1, none, none, 0.1, frozen, &[THAWED]),
         (0.1, none, none, 0.01, frozen, &[ETA, THAWED]),
-        (0.1, frozen, none, 0.1, none, &["frozen of \"0\" is false in the program and true in the file"]),
+        (
+            0.1,
+            frozen,
+            none,
+            0.1,
+            none,
+            &["frozen of \"0\" is false in the program and true in the file"],
+        ),
         (0.1, none, frozen, 0.1, none, &[]),
         (0.1, frozen, none, 0.1, frozen, &[]),
         (0.1, none, none, 0.01, scheduled, &[]),
         (0.1, scheduled, none, 0.01, none, &[ETA]),
-        (0.1, none, none, 0.1, counted, &["the count of steps is 7 in the program and 1 in the file"]),
+        (
+            0.1,
+            none,
+            none,
+            0.1,
+            counted,
+            &["the count of steps is 7 in the program and 1 in the file"],
+        ),
         (0.1, counted, none, 0.1, counted, &[]),
     ];
     for (case, (of_file, before, after, own, settle, expected)) in cases.into_iter().enumerate() {
@@ -154,11 +220,19 @@ fn t52_a_setting_that_the_file_replaces() {
         assert_eq!(third.warnings(), [], "{case}");
         // Refused under a schedule.
         let _ = state.adjust(0.03);
-        open(&file).and_then(|file| file.restore(&mut state)).expect("an earlier state");
+        open(&file)
+            .and_then(|file| file.restore(&mut state))
+            .expect("an earlier state");
         assert_eq!(state.warnings(), [], "{case}");
     }
-    let text = Warning::SettingsDiffer { differences: vec![ETA.to_string()] }.to_string();
-    assert!(text.contains(ETA) && text.contains("`CheckpointFile::keeping_settings`"), "{text}");
+    let text = Warning::SettingsDiffer {
+        differences: vec![ETA.to_string()],
+    }
+    .to_string();
+    assert!(
+        text.contains(ETA) && text.contains("`CheckpointFile::keeping_settings`"),
+        "{text}"
+    );
 }
 
 /// `restore` instead of `restore_with_model`.
@@ -174,7 +248,9 @@ fn t53_a_model_that_was_not_restored() {
         let resumed = || {
             let other = model(&[random(7, &[6, 5], dtype, CPU), random(8, &[5], dtype, CPU)]);
             let mut state = setup(optimiser(), &other).expect("a state");
-            open(&file).and_then(|file| file.restore(&mut state)).expect("the state");
+            open(&file)
+                .and_then(|file| file.restore(&mut state))
+                .expect("the state");
             (state, other)
         };
 
@@ -183,7 +259,11 @@ fn t53_a_model_that_was_not_restored() {
         match (is_master, update(&mut state, &other, &ones(&other))) {
             (true, Err(error)) => {
                 let remedy = error.remedy().expect("a remedy");
-                is_kind(&error, ErrorKind::Changed, &["it is not the parameter of the file"]);
+                is_kind(
+                    &error,
+                    ErrorKind::Changed,
+                    &["it is not the parameter of the file"],
+                );
                 assert!(
                     remedy.starts_with("restore both by `CheckpointFile::restore_with_model`"),
                     "{remedy}"
@@ -191,7 +271,10 @@ fn t53_a_model_that_was_not_restored() {
                 assert_eq!(other.values().map(|x| bits(x)).collect::<Vec<_>>(), before);
             }
             (false, Ok(outcome)) => {
-                assert!(not_restored(&outcome.warnings) && not_restored(state.warnings()), "{outcome:?}");
+                assert!(
+                    not_restored(&outcome.warnings) && not_restored(state.warnings()),
+                    "{outcome:?}"
+                );
                 step(&mut state, &other);
                 assert!(not_restored(state.warnings()));
                 let (mut state, other) = resumed();
@@ -200,7 +283,10 @@ fn t53_a_model_that_was_not_restored() {
                     streamed.push(&path, gradient).expect("a gradient");
                 }
                 let outcome = streamed.finish().expect("an outcome");
-                assert!(not_restored(&outcome.warnings) && not_restored(state.warnings()), "{outcome:?}");
+                assert!(
+                    not_restored(&outcome.warnings) && not_restored(state.warnings()),
+                    "{outcome:?}"
+                );
             }
             (_, other) => panic!("{other:?}"),
         }
@@ -218,31 +304,46 @@ fn t53_a_model_that_was_not_restored() {
         assert_eq!(state.warnings(), []);
         if is_master {
             let (mut state, other) = resumed();
-            Update::new(&mut state).keep_masters().apply(&other, &ones(&other)).expect("a step");
+            Update::new(&mut state)
+                .keep_masters()
+                .apply(&other, &ones(&other))
+                .expect("a step");
             assert_eq!(state.warnings(), []);
         }
         let (mut state, other) = resumed();
-        open(&file).and_then(|file| file.restore_with_model(&mut state, &other)).expect("both");
+        open(&file)
+            .and_then(|file| file.restore_with_model(&mut state, &other))
+            .expect("both");
         step(&mut state, &other);
         assert_eq!(state.warnings(), []);
         // Weights that are loaded in the wrong order.
         let (mut state, other) = resumed();
-        open(&file).and_then(|file| file.restore_with_model(&mut state, &other)).expect("both");
-        other.values().for_each(|x| x.set(&x.zeros_like().expect("zeros")).expect("other weights"));
+        open(&file)
+            .and_then(|file| file.restore_with_model(&mut state, &other))
+            .expect("both");
+        other
+            .values()
+            .for_each(|x| x.set(&x.zeros_like().expect("zeros")).expect("other weights"));
         assert_eq!(update(&mut state, &other, &ones(&other)).is_err(), is_master);
         assert_eq!(not_restored(state.warnings()), !is_master);
         // Names that have changed since the save.
         let (mut state, other) = resumed();
         state.rename("", "layers").expect("a name");
-        let named = ones(&other).into_iter().map(|(path, gradient)| (format!("layers.{path}"), gradient));
+        let named = ones(&other)
+            .into_iter()
+            .map(|(path, gradient)| (format!("layers.{path}"), gradient));
         let outcome = update(&mut state, &other, &named.collect::<support::common::Grads>());
         assert_eq!(outcome.is_err(), is_master);
         assert_eq!(not_restored(state.warnings()), !is_master);
         // A file without the model has nothing to compare.
-        let (mut state, other) =
-            (setup(Momentum::new(0.1), &pair(DType::F32)).expect("a state"), pair(DType::F32));
+        let (mut state, other) = (
+            setup(Momentum::new(0.1), &pair(DType::F32)).expect("a state"),
+            pair(DType::F32),
+        );
         let bare = file_of(Checkpoint::new(&state));
-        open(&bare).and_then(|file| file.restore(&mut state)).expect("the state");
+        open(&bare)
+            .and_then(|file| file.restore(&mut state))
+            .expect("the state");
         state.rebind(&other).expect("the same shapes");
         step(&mut state, &other);
         assert_eq!(state.warnings(), []);
@@ -271,8 +372,12 @@ fn t54_calls_without_a_step_between_them() {
     let nan = grads([Some(constant(f64::NAN, 3, DType::F32))]);
     let rule = OptimiserChain::new((AccumGrad::new(2), Descent::new(0.1)));
     let mut state = setup(rule, &model).expect("a state");
-    let skip =
-        |state: &mut StateTree| Update::new(state).finite_only().apply(&model, &nan).expect("an outcome");
+    let skip = |state: &mut StateTree| {
+        Update::new(state)
+            .finite_only()
+            .apply(&model, &nan)
+            .expect("an outcome")
+    };
     let (_, lines) = logged(|| {
         for call in 1..=25 {
             // What a window collects is no step.
@@ -285,17 +390,28 @@ fn t54_calls_without_a_step_between_them() {
                 Warning::StepsSkipped { calls, .. } => *calls,
                 other => panic!("{other}"),
             });
-            assert_eq!(said.collect::<Vec<_>>(), if call < 10 { vec![] } else { vec![call] });
+            assert_eq!(
+                said.collect::<Vec<_>>(),
+                if call < 10 { vec![] } else { vec![call] }
+            );
         }
     });
     assert_eq!(lines.len(), 1, "{lines:?}");
     assert!(lines[0].starts_with("10 calls were skipped since the last step") && lines[0].contains("\"0\""));
-    assert!(state.to_string().ends_with("; 25 calls skipped since the last step"), "{state}");
+    assert!(
+        state
+            .to_string()
+            .ends_with("; 25 calls skipped since the last step"),
+        "{state}"
+    );
     step(&mut state, &model);
     assert!(!state.to_string().contains("skipped"), "{state}");
     skip(&mut state);
     let again = state.try_clone().expect("a copy").to_string();
-    assert!(again.ends_with("; 1 calls skipped since the last step"), "{again}");
+    assert!(
+        again.ends_with("; 1 calls skipped since the last step"),
+        "{again}"
+    );
 
     // Nothing to move is no fault.
     let mut state = setup(Descent::new(0.1), &model).expect("a state");
@@ -326,10 +442,17 @@ fn t55_rates_that_nobody_means() {
         let mut state = setup(chain, &model).expect("a state");
         state.schedule(schedule.clone()).expect("a schedule");
         let said = matches!(state.warnings(), [Warning::UnlikelyRate { path, .. }] if path == "0");
-        assert_eq!((said, state.warnings().len()), (is_said, usize::from(is_said)), "{own} {schedule:?}");
+        assert_eq!(
+            (said, state.warnings().len()),
+            (is_said, usize::from(is_said)),
+            "{own} {schedule:?}"
+        );
         if is_said {
             let text = state.warnings()[0].to_string();
-            assert!(text.contains("`.relative()`") && text.contains(&own.to_string()), "{text}");
+            assert!(
+                text.contains("`.relative()`") && text.contains(&own.to_string()),
+                "{text}"
+            );
         }
     }
 }
@@ -338,8 +461,11 @@ fn t55_rates_that_nobody_means() {
 #[test]
 fn one_number_of_a_pair() {
     let model = pair(DType::F32);
-    let mut state =
-        setup(OptimiserChain::new((ClipGlobalNorm::new(1.0), Adam::new(0.1))), &model).expect("a state");
+    let mut state = setup(
+        OptimiserChain::new((ClipGlobalNorm::new(1.0), Adam::new(0.1))),
+        &model,
+    )
+    .expect("a state");
     state.all().adjust_field("beta2", 0.98).expect("a number");
     state
         .at("1")
@@ -357,14 +483,31 @@ fn one_number_of_a_pair() {
     assert_eq!(rule.beta, (0.8, 0.999));
     assert!(rule.field("beta3").is_none() && rule.field("0.1beta1").is_none());
     for (name, value, kind, words) in [
-        ("beta3", FieldValue::Real(0.5), ErrorKind::UnknownName, "did you mean beta1?"),
-        ("beta0", FieldValue::Real(0.5), ErrorKind::UnknownName, "did you mean beta"),
+        (
+            "beta3",
+            FieldValue::Real(0.5),
+            ErrorKind::UnknownName,
+            "did you mean beta1?",
+        ),
+        (
+            "beta0",
+            FieldValue::Real(0.5),
+            ErrorKind::UnknownName,
+            "did you mean beta",
+        ),
         ("beta2", FieldValue::Real(1.5), ErrorKind::Argument, "beta"),
         ("beta2", (0.9, 0.99).into(), ErrorKind::Argument, "a real number"),
     ] {
-        let errors = [rule.adjust_field(name, value), state.all().adjust_field(name, value)];
-        errors.into_iter().for_each(|error| is_kind(&error.expect_err(name), kind, &[words]));
+        let errors = [
+            rule.adjust_field(name, value),
+            state.all().adjust_field(name, value),
+        ];
+        errors
+            .into_iter()
+            .for_each(|error| is_kind(&error.expect_err(name), kind, &[words]));
     }
-    let error = state.schedule(Schedule::constant(0.5).field("beta3")).expect_err("an error");
+    let error = state
+        .schedule(Schedule::constant(0.5).field("beta3"))
+        .expect_err("an error");
     is_kind(&error, ErrorKind::UnknownName, &["did you mean beta1?"]);
 }

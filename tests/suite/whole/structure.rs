@@ -50,9 +50,13 @@ struct Source {
 }
 
 pub fn files(folder: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder).expect("a source folder").flatten().map(|entry| entry.path());
-    let mut files: Vec<_> =
-        entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect();
+    let entries = std::fs::read_dir(folder)
+        .expect("a source folder")
+        .flatten()
+        .map(|entry| entry.path());
+    let mut files: Vec<_> = entries
+        .flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] })
+        .collect();
     files.sort();
     files
 }
@@ -63,19 +67,32 @@ pub fn root() -> PathBuf {
 
 fn sources() -> Vec<Source> {
     let root = root();
-    let rust =
-        files(&root).into_iter().filter(|file| file.extension().is_some_and(|extension| extension == "rs"));
+    let rust = files(&root)
+        .into_iter()
+        .filter(|file| file.extension().is_some_and(|extension| extension == "rs"));
     let source = |file: PathBuf| {
-        let inside = file.strip_prefix(&root).expect("a file below src").with_extension("");
-        let mut module: Vec<String> = inside.iter().map(|part| part.to_string_lossy().into_owned()).collect();
+        let inside = file
+            .strip_prefix(&root)
+            .expect("a file below src")
+            .with_extension("");
+        let mut module: Vec<String> = inside
+            .iter()
+            .map(|part| part.to_string_lossy().into_owned())
+            .collect();
         if module.last().is_some_and(|last| last == "mod" || last == "lib") {
             module.pop();
         }
         let text = std::fs::read_to_string(&file).expect("a source file");
         let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
-        Source { code: bare(text), file, module }
+        Source {
+            code: bare(text),
+            file,
+            module,
+        }
     };
-    rust.filter(|file| !file.ends_with("tests.rs")).map(source).collect()
+    rust.filter(|file| !file.ends_with("tests.rs"))
+        .map(source)
+        .collect()
 }
 
 /// The code of every source file.
@@ -119,15 +136,22 @@ fn is_word(letter: char) -> bool {
 fn paths_at(code: &str) -> (Vec<Vec<String>>, usize) {
     let word = code.find(|letter| !is_word(letter)).unwrap_or(code.len());
     let (first, after) = (code[..word].to_string(), &code[word..]);
-    let Some(next) = after.strip_prefix("::") else { return (vec![vec![first]], word) };
+    let Some(next) = after.strip_prefix("::") else {
+        return (vec![vec![first]], word);
+    };
     let Some(group) = next.strip_prefix('{') else {
         let (inner, length) = paths_at(next);
-        let paths = inner.into_iter().map(|path| [vec![first.clone()], path].concat()).collect();
+        let paths = inner
+            .into_iter()
+            .map(|path| [vec![first.clone()], path].concat())
+            .collect();
         return (paths, word + 2 + length);
     };
     let (mut paths, mut at) = (Vec::new(), 0);
     loop {
-        at += group[at..].find(|letter: char| is_word(letter) || letter == '}').unwrap_or(group[at..].len());
+        at += group[at..]
+            .find(|letter: char| is_word(letter) || letter == '}')
+            .unwrap_or(group[at..].len());
         if group[at..].starts_with('}') || at >= group.len() {
             return (paths, word + 3 + at + 1);
         }
@@ -174,7 +198,10 @@ fn used(source: &Source, modules: &BTreeMap<Vec<String>, usize>) -> Vec<Used> {
                 _ => continue,
             };
             end = at + length;
-            all.push(Used { path: absolute, is_reexport });
+            all.push(Used {
+                path: absolute,
+                is_reexport,
+            });
         }
     }
     all
@@ -187,13 +214,18 @@ fn definition(
     reexports: &[BTreeMap<String, Vec<String>>],
     depth: usize,
 ) -> Option<usize> {
-    let length = (0..=path.len()).rev().find(|length| modules.contains_key(&path[..*length]))?;
+    let length = (0..=path.len())
+        .rev()
+        .find(|length| modules.contains_key(&path[..*length]))?;
     let file = modules[&path[..length]];
     match path.get(length) {
         Some(name) if depth < 8 => match reexports[file].get(name) {
-            Some(origin) => {
-                definition(&[origin, &path[length + 1..]].concat(), modules, reexports, depth + 1)
-            }
+            Some(origin) => definition(
+                &[origin, &path[length + 1..]].concat(),
+                modules,
+                reexports,
+                depth + 1,
+            ),
             None => Some(file),
         },
         _ => Some(file),
@@ -202,13 +234,18 @@ fn definition(
 
 /// For each file the files that it uses.
 fn imports(sources: &[Source]) -> Vec<BTreeSet<usize>> {
-    let modules: BTreeMap<Vec<String>, usize> =
-        sources.iter().enumerate().map(|(index, source)| (source.module.clone(), index)).collect();
+    let modules: BTreeMap<Vec<String>, usize> = sources
+        .iter()
+        .enumerate()
+        .map(|(index, source)| (source.module.clone(), index))
+        .collect();
     let paths: Vec<Vec<Used>> = sources.iter().map(|source| used(source, &modules)).collect();
     let named = |used: &Used| Some((used.path.last()?.clone(), used.path.clone()));
     let handed_on = |used: &&Used| used.is_reexport;
-    let reexports: Vec<BTreeMap<String, Vec<String>>> =
-        paths.iter().map(|paths| paths.iter().filter(handed_on).filter_map(named).collect()).collect();
+    let reexports: Vec<BTreeMap<String, Vec<String>>> = paths
+        .iter()
+        .map(|paths| paths.iter().filter(handed_on).filter_map(named).collect())
+        .collect();
     let of_file = |(index, paths): (usize, &Vec<Used>)| {
         let used = paths.iter().filter(|used| !used.is_reexport);
         used.filter_map(|used| definition(&used.path, &modules, &reexports, 0))
@@ -232,7 +269,10 @@ fn imports_go_one_way() {
     let sources = sources();
     let imports = imports(&sources);
     let place = |room: &str| {
-        ROOMS.iter().position(|name| *name == room).unwrap_or_else(|| panic!("{room} is not listed"))
+        ROOMS
+            .iter()
+            .position(|name| *name == room)
+            .unwrap_or_else(|| panic!("{room} is not listed"))
     };
     let mut wrong = BTreeSet::new();
     for (source, used) in sources.iter().zip(&imports) {
@@ -250,8 +290,11 @@ fn imports_go_one_way() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
-    let rooms: BTreeSet<String> =
-        sources.iter().map(|source| room(&source.module)).filter(|room| room != "lib").collect();
+    let rooms: BTreeSet<String> = sources
+        .iter()
+        .map(|source| room(&source.module))
+        .filter(|room| room != "lib")
+        .collect();
     assert_eq!(rooms, ROOMS.iter().map(|room| room.to_string()).collect());
 }
 
@@ -274,7 +317,10 @@ fn no_file_uses_one_that_uses_it() {
         let back = used.iter().filter(|used| reached[**used].contains(&file));
         circles.extend(back.map(|used| (&sources[file].file, &sources[*used].file)));
     }
-    assert!(circles.is_empty(), "in circles of imports, each with one that it uses: {circles:#?}");
+    assert!(
+        circles.is_empty(),
+        "in circles of imports, each with one that it uses: {circles:#?}"
+    );
     // The test reads imports at all.
     assert!(imports.iter().map(BTreeSet::len).sum::<usize>() > 400);
 }
@@ -303,8 +349,16 @@ fn defined_type(line: &str) -> Option<&str> {
 fn a_type_name_means_one_thing() {
     let mut files: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
     for source in sources() {
-        for name in source.code.lines().filter_map(defined_type).filter(|name| !IDIOMS.contains(name)) {
-            files.entry(name.to_string()).or_default().push(source.file.clone());
+        for name in source
+            .code
+            .lines()
+            .filter_map(defined_type)
+            .filter(|name| !IDIOMS.contains(name))
+        {
+            files
+                .entry(name.to_string())
+                .or_default()
+                .push(source.file.clone());
         }
     }
     // Three that lines hide in their own way: in a macro, behind a limit of visibility, in a macro with one.
@@ -320,8 +374,14 @@ fn unsafe_code_stays_in_the_files_named_for_it() {
     for file in files(&root()) {
         let text = std::fs::read_to_string(&file).expect("a source file");
         let inside = file.strip_prefix(root()).expect("a file below src").to_path_buf();
-        let folders =
-            ["engine/cpu", "engine/cuda", "engine/emulation", "engine/kernel", "ranks/mpi", "ranks/nccl"];
+        let folders = [
+            "engine/cpu",
+            "engine/cuda",
+            "engine/emulation",
+            "engine/kernel",
+            "ranks/mpi",
+            "ranks/nccl",
+        ];
         let allowed =
             folders.iter().any(|folder| inside.starts_with(folder)) && text.contains("allow(unsafe_code)]");
         let lines: Vec<&str> = text.lines().collect();
@@ -331,9 +391,15 @@ fn unsafe_code_stays_in_the_files_named_for_it() {
             .filter(|(_, line)| line.contains("unsafe {") || line.contains("unsafe impl"))
         {
             assert!(allowed, "{}", inside.display());
-            let reason =
-                lines[number.saturating_sub(8)..number].iter().any(|line| line.contains("// SAFETY: "));
-            assert!(reason, "{}:{}: unsafe without a reason", inside.display(), number + 1);
+            let reason = lines[number.saturating_sub(8)..number]
+                .iter()
+                .any(|line| line.contains("// SAFETY: "));
+            assert!(
+                reason,
+                "{}:{}: unsafe without a reason",
+                inside.display(),
+                number + 1
+            );
         }
     }
 }
@@ -342,7 +408,10 @@ fn unsafe_code_stays_in_the_files_named_for_it() {
 /// before.
 #[test]
 fn tensors_of_scalars_are_made_in_one_place() {
-    for source in sources().into_iter().filter(|source| !source.file.ends_with("engine/memory/values.rs")) {
+    for source in sources()
+        .into_iter()
+        .filter(|source| !source.file.ends_with("engine/memory/values.rs"))
+    {
         let made: Vec<&str> = source
             .code
             .lines()

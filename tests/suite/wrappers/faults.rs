@@ -63,7 +63,9 @@ impl Rule for Faulty {
 
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { counters, held, .. } = state.parts();
-        self.inner.apply(held.inner()?, x, dx)?.and_then(|dx| Ok(dx.next_step(counters)?.0))
+        self.inner
+            .apply(held.inner()?, x, dx)?
+            .and_then(|dx| Ok(dx.next_step(counters)?.0))
     }
 }
 
@@ -71,7 +73,11 @@ impl Rule for Faulty {
 #[test]
 fn what_a_wrapper_forgets_is_said() {
     let x = || model(&[tensor(1, &[4], DType::F32)]);
-    let rule = |fault| Faulty { fault, inner: Adam::new(0.1), other: Descent::new(0.1) };
+    let rule = |fault| Faulty {
+        fault,
+        inner: Adam::new(0.1),
+        other: Descent::new(0.1),
+    };
     for (fault, expected) in [
         (
             Fault::NameOfTheRuleInside,
@@ -82,7 +88,10 @@ fn what_a_wrapper_forgets_is_said() {
             Fault::HeldState,
             "`init` of Faulty(Adam) made for its held rules is 0, expected 1; call `State::with_held` once",
         ),
-        (Fault::SecondHeldState, "`init` of Faulty(Adam) made for its held rules is 2, expected 1"),
+        (
+            Fault::SecondHeldState,
+            "`init` of Faulty(Adam) made for its held rules is 2, expected 1",
+        ),
         (
             Fault::Kind,
             "`Describe::describe` of a rule is wrong: it names no kind; call `Describer::kind` first",
@@ -91,10 +100,17 @@ fn what_a_wrapper_forgets_is_said() {
             Fault::FieldFirst,
             "`Describe::describe` of Faulty is wrong: it names fields or settings after a held rule",
         ),
-        (Fault::OnePlaceForTwo, "`Describe::describe` of Faulty is wrong: it calls `holds` twice"),
+        (
+            Fault::OnePlaceForTwo,
+            "`Describe::describe` of Faulty is wrong: it calls `holds` twice",
+        ),
     ] {
         for optimiser in support::common::rounding_to_nearest(DType::F32, Box::new(rule(fault))) {
-            is_kind(&setup(optimiser, &x()).expect_err("a fault"), ErrorKind::Contract, &[expected]);
+            is_kind(
+                &setup(optimiser, &x()).expect_err("a fault"),
+                ErrorKind::Contract,
+                &[expected],
+            );
         }
         let x = x();
         let mut state = setup(Descent::new(0.1), &x).expect("a state");
@@ -104,11 +120,18 @@ fn what_a_wrapper_forgets_is_said() {
             &[expected],
         );
     }
-    for (fault, parts) in [(Fault::NameOfWhatIsHeld, "states of held rules"), (Fault::Counter, "counters")] {
+    for (fault, parts) in [
+        (Fault::NameOfWhatIsHeld, "states of held rules"),
+        (Fault::Counter, "counters"),
+    ] {
         let x = x();
         let mut state = setup(rule(fault), &x).expect("a state");
         let error = update(&mut state, &x, &grads([Some(tensor(2, &[4], DType::F32))])).expect_err("a fault");
-        is_kind(&error, ErrorKind::Contract, &[&format!("the number of {parts} in the state of a rule is")]);
+        is_kind(
+            &error,
+            ErrorKind::Contract,
+            &[&format!("the number of {parts} in the state of a rule is")],
+        );
         assert_eq!(
             (error.path(), error.got(), error.expected()),
             (Some("0"), Some("0"), Some("1")),
@@ -118,7 +141,10 @@ fn what_a_wrapper_forgets_is_said() {
     let state = State::empty().with_counter("own");
     let error = state.counter("other").expect_err("no such counter").to_string();
     let expected = "expected one of: own; add the counter in `Rule::init` with `State::with_counter`";
-    assert_eq!(error, format!("there is no counter in the state with the name \"other\", {expected}"));
+    assert_eq!(
+        error,
+        format!("there is no counter in the state with the name \"other\", {expected}")
+    );
 }
 
 /// One of two rules, of which nothing says which.
@@ -149,9 +175,10 @@ fn weights_of_an_alternative_that_may_not_act_are_refused() {
         update(&mut state, &x, &grads([Some(tensor(2, &[4], DType::F32))])).expect("an update");
         state.averages(&x)
     };
-    for rule in
-        [Either(averaging(), Box::new(Descent::new(0.1))), Either(Box::new(Descent::new(0.1)), averaging())]
-    {
+    for rule in [
+        Either(averaging(), Box::new(Descent::new(0.1))),
+        Either(Box::new(Descent::new(0.1)), averaging()),
+    ] {
         let error = with(rule).expect_err("no word of which acts").to_string();
         assert!(
             error.contains("Either(") && error.contains("does not choose one of them by `evaluation`"),
@@ -195,7 +222,10 @@ impl Rule for Centred {
 
 #[test]
 fn a_wrapper_with_a_function_of_the_whole_tensor_keeps_every_law() {
-    assert_lawful(&Centred { is_divisible: false, inner: Momentum::new(0.1) });
+    assert_lawful(&Centred {
+        is_divisible: false,
+        inner: Momentum::new(0.1),
+    });
 }
 
 /// By default a wrapper is as divisible as what it is around, and a function would get a part.
@@ -204,7 +234,13 @@ fn a_function_of_the_whole_tensor_does_not_get_a_part() {
     let errors = on(2, |world| {
         let x = model(&[tensor(1, &[40_000], DType::F32)]);
         let mut state = Setup::over(&world)
-            .build(Centred { is_divisible: true, inner: Momentum::new(0.1) }, &x)
+            .build(
+                Centred {
+                    is_divisible: true,
+                    inner: Momentum::new(0.1),
+                },
+                &x,
+            )
             .expect("a state");
         update(&mut state, &x, &grads([Some(tensor(2, &[40_000], DType::F32))]))
             .expect_err("a part")

@@ -23,17 +23,27 @@ fn leaf(state: &StateTree) -> &Leaf {
 
 fn radius(state: &StateTree) -> f64 {
     let numbers = leaf(state).numbers();
-    numbers.iter().find(|(name, _)| name == "radius").expect("a radius").1
+    numbers
+        .iter()
+        .find(|(name, _)| name == "radius")
+        .expect("a radius")
+        .1
 }
 
 #[test]
 fn the_norm_stays_for_hundreds_of_steps() {
     let rules: [Box<dyn Rule>; 3] = [
-        Box::new(Hyperball::new(AdamW { lambda: 0.0, ..AdamW::new(0.03) })),
+        Box::new(Hyperball::new(AdamW {
+            lambda: 0.0,
+            ..AdamW::new(0.03)
+        })),
         Box::new(Hyperball::new(Muon::new(0.3))),
         Box::new(Hyperball::new(Descent::new(2.0))),
     ];
-    for (rule, dtype) in rules.iter().flat_map(|rule| [(rule, DType::F32), (rule, DType::BF16)]) {
+    for (rule, dtype) in rules
+        .iter()
+        .flat_map(|rule| [(rule, DType::F32), (rule, DType::BF16)])
+    {
         let first = tensor(1, &[20, 30], dtype);
         let (x, expected) = (model(std::slice::from_ref(&first)), norm(&values(&first)));
         let mut state =
@@ -43,10 +53,17 @@ fn the_norm_stays_for_hundreds_of_steps() {
             // In F32 the parameter is its own master.
             let master = leaf(&state).tensor("master").ok();
             let got = norm(&values(master.as_ref().unwrap_or(&x["0"])));
-            assert!((got / expected - 1.0).abs() < 1e-6, "{rule:?} in {dtype:?}: {got} for {expected}");
+            assert!(
+                (got / expected - 1.0).abs() < 1e-6,
+                "{rule:?} in {dtype:?}: {got} for {expected}"
+            );
         }
         assert!((radius(&state) / expected - 1.0).abs() < 1e-12);
-        let moved: Vec<f64> = values(&x["0"]).iter().zip(values(&first)).map(|(a, b)| a - b).collect();
+        let moved: Vec<f64> = values(&x["0"])
+            .iter()
+            .zip(values(&first))
+            .map(|(a, b)| a - b)
+            .collect();
         assert!(norm(&moved) > 0.1 * expected, "{rule:?} in {dtype:?}");
     }
 }
@@ -60,12 +77,22 @@ fn a_parameter_of_norm_0_is_refused_and_named() {
         let before = snapshot(&x, &state);
         let gradients = [&[3, 4][..], &[4]].map(|shape| Some(tensor(3, shape, DType::F32)));
         let gradients = grads(gradients);
-        let error = Update::new(&mut state).engine(engine).apply(&x, &gradients).expect_err("a norm of 0");
-        is_kind(&error, ErrorKind::Unsupported, &["parameter \"1\"", "`Hyperball`", "`Fallback::except`"]);
+        let error = Update::new(&mut state)
+            .engine(engine)
+            .apply(&x, &gradients)
+            .expect_err("a norm of 0");
+        is_kind(
+            &error,
+            ErrorKind::Unsupported,
+            &["parameter \"1\"", "`Hyperball`", "`Fallback::except`"],
+        );
         assert_eq!(snapshot(&x, &state), before);
         // It is only refused where it would move.
         let alone = grads([Some(tensor(3, &[3, 4], DType::F32))]);
-        Update::new(&mut state).engine(engine).apply(&x, &alone).expect("an update");
+        Update::new(&mut state)
+            .engine(engine)
+            .apply(&x, &alone)
+            .expect("an update");
     }
 }
 
@@ -79,11 +106,24 @@ fn ranks_refuse_a_norm_of_0_together() {
         let mut state = Setup::over(&world).build(rule, &x).expect("a state");
         let before = snapshot(&x, &state);
         let first = Some(tensor(3, shapes[0], DType::F32));
-        let error = update(&mut state, &x, &grads([first.clone(), Some(constant(1.0, 4, DType::F32))]));
-        is_kind(&error.expect_err("a norm of 0"), ErrorKind::Unsupported, &["parameter \"1\""]);
+        let error = update(
+            &mut state,
+            &x,
+            &grads([first.clone(), Some(constant(1.0, 4, DType::F32))]),
+        );
+        is_kind(
+            &error.expect_err("a norm of 0"),
+            ErrorKind::Unsupported,
+            &["parameter \"1\""],
+        );
         assert_eq!(snapshot(&x, &state), before);
         // Without a direction nothing is lost.
-        update(&mut state, &x, &grads([first, Some(constant(0.0, 4, DType::F32))])).expect("an update");
+        update(
+            &mut state,
+            &x,
+            &grads([first, Some(constant(0.0, 4, DType::F32))]),
+        )
+        .expect("an update");
         x.values().map(|x| bits(x)).collect::<Vec<_>>()
     });
     assert_eq!(all[0], all[1]);
@@ -107,9 +147,16 @@ fn new_rows_have_a_new_norm() {
         )
     };
     let doubled = model(&[rows(&[0, 1, 0, 1]).expect("rows")]);
-    state.resize_rows("0", &doubled, &[Some(0), Some(1), None, None]).expect("rows");
+    state
+        .resize_rows("0", &doubled, &[Some(0), Some(1), None, None])
+        .expect("rows");
     let before = norm(&values(&doubled["0"]));
-    update(&mut state, &doubled, &grads([Some(tensor(3, &[4, 3], DType::F32))])).expect("an update");
+    update(
+        &mut state,
+        &doubled,
+        &grads([Some(tensor(3, &[4, 3], DType::F32))]),
+    )
+    .expect("an update");
     assert!(
         (norm(&values(&doubled["0"])) / before - 1.0).abs() < 1e-6
             && (radius(&state) / before - 1.0).abs() < 1e-12
@@ -121,7 +168,11 @@ fn a_step_onto_0_is_refused() {
     let x = model(&[constant(2.0, 4, DType::F64)]);
     let mut state = setup(Hyperball::new(Descent::new(1.0)), &x).expect("a state");
     let error = update(&mut state, &x, &grads([Some(constant(0.5, 4, DType::F64))])).expect_err("x - u is 0");
-    is_kind(&error, ErrorKind::Unsupported, &["parameter \"0\"", "expected a number above 0"]);
+    is_kind(
+        &error,
+        ErrorKind::Unsupported,
+        &["parameter \"0\"", "expected a number above 0"],
+    );
     assert_eq!(values(&x["0"]), [2.0; 4]);
 }
 
@@ -149,7 +200,10 @@ fn a_step_is_as_long_whatever_the_size_of_the_gradient() {
         let x = model(std::slice::from_ref(&first));
         let mut state = setup(Hyperball::new(Descent::new(0.25)), &x).expect("a state");
         let gradient = (tensor(2, &[8], DType::F32) * size).expect("a tensor");
-        Update::new(&mut state).engine(engine).apply(&x, &grads([Some(gradient)])).expect("an update");
+        Update::new(&mut state)
+            .engine(engine)
+            .apply(&x, &grads([Some(gradient)]))
+            .expect("an update");
         values(&x["0"])
     };
     for engine in engines() {
@@ -157,7 +211,10 @@ fn a_step_is_as_long_whatever_the_size_of_the_gradient() {
         assert!((norm(&expected) / norm(&values(&first)) - 1.0).abs() < 1e-6);
         for size in [1e-20, 1e-6, 1e6, 1e36] {
             for (got, expected) in moved(size, engine).into_iter().zip(&expected) {
-                assert!((got - expected).abs() < 1e-5, "{size:e} on {engine:?}: {got} for {expected}");
+                assert!(
+                    (got - expected).abs() < 1e-5,
+                    "{size:e} on {engine:?}: {got} for {expected}"
+                );
             }
         }
         // What is left of a gradient that has vanished is no direction.
@@ -174,13 +231,22 @@ fn a_changed_parameter_is_refused_or_scaled_back() {
     let mut state = setup(Hyperball::new(Descent::new(0.5)), &x).expect("a state");
     update(&mut state, &x, &grads([Some(zeros.clone())])).expect("an update");
     assert_eq!(bits(&x["0"]), bits(&first));
-    x["0"].set(&(&first * 2.0).expect("a tensor")).expect("other weights");
+    x["0"]
+        .set(&(&first * 2.0).expect("a tensor"))
+        .expect("other weights");
     let gradients = grads([Some(zeros)]);
     let before = snapshot(&x, &state);
     let error = update(&mut state, &x, &gradients).expect_err("other weights");
-    is_kind(&error, ErrorKind::Changed, &["parameter \"0\"", "`refresh_masters`", "`Update::keep_masters`"]);
+    is_kind(
+        &error,
+        ErrorKind::Changed,
+        &["parameter \"0\"", "`refresh_masters`", "`Update::keep_masters`"],
+    );
     assert_eq!(snapshot(&x, &state), before);
-    Update::new(&mut state).keep_masters().apply(&x, &gradients).expect("an update");
+    Update::new(&mut state)
+        .keep_masters()
+        .apply(&x, &gradients)
+        .expect("an update");
     for (got, expected) in values(&x["0"]).into_iter().zip(values(&first)) {
         assert!((got - expected).abs() < 1e-15);
     }
@@ -195,25 +261,37 @@ fn t56_weights_from_outside_are_refused_and_drift_is_not() {
     for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
         let x = model(&[tensor(1, &[20, 30], dtype), tensor(2, &[7], dtype)]);
         let mut state = setup(Hyperball::new(Adam::new(0.03)), &x).expect("a state");
-        let gradients =
-            |seed| grads([Some(tensor(seed, &[20, 30], dtype)), Some(tensor(seed + 1, &[7], dtype))]);
+        let gradients = |seed| {
+            grads([
+                Some(tensor(seed, &[20, 30], dtype)),
+                Some(tensor(seed + 1, &[7], dtype)),
+            ])
+        };
         for call in 0..300 {
             update(&mut state, &x, &gradients(3 + call)).unwrap_or_else(|error| panic!("{dtype:?}: {error}"));
         }
         let refused = |state: &mut StateTree, x: &Vars| {
             let before = snapshot(x, state);
             let error = update(state, x, &gradients(5)).expect_err("other weights");
-            is_kind(&error, ErrorKind::Changed, &["follows from the old values", "`refresh_masters`"]);
+            is_kind(
+                &error,
+                ErrorKind::Changed,
+                &["follows from the old values", "`refresh_masters`"],
+            );
             assert_eq!(snapshot(x, state), before, "{dtype:?}");
         };
         let original = x["1"].copy().expect("a copy");
-        x["1"].set(&(&original * 10.0).expect("a tensor")).expect("other weights");
+        x["1"]
+            .set(&(&original * 10.0).expect("a tensor"))
+            .expect("other weights");
         refused(&mut state, &x);
         x["1"].set(&original).expect("the weights");
         update(&mut state, &x, &gradients(7)).expect("an update");
 
         let others = model(&[tensor(11, &[20, 30], dtype), tensor(12, &[7], dtype)]);
-        let named = others.iter().map(|(path, x)| (path.clone(), x.as_tensor().clone()));
+        let named = others
+            .iter()
+            .map(|(path, x)| (path.clone(), x.as_tensor().clone()));
         candle_core::safetensors::save(&named.collect::<HashMap<_, _>>(), &path).expect("a file");
         let weights = Weights::open([&path]).expect("weights");
         weights.load_into(&x).expect("other weights");
@@ -221,7 +299,11 @@ fn t56_weights_from_outside_are_refused_and_drift_is_not() {
         state.refresh_masters(&x).expect("masters");
         update(&mut state, &x, &gradients(9)).expect("an update");
         let first = norm(&values(&others["0"]));
-        assert!((radius(&state) / first - 1.0).abs() < 1e-12, "{dtype:?}: {} for {first}", radius(&state));
+        assert!(
+            (radius(&state) / first - 1.0).abs() < 1e-12,
+            "{dtype:?}: {} for {first}",
+            radius(&state)
+        );
         state.set_masters(&x, &weights).expect("masters");
         update(&mut state, &x, &gradients(9)).expect("an update");
     }
@@ -236,7 +318,10 @@ fn weights_from_outside_are_refused_after_skips_errors_and_replacements() {
         ("nothing", |_, _| {}),
         ("a skipped call", |state, x| {
             let infinite = grads([Some(constant(f64::INFINITY, 4, DType::F32))]);
-            let outcome = Update::new(state).finite_only().apply(x, &infinite).expect("a call");
+            let outcome = Update::new(state)
+                .finite_only()
+                .apply(x, &infinite)
+                .expect("a call");
             assert!(!outcome.has_stepped());
         }),
         ("a refused call", |state, x| {
@@ -244,7 +329,10 @@ fn weights_from_outside_are_refused_after_skips_errors_and_replacements() {
         }),
         ("a refused push", |state, x| {
             let step = Update::new(state).begin(x).expect("a step");
-            drop(step.push("0", constant(f64::NAN, 4, DType::F32)).expect_err("NaN"));
+            drop(
+                step.push("0", constant(f64::NAN, 4, DType::F32))
+                    .expect_err("NaN"),
+            );
             drop(step.finish());
         }),
         ("another rate", |state, x| {
@@ -258,7 +346,9 @@ fn weights_from_outside_are_refused_after_skips_errors_and_replacements() {
         update(&mut state, &x, &fine()).expect("an update");
         between(&mut state, &x);
         let old = x["0"].copy().expect("a copy");
-        x["0"].set(&(&old * 10.0).expect("a tensor")).expect("other weights");
+        x["0"]
+            .set(&(&old * 10.0).expect("a tensor"))
+            .expect("other weights");
         let error = update(&mut state, &x, &fine()).map(drop).expect_err(name);
         is_kind(&error, ErrorKind::Changed, &["`refresh_masters`"]);
         x["0"].set(&old).expect("the weights");
@@ -270,7 +360,10 @@ fn weights_from_outside_are_refused_after_skips_errors_and_replacements() {
 fn it_is_around_rules_with_one_learning_rate() {
     let x = model(&[random(1, &[2, 3], DType::F32, &Device::Cpu)]);
     let error = setup(Hyperball::new(SignDecay::new(0.1)), &x).expect_err("a rule without a learning rate");
-    says(&error, &["SignDecay", "`Hyperball` around a rule with a learning rate"]);
+    says(
+        &error,
+        &["SignDecay", "`Hyperball` around a rule with a learning rate"],
+    );
     let rule = Hyperball::new(OptimiserChain::new((Descent::new(0.5), Descent::new(0.1))));
     assert_eq!(
         (rule.kind(), rule.name().as_str()),

@@ -16,11 +16,15 @@ use support::common::{bits16, constant, grads, is_kind, model, nearest16, tensor
 fn the_accumulation_dtype_is_the_users() {
     let sum = |dtype: Option<DType>, mixed: bool| {
         let x = model(&[constant(0.0, 1, DType::BF16)]);
-        let collect = AccumGrad { average: optimisers::Average::Sum, ..AccumGrad::new(1000) };
+        let collect = AccumGrad {
+            average: optimisers::Average::Sum,
+            ..AccumGrad::new(1000)
+        };
         let chain: Box<dyn Rule> = match dtype {
-            Some(dtype) => {
-                Box::new(StoreAs::new([("acc", dtype)], OptimiserChain::new((collect, Descent::new(1.0)))))
-            }
+            Some(dtype) => Box::new(StoreAs::new(
+                [("acc", dtype)],
+                OptimiserChain::new((collect, Descent::new(1.0))),
+            )),
             None => Box::new(OptimiserChain::new((collect, Descent::new(1.0)))),
         };
         let optimiser = if mixed {
@@ -50,19 +54,33 @@ fn moments_are_stored_as_asked_and_nothing_else_is() {
     let mut state = setup(MixedPrecision::new(DType::F32, stored.clone()), &x).expect("a state");
     update(&mut state, &x, &grads([Some(tensor(2, &[5], DType::BF16))])).expect("an update");
     let leaf = state.leaf("0").expect("the leaf");
-    let dtypes: Vec<_> =
-        leaf.tensor_names().iter().map(|name| leaf.tensor(name).ok().map(|tensor| tensor.dtype())).collect();
+    let dtypes: Vec<_> = leaf
+        .tensor_names()
+        .iter()
+        .map(|name| leaf.tensor(name).ok().map(|tensor| tensor.dtype()))
+        .collect();
     assert_eq!(dtypes, [Some(DType::F32), Some(DType::BF16), Some(DType::F32)]);
     let m = leaf.tensor("m").expect("a copy");
     let exact = values(&tensor(2, &[5], DType::BF16))
         .into_iter()
         .map(|g| f64::from(g as f32 * (1.0 - 0.9f64) as f32));
-    assert_eq!(bits16(&m), exact.map(|m| nearest16(DType::BF16, m)).collect::<Vec<_>>());
+    assert_eq!(
+        bits16(&m),
+        exact.map(|m| nearest16(DType::BF16, m)).collect::<Vec<_>>()
+    );
 
     let unknown = setup(StoreAs::new([("n", DType::BF16)], Adam::default()), &x).expect_err("no such tensor");
-    is_kind(&unknown, ErrorKind::UnknownName, &[r#"Adam has no state tensor "n", expected one of: m, v"#]);
+    is_kind(
+        &unknown,
+        ErrorKind::UnknownName,
+        &[r#"Adam has no state tensor "n", expected one of: m, v"#],
+    );
     let integer = setup(StoreAs::new([("m", DType::U8)], Adam::default()), &x).expect_err("no such dtype");
-    is_kind(&integer, ErrorKind::Argument, &[r#"state tensor "m" is to be stored as U8"#]);
+    is_kind(
+        &integer,
+        ErrorKind::Argument,
+        &[r#"state tensor "m" is to be stored as U8"#],
+    );
 }
 
 hyper_parameters! {
@@ -115,7 +133,11 @@ fn no_second_moment_is_stored_in_f16() {
     ];
     let mut seen = BTreeSet::new();
     let own = Box::new(Squares::default()) as Box<dyn Rule>;
-    for rule in rules::catalogue().into_iter().map(|listing| listing.rule).chain([own]) {
+    for rule in rules::catalogue()
+        .into_iter()
+        .map(|listing| listing.rule)
+        .chain([own])
+    {
         let state = setup(rule.clone(), &x).expect("a state");
         for name in state.leaf("0").expect("the leaf").tensor_names() {
             let _ = store(&name, DType::BF16, rule.clone()).expect("a state in bf16");
@@ -130,7 +152,10 @@ fn no_second_moment_is_stored_in_f16() {
         }
     }
     assert_eq!(seen, squares.map(str::to_string).into());
-    let inside = StoreAs::new([("v", DType::F16)], OptimiserChain::new((ClipGrad::new(1.0), Adam::new(0.1))));
+    let inside = StoreAs::new(
+        [("v", DType::F16)],
+        OptimiserChain::new((ClipGrad::new(1.0), Adam::new(0.1))),
+    );
     let refused = setup(MixedPrecision::new(DType::F32, inside), &x).expect_err("refused");
     is_kind(&refused, ErrorKind::Argument, &["parameter \"0\"", "squares"]);
 }

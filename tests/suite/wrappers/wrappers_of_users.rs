@@ -65,8 +65,11 @@ impl<A: Rule + Clone, B: Rule + Clone> Rule for Handover<A, B> {
         let is_first = state.counter("made")? < self.n;
         let Parts { counters, held, .. } = state.parts();
         let [first, second] = held.members()?;
-        let flow =
-            if is_first { self.first.apply(first, x, dx)? } else { self.second.apply(second, x, dx)? };
+        let flow = if is_first {
+            self.first.apply(first, x, dx)?
+        } else {
+            self.second.apply(second, x, dx)?
+        };
         flow.and_then(|dx| Ok(dx.next_step(counters)?.0))
     }
 
@@ -94,7 +97,9 @@ impl<R: Rule + Clone> Describe for SignOf<R> {
 
 impl<R: Rule + Clone> Rule for SignOf<R> {
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        self.0.apply(state.parts().held.inner()?, x, dx)?.and_then(|dx| Ok(dx.map(Sign, Slots::none())))
+        self.0
+            .apply(state.parts().held.inner()?, x, dx)?
+            .and_then(|dx| Ok(dx.map(Sign, Slots::none())))
     }
 }
 
@@ -123,17 +128,30 @@ fn handover<A: Rule + Clone, B: Rule + Clone>(n: u64, first: A, second: B) -> Ha
 fn wrappers_from_outside_keep_every_law() {
     let rules: [Box<dyn Rule>; 10] = [
         Box::new(warm_up(3, Descent::new(0.1))),
-        Box::new(warm_up(3, OptimiserChain::new((ClipNorm::new(0.5), AdamW::new(0.1))))),
+        Box::new(warm_up(
+            3,
+            OptimiserChain::new((ClipNorm::new(0.5), AdamW::new(0.1))),
+        )),
         Box::new(OptimiserChain::new((
             AccumGrad::new(2),
             warm_up(2, OptimiserChain::new((Momentum::new(0.1), Ema::new(0.9)))),
         ))),
-        Box::new(warm_up(2, OptimiserChain::new((AccumGrad::new(3), Adafactor::new(0.1))))),
+        Box::new(warm_up(
+            2,
+            OptimiserChain::new((AccumGrad::new(3), Adafactor::new(0.1))),
+        )),
         Box::new(warm_up(4, Prodigy::default())),
         Box::new(handover(3, Adam::new(0.1), Momentum::new(0.1))),
-        Box::new(handover(2, warm_up(3, AdamW::new(0.1)), handover(2, Adafactor::new(0.1), Lion::new(0.1)))),
+        Box::new(handover(
+            2,
+            warm_up(3, AdamW::new(0.1)),
+            handover(2, Adafactor::new(0.1), Lion::new(0.1)),
+        )),
         Box::new(SignOf(Descent::new(0.1))),
-        Box::new(OptimiserChain::new((SignOf(warm_up(2, Adam::new(0.1))), Descent::new(0.1)))),
+        Box::new(OptimiserChain::new((
+            SignOf(warm_up(2, Adam::new(0.1))),
+            Descent::new(0.1),
+        ))),
         Box::new(warm_up(
             2,
             SignOf(Box::new(handover(3, Descent::new(0.1), Lion::new(0.1))) as Box<dyn Rule>),
@@ -147,11 +165,24 @@ fn wrappers_are_adjusted_by_name_and_by_place() {
     let rule = |n, eta, beta| {
         OptimiserChain::new((
             ClipNorm::new(0.5),
-            warm_up(n, handover(4, Adam { beta, ..Adam::new(eta) }, SignOf(Descent::new(eta)))),
+            warm_up(
+                n,
+                handover(
+                    4,
+                    Adam {
+                        beta,
+                        ..Adam::new(eta)
+                    },
+                    SignOf(Descent::new(eta)),
+                ),
+            ),
         ))
     };
     let mut adjusted = rule(3, 0.1, (0.9, 0.999));
-    assert_eq!(adjusted.name(), "OptimiserChain(ClipNorm, WarmUp(Handover(Adam, SignOf(Descent))))");
+    assert_eq!(
+        adjusted.name(),
+        "OptimiserChain(ClipNorm, WarmUp(Handover(Adam, SignOf(Descent))))"
+    );
     let own = [
         "0.omega",
         "0.p",
@@ -165,19 +196,30 @@ fn wrappers_are_adjusted_by_name_and_by_place() {
         "1.1.eta",
     ];
     assert_eq!(adjusted.places(), own);
-    adjusted.adjust_fields([("warm_up", 5.into()), ("1.0.beta", (0.8, 0.99).into())]).expect("fields");
+    adjusted
+        .adjust_fields([("warm_up", 5.into()), ("1.0.beta", (0.8, 0.99).into())])
+        .expect("fields");
     adjusted.adjust(0.01).expect("a learning rate");
     assert_eq!(adjusted, rule(5, 0.01, (0.8, 0.99)));
     let error = adjusted.adjust_field("warm_up", 0).expect_err("no step at all");
-    assert!(error.to_string().starts_with("WarmUp: warm_up is 0, expected "), "{error}");
+    assert!(
+        error.to_string().starts_with("WarmUp: warm_up is 0, expected "),
+        "{error}"
+    );
 
     let x = model(&[tensor(1, &[4], DType::F32)]);
     let mut state = setup(rule(3, 0.1, (0.9, 0.999)), &x).expect("a state");
     state.all().adjust_field("1.1.eta", 0.5).expect("a field");
     let leaf = state.leaf("0").expect("the leaf");
-    assert_eq!((leaf.field("1.0.eta"), leaf.field("1.1.eta")), (Some(0.1.into()), Some(0.5.into())));
     assert_eq!(
-        leaf.counters().into_iter().map(|(name, _)| name).collect::<Vec<_>>(),
+        (leaf.field("1.0.eta"), leaf.field("1.1.eta")),
+        (Some(0.1.into()), Some(0.5.into()))
+    );
+    assert_eq!(
+        leaf.counters()
+            .into_iter()
+            .map(|(name, _)| name)
+            .collect::<Vec<_>>(),
         ["1.warm", "1.made", "1.0.t", "1.1.t"]
     );
 }
@@ -192,8 +234,11 @@ fn descend(state: &mut StateTree, x: &support::common::Vars, steps: usize) {
 #[test]
 fn steps_grow_and_go_over_as_they_are_said_to() {
     let x = model(&[Tensor::zeros(2, DType::F32, &Device::Cpu).expect("zeros")]);
-    let mut state =
-        setup(warm_up(4, handover(3, Descent::new(4.0), SignOf(Descent::new(8.0)))), &x).expect("a state");
+    let mut state = setup(
+        warm_up(4, handover(3, Descent::new(4.0), SignOf(Descent::new(8.0)))),
+        &x,
+    )
+    .expect("a state");
     for expected in [-1.0, -3.0, -6.0, -7.0, -8.0] {
         descend(&mut state, &x, 1);
         assert_eq!(values(&x["0"]), [expected; 2]);
@@ -205,12 +250,20 @@ fn steps_grow_and_go_over_as_they_are_said_to() {
 fn averages_are_those_of_the_rule_that_acts() {
     let averaging = |eta| OptimiserChain::new((Descent::new(eta), Ema::new(0.5)));
     let x = model(&[Tensor::zeros(2, DType::F32, &Device::Cpu).expect("zeros")]);
-    let mut state =
-        setup(MixedPrecision::new(DType::F64, warm_up(1, handover(2, averaging(1.0), averaging(2.0)))), &x)
-            .expect("a state");
+    let mut state = setup(
+        MixedPrecision::new(
+            DType::F64,
+            warm_up(1, handover(2, averaging(1.0), averaging(2.0))),
+        ),
+        &x,
+    )
+    .expect("a state");
     for place in ["0.1.average", "0.1.average", "1.1.average", "1.1.average"] {
         descend(&mut state, &x, 1);
-        let kept = state.leaf("0").and_then(|leaf| leaf.tensor(place).ok()).expect("an average");
+        let kept = state
+            .leaf("0")
+            .and_then(|leaf| leaf.tensor(place).ok())
+            .expect("an average");
         let found = state.averages(&x).expect("averages");
         assert_eq!(values(&found["0"]), values(&kept), "{place}");
         assert_ne!(values(&found["0"]), values(&x["0"]), "{place}");
@@ -224,21 +277,29 @@ fn averages_are_those_of_the_rule_that_acts() {
     );
     descend(&mut states.0, &bare, 3);
     descend(&mut states.1, &wrapped, 3);
-    let found = (states.0.averages(&bare).expect("averages"), states.1.averages(&wrapped).expect("averages"));
+    let found = (
+        states.0.averages(&bare).expect("averages"),
+        states.1.averages(&wrapped).expect("averages"),
+    );
     assert_eq!(bits(&found.0["0"]), bits(&found.1["0"]));
 }
 
 #[test]
 fn a_skipped_step_is_not_counted_by_a_wrapper() {
     let rule = || {
-        MixedPrecision::new(DType::F32, OptimiserChain::new((AccumGrad::new(2), warm_up(3, Adam::new(0.1)))))
+        MixedPrecision::new(
+            DType::F32,
+            OptimiserChain::new((AccumGrad::new(2), warm_up(3, Adam::new(0.1)))),
+        )
     };
     let [scaled, plain] = [(); 2].map(|()| model(&[tensor(1, &[5], DType::BF16)]));
     let mut states = [&scaled, &plain].map(|model| setup(rule(), model).expect("a state"));
     let mut scaler = LossScaler::dynamic();
     for call in 0..6 {
         let gradient = tensor(2 + call, &[5], DType::F32);
-        let loss = scaler.scale(&Tensor::new(1f32, &Device::Cpu).expect("a loss")).expect("a scaled loss");
+        let loss = scaler
+            .scale(&Tensor::new(1f32, &Device::Cpu).expect("a loss"))
+            .expect("a scaled loss");
         let scale = f64::from(loss.to_scalar::<f32>().expect("a scale"));
         let spoilt = (call == 3).then(|| {
             Update::new(&mut states[0])
@@ -272,6 +333,9 @@ fn a_configuration_has_wrappers_from_outside() {
     let config: OptimiserConfig = serde_json::from_str(text).expect("a configuration");
     let optimiser = registry.optimiser(&config).expect("a rule");
     assert_eq!(optimiser.name(), "WarmUp(Handover(SignOf(Descent), Adam))");
-    assert_eq!((optimiser.field("warm_up"), optimiser.field("handover")), (Some(3.into()), Some(100.into())));
+    assert_eq!(
+        (optimiser.field("warm_up"), optimiser.field("handover")),
+        (Some(3.into()), Some(100.into()))
+    );
     assert_eq!(optimiser.field("1.eta"), Some(0.5.into()));
 }

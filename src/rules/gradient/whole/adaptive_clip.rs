@@ -57,9 +57,13 @@ impl Rule for AdaptiveClip {
                 as_matrix(tensor).and_then(|matrix| matrix.map_or_else(|| tensor.reshape((1, ())), Ok))
             };
             let (x, gradient) = (units(x)?, units(&dx)?);
-            let (limit, norm) =
-                ((row_norms(&x)?.maximum(self.epsilon)? * self.omega)?, row_norms(&gradient)?);
-            let factor = norm.gt(&limit)?.where_cond(&(limit / &norm)?, &norm.ones_like()?)?;
+            let (limit, norm) = (
+                (row_norms(&x)?.maximum(self.epsilon)? * self.omega)?,
+                row_norms(&gradient)?,
+            );
+            let factor = norm
+                .gt(&limit)?
+                .where_cond(&(limit / &norm)?, &norm.ones_like()?)?;
             Ok(gradient.broadcast_mul(&factor)?.reshape(dx.shape())?)
         })))
     }

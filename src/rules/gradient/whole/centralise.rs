@@ -40,7 +40,9 @@ crate::hyper_parameters! {
 impl Rule for Centralise {
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         Ok(Flow::Step(dx.with_tensors_late(state, |_, _, dx, _| {
-            let Some(matrix) = as_matrix(&dx)? else { return Ok(dx) };
+            let Some(matrix) = as_matrix(&dx)? else {
+                return Ok(dx);
+            };
             let mean = (matrix.mean_keepdim(1)? * self.strength)?;
             Ok(matrix.broadcast_sub(&mean)?.reshape(dx.shape())?)
         })))

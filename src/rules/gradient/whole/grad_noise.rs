@@ -65,7 +65,11 @@ impl Rule for GradNoise {
                 (0..dx.elem_count()).map(|element| deviation * gaussian(key, element)),
                 &Device::Cpu,
             )?;
-            Ok((&dx + noise.to_dtype(dx.dtype())?.to_device(dx.device())?.reshape(dx.shape())?)?)
+            Ok((&dx
+                + noise
+                    .to_dtype(dx.dtype())?
+                    .to_device(dx.device())?
+                    .reshape(dx.shape())?)?)
         })))
     }
 }

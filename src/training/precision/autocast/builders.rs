@@ -24,9 +24,14 @@ pub(super) fn record_layer<L>(
 ) -> candle_core::Result<(L, LayerRecord)> {
     let (prefix, device) = (builder.prefix(), builder.device().clone());
     let shared = Arc::new(Mutex::new(LayerRecord::default()));
-    let recorder = Recorder { builder: builder.root(), record: shared.clone() };
-    let layer =
-        constructor(with_prefix(&prefix, VarBuilder::from_backend(Box::new(recorder), DType::F32, device)))?;
+    let recorder = Recorder {
+        builder: builder.root(),
+        record: shared.clone(),
+    };
+    let layer = constructor(with_prefix(
+        &prefix,
+        VarBuilder::from_backend(Box::new(recorder), DType::F32, device),
+    ))?;
     let record = std::mem::take(&mut *lock(&shared));
     Ok((layer, record))
 }
@@ -39,12 +44,22 @@ pub(super) fn replay(
     dtype: DType,
     device: &Device,
 ) -> VarBuilder<'static> {
-    let player = Player { record: record.clone(), type_name };
-    with_prefix(prefix, VarBuilder::from_backend(Box::new(player), dtype, device.clone()))
+    let player = Player {
+        record: record.clone(),
+        type_name,
+    };
+    with_prefix(
+        prefix,
+        VarBuilder::from_backend(Box::new(player), dtype, device.clone()),
+    )
 }
 
 fn with_prefix<'b>(prefix: &str, builder: VarBuilder<'b>) -> VarBuilder<'b> {
-    if prefix.is_empty() { builder } else { builder.set_prefix(prefix) }
+    if prefix.is_empty() {
+        builder
+    } else {
+        builder.set_prefix(prefix)
+    }
 }
 
 fn lock(record: &Mutex<LayerRecord>) -> MutexGuard<'_, LayerRecord> {
@@ -53,7 +68,11 @@ fn lock(record: &Mutex<LayerRecord>) -> MutexGuard<'_, LayerRecord> {
 
 /// The dtype in which the recorder makes a tensor.
 fn recorded_dtype(requested: DType) -> DType {
-    if requested.is_float() { DType::F32 } else { requested }
+    if requested.is_float() {
+        DType::F32
+    } else {
+        requested
+    }
 }
 
 struct Recorder<'b> {
@@ -63,7 +82,9 @@ struct Recorder<'b> {
 
 impl Recorder<'_> {
     fn record_tensor(&self, path: &str, tensor: Tensor) -> Tensor {
-        lock(&self.record).tensors.insert(path.to_string(), tensor.clone());
+        lock(&self.record)
+            .tensors
+            .insert(path.to_string(), tensor.clone());
         tensor
     }
 }
@@ -79,18 +100,25 @@ impl SimpleBackend for Recorder<'_> {
     ) -> candle_core::Result<Tensor> {
         Ok(self.record_tensor(
             path,
-            self.builder.get_with_hints_dtype(shape, path, init, recorded_dtype(dtype))?,
+            self.builder
+                .get_with_hints_dtype(shape, path, init, recorded_dtype(dtype))?,
         ))
     }
 
     fn get_unchecked(&self, path: &str, dtype: DType, _: &Device) -> candle_core::Result<Tensor> {
-        Ok(self.record_tensor(path, self.builder.get_unchecked_dtype(path, recorded_dtype(dtype))?))
+        Ok(self.record_tensor(
+            path,
+            self.builder.get_unchecked_dtype(path, recorded_dtype(dtype))?,
+        ))
     }
 
     fn contains_tensor(&self, path: &str) -> bool {
         // The first answer for a path stays, because the player has one answer for each path.
         let contains = self.builder.contains_tensor(path);
-        *lock(&self.record).contains.entry(path.to_string()).or_insert(contains)
+        *lock(&self.record)
+            .contains
+            .entry(path.to_string())
+            .or_insert(contains)
     }
 }
 
@@ -125,15 +153,26 @@ impl SimpleBackend for Player {
         let unforeseen_request = || {
             let recorded = one_of(&first_names(self.record.tensors.keys()));
             let problem = "requests this tensor in a forward pass, but did not when the layer was made";
-            Error::new(ErrorKind::Contract, format!("the constructor of {} {problem}", self.type_name))
-                .with_expected(recorded)
-                .with_remedy("let the constructor request the same tensors each time")
-                .at(path)
+            Error::new(
+                ErrorKind::Contract,
+                format!("the constructor of {} {problem}", self.type_name),
+            )
+            .with_expected(recorded)
+            .with_remedy("let the constructor request the same tensors each time")
+            .at(path)
         };
-        self.record.tensors.get(path).ok_or_else(unforeseen_request)?.to_dtype(dtype)
+        self.record
+            .tensors
+            .get(path)
+            .ok_or_else(unforeseen_request)?
+            .to_dtype(dtype)
     }
 
     fn contains_tensor(&self, path: &str) -> bool {
-        self.record.contains.get(path).copied().unwrap_or_else(|| self.record.tensors.contains_key(path))
+        self.record
+            .contains
+            .get(path)
+            .copied()
+            .unwrap_or_else(|| self.record.tensors.contains_key(path))
     }
 }

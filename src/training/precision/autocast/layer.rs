@@ -54,7 +54,10 @@ enum Computation {
     /// In F32, by a layer that was made once.
     Plain(Box<dyn Module + Send + Sync>),
     /// In another dtype, by a layer made anew in each forward pass.
-    Cast { constructor: Constructor, device: Device },
+    Cast {
+        constructor: Constructor,
+        device: Device,
+    },
 }
 
 type Constructor = Box<dyn Fn(VarBuilder<'static>) -> candle_core::Result<Box<dyn Module>> + Send + Sync>;
@@ -102,7 +105,13 @@ impl AutocastLayer {
             Computation::Cast { constructor, device }
         };
         let dtype = LayerDtype::register(record.tensors.values().map(Tensor::id).collect(), dtype.into());
-        Ok(AutocastLayer { type_name, prefix, record: Arc::new(record), computation, dtype })
+        Ok(AutocastLayer {
+            type_name,
+            prefix,
+            record: Arc::new(record),
+            computation,
+            dtype,
+        })
     }
 
     /// The dtype in which the layer computes.
@@ -115,7 +124,11 @@ impl AutocastLayer {
 
     /// Runs the layer in `dtype`.
     fn run(&self, dtype: DType, input: &Tensor) -> candle_core::Result<Tensor> {
-        let output_dtype = if input.dtype().is_float() { input.dtype() } else { DType::F32 };
+        let output_dtype = if input.dtype().is_float() {
+            input.dtype()
+        } else {
+            DType::F32
+        };
         match &self.computation {
             Computation::Plain(module) => run_in(dtype, &**module, input, output_dtype),
             Computation::Cast { constructor, device } => {
@@ -128,7 +141,9 @@ impl AutocastLayer {
     /// The dtype in which to compute. The first input with which either dtype works decides for all later
     /// inputs.
     fn choose_dtype(&self, input: &Tensor) -> DType {
-        let LayerDtype { intended, decision, .. } = &*self.dtype;
+        let LayerDtype {
+            intended, decision, ..
+        } = &*self.dtype;
         if let Some(dtype) = decision.get() {
             return (*dtype).into();
         }
@@ -192,8 +207,15 @@ impl Module for AutocastLayer {
 /// Visits the F32 parameters, under the names that the constructor has requested, without running statistics.
 impl Model for AutocastLayer {
     fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
-        for (path, tensor) in self.record.tensors.iter().filter(|(path, _)| !is_running_statistic(path)) {
-            let relative_path = path.strip_prefix(&self.prefix).and_then(|name| name.strip_prefix('.'));
+        for (path, tensor) in self
+            .record
+            .tensors
+            .iter()
+            .filter(|(path, _)| !is_running_statistic(path))
+        {
+            let relative_path = path
+                .strip_prefix(&self.prefix)
+                .and_then(|name| name.strip_prefix('.'));
             visitor.child(relative_path.unwrap_or(path), tensor);
         }
     }

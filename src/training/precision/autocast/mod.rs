@@ -83,7 +83,10 @@ impl Autocast {
         if !matches!(dtype, DType::BF16 | DType::F16 | DType::F32) {
             return Err(unsupported("Autocast", dtype, "BF16, F16 or F32"));
         }
-        let autocast = Autocast { dtype, listed_types: Vec::new() };
+        let autocast = Autocast {
+            dtype,
+            listed_types: Vec::new(),
+        };
         Ok(autocast
             .with::<Linear>()
             .with::<Conv1d>()
@@ -136,6 +139,10 @@ impl Autocast {
         F: Fn(VarBuilder<'_>) -> candle_core::Result<L> + Send + Sync + 'static,
     {
         let is_listed = self.listed_types.iter().any(|(id, _)| *id == TypeId::of::<L>());
-        AutocastLayer::new(if is_listed { self.dtype } else { DType::F32 }, builder, constructor)
+        AutocastLayer::new(
+            if is_listed { self.dtype } else { DType::F32 },
+            builder,
+            constructor,
+        )
     }
 }
