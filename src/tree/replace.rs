@@ -95,16 +95,13 @@ impl Selection<'_> {
         optimiser.check()?;
         let variables = self.variables(model)?;
         let index = VariableIndex::new(&variables);
-        let mut replacer = Replacer {
-            optimiser,
-            choices: ChoiceCache::default(),
-            resolver: ScheduleResolver::default(),
-        };
+        // Leaves with equal choices and schedules share the results.
+        let (mut choices, mut resolver) = (ChoiceCache::default(), ScheduleResolver::default());
         let replacements = self
             .leaves
             .iter()
-            .map(|leaf| replacer.replacement(leaf, index.find(leaf)));
-        let replacements = replacements.collect::<Result<Vec<_>>>()?;
+            .map(|leaf| Replacement::new(leaf, index.find(leaf), &optimiser, &mut choices, &mut resolver))
+            .collect::<Result<Vec<_>>>()?;
         let optimisers = self
             .leaves()
             .zip(&replacements)
@@ -174,13 +171,6 @@ impl<'v, 'm> VariableIndex<'v, 'm> {
     }
 }
 
-/// Makes replacements. Leaves with equal choices and schedules share the results.
-struct Replacer {
-    optimiser: Arc<Optimiser>,
-    choices: ChoiceCache,
-    resolver: ScheduleResolver,
-}
-
 /// The new optimiser, schedules and state of a leaf.
 struct Replacement {
     optimiser: Arc<Optimiser>,
@@ -189,16 +179,20 @@ struct Replacement {
     change: StateChange,
 }
 
-impl Replacer {
-    fn replacement(&mut self, leaf: &Leaf, variable: Option<&Lent<'_>>) -> Result<Replacement> {
+impl Replacement {
+    fn new(
+        leaf: &Leaf,
+        variable: Option<&Lent<'_>>,
+        optimiser: &Arc<Optimiser>,
+        choices: &mut ChoiceCache,
+        resolver: &mut ScheduleResolver,
+    ) -> Result<Replacement> {
         leaf.check_parameter()?;
         let variable = variable.ok_or_else(|| leaf.not_in_model_error())?;
         leaf.check_like(&**variable)?;
         let paths: Vec<String> = leaf.paths().map(str::to_string).collect();
-        let optimiser = self
-            .choices
-            .resolve(&self.optimiser, &paths, Parameter::new(&**variable))?;
-        let ResolvedSchedules { drives, missing } = leaf.drives_in(&optimiser, &mut self.resolver)?;
+        let optimiser = choices.resolve(optimiser, &paths, Parameter::new(&**variable))?;
+        let ResolvedSchedules { drives, missing } = leaf.drives_in(&optimiser, resolver)?;
         leaf.check_divisible(&optimiser)?;
         let x = &*leaf.own_part(&**variable)?;
         let (state, transfer) = leaf
@@ -223,9 +217,7 @@ impl Replacer {
             change,
         })
     }
-}
 
-impl Replacement {
     fn apply(self, leaf: &mut Leaf, acting: Option<Arc<Optimiser>>, has_begun: bool) -> StateChange {
         let Replacement {
             optimiser,
