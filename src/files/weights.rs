@@ -9,7 +9,7 @@ use crate::engine::{rounded, set_lent};
 use crate::error::{Error, ErrorKind, Result, first_names, one_of};
 use crate::model::lent::Lend;
 use crate::model::{Model, Variable, in_path_order};
-use crate::numbers::{DType, is_supported};
+use crate::numbers::{DType, Requirements};
 use crate::tensors::Tensor;
 use crate::tree::{MasterValues, WeightFiles};
 
@@ -170,44 +170,23 @@ impl Weights {
         ))
     }
 
-    /// The tensor for a parameter of this shape and dtype, in the dtype of the file.
+    /// The tensor for a parameter of this shape and dtype, checked, in the dtype of the file.
     fn read(&self, path: &str, shape: &[usize], dtype: DType) -> Result<Tensor> {
         let (file, entry) = self.entry(path)?;
-        let tensor = self
-            .check(&entry, shape, dtype)
+        let required = Requirements {
+            label: "the file's tensor",
+            shape: Some(shape),
+            dtype,
+            code: None,
+            is_of_squares: false,
+            on_other_shape: "pass the weights of this model",
+            on_other_dtype: None,
+            on_non_finite: (!self.accept_non_finite).then_some("call `Weights::accepting_non_finite` first"),
+        };
+        let tensor = entry
+            .check(&required, 0..entry.elements())
             .and_then(|()| entry.tensor().map_err(read_error));
         tensor.map_err(|error| error.at(path).in_file(WEIGHTS, &file.path))
-    }
-
-    /// Refuses a tensor that does not fit a parameter of this shape and dtype. Reads all numbers, to find a
-    /// number that is infinite or NaN, or becomes infinite in `dtype`.
-    fn check(&self, entry: &Entry<'_>, shape: &[usize], dtype: DType) -> Result<()> {
-        const SUBJECT: &str = "the file's tensor";
-        if entry.shape != shape {
-            return Err(
-                Error::shape(SUBJECT, entry.shape, shape).with_remedy("pass the weights of this model")
-            );
-        }
-        let file_dtype = entry.known_dtype();
-        if file_dtype != Some(dtype) && !(is_supported(dtype) && file_dtype.is_some_and(is_supported)) {
-            let remedy = "save the tensor in this dtype, because only F16, BF16, F32 and F64 are converted \
-                          into each other";
-            return Err(Error::dtype(SUBJECT, entry.dtype, format_args!("{dtype:?}")).with_remedy(remedy));
-        }
-        match entry
-            .first_non_finite(0..entry.elements(), dtype)
-            .map_err(read_error)?
-            .filter(|_| !self.accept_non_finite)
-        {
-            Some((index, value)) if value.is_finite() => Err(Error::too_large(SUBJECT, value, index, dtype)
-                .with_remedy(
-                    "give the parameter another dtype; to round the number to infinity, call \
-                     `Weights::accepting_non_finite` first",
-                )),
-            Some((index, value)) => Err(Error::not_finite(SUBJECT, value, index)
-                .with_remedy("to load infinities and NaN, call `Weights::accepting_non_finite` first")),
-            None => Ok(()),
-        }
     }
 
     /// The tensor with this name, and its file.

@@ -133,9 +133,10 @@ impl Code {
     }
 }
 
-/// The scales of records.
-pub(crate) fn scales(records: &[u8]) -> impl Iterator<Item = f32> {
-    records.as_chunks().0.iter().map(scale_of)
+/// The scale of a record if it is below 0 or -0, which only a damaged record has.
+pub(super) fn negative_scale(record: &[u8; RECORD]) -> Option<f32> {
+    let scale = scale_of(record);
+    (scale.is_finite() && scale.is_sign_negative()).then_some(scale)
 }
 
 impl Code {
@@ -374,6 +375,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    fn scales(records: &[u8]) -> impl Iterator<Item = f32> {
+        records.as_chunks().0.iter().map(scale_of)
+    }
 
     const CODES: [Code; 2] = [Code::Signed, Code::NonNegative];
 

@@ -17,21 +17,26 @@ mod random;
 mod records;
 #[cfg(feature = "candle")]
 pub(crate) mod reflectors;
+mod requirements;
 mod rounding;
 mod shape;
 #[cfg(feature = "candle")]
 pub(crate) mod symmetric;
 pub mod value;
+mod watch;
 
 pub(crate) use codes::Code;
 pub use dtypes::DType;
 pub(crate) use dtypes::{compute_dtype, is_supported, is_wider, largest_number, smallest_normal};
 pub(crate) use fingerprint::Fingerprint;
-pub(crate) use finite::{first_negative_in, first_non_finite, first_non_finite_in, ranges_to_read};
+use finite::{first_negative_in, first_non_finite_in};
+pub(crate) use finite::{first_non_finite, ranges_to_read};
 #[cfg(feature = "candle")]
 pub use other::OtherDType;
 pub(crate) use random::{key_at, random_bits, random_key};
 pub(crate) use records::Records;
+pub(crate) use requirements::{Requirements, check_finite};
 pub(crate) use rounding::{round_to_odd, stochastic_bf16, stochastic_f16};
 pub use shape::Shape;
 pub(crate) use shape::{UNCOUNTED, elem_count, element_offset};
+pub(crate) use watch::{Encoding, Watch};

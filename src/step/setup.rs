@@ -465,7 +465,7 @@ fn choice_aspects(
             name("the dtype on the wire"),
             wire.map_or("its own".to_string(), |dtype| format!("{dtype:?}")),
         ),
-        values_aspect(path, &x.tensor_or_copy()?)?,
+        values_aspect(path, x)?,
     ])
 }
 

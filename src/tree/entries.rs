@@ -13,10 +13,9 @@ use std::fmt;
 use super::masters::checksum;
 use super::{Leaf, NormHistories, StateTree};
 use crate::engine::Buffer;
-use crate::error::{Error, ErrorKind, FLOATS, Result};
-use crate::model::lent::{Lend, View, read};
-use crate::numbers::codes::{BLOCK, RECORD, scales};
-use crate::numbers::{Code, counts, first_non_finite, is_supported, ranges_to_read};
+use crate::error::{Error, ErrorKind, Result};
+use crate::model::lent::{Lend, read_bytes};
+use crate::numbers::{Code, DType, Requirements, check_finite, counts};
 use crate::ranks::{Agreement, Aspect, Call, Held};
 use crate::rule::{FieldValue, StateParts};
 use crate::tensors::{Device, Tensor};
@@ -213,12 +212,11 @@ impl StateTree {
             value,
         };
         let entries: Vec<_> = entries.into_iter().map(new).collect();
-        let remedy = "restore the state from a checkpoint with `CheckpointFile::accepting_non_finite`";
-        self.assign_entries(&entries, Some(remedy))
+        let accept = "restore the state from a checkpoint with `CheckpointFile::accepting_non_finite`";
+        self.assign_entries(&entries, Some(accept))
     }
 
-    /// [`StateTree::set_entries`]. If `on_non_finite` is `None`, infinities and NaN are accepted. Otherwise
-    /// they are an error, and `on_non_finite` is its remedy.
+    /// [`StateTree::set_entries`]. `on_non_finite` is that of [`Requirements`].
     pub(crate) fn assign_entries(
         &mut self,
         entries: &[NewEntry<'_>],
@@ -419,11 +417,7 @@ impl NewEntry<'_> {
         leaf: Option<&Leaf>,
         on_non_finite: Option<&'static str>,
     ) -> Result<()> {
-        if let Some(remedy) = on_non_finite.filter(|_| !number.is_finite()) {
-            return Err(self
-                .error(ErrorKind::NotFinite, &number, "a finite number")
-                .with_remedy(remedy));
-        }
+        check_finite(&self.label, number, on_non_finite)?;
         let expected = leaf.and_then(|leaf| leaf.state.number_fault(&self.name, number));
         let got = FieldValue::Real(number);
         expected.map_or(Ok(()), |expected| {
@@ -482,40 +476,30 @@ impl NewEntry<'_> {
         buffer: &Buffer,
         on_non_finite: Option<&'static str>,
     ) -> Result<()> {
-        let (label, dtype) = (&self.label, buffer.dtype());
-        if !is_supported(values.dtype()) {
-            return Err(Error::dtype(label, values.dtype(), FLOATS));
-        }
-        let Some(shape) = checked_shape(leaf, buffer) else {
+        let is_of_squares = buffer.is_of_squares() || buffer.code() == Some(Code::NonNegative);
+        let required = Requirements {
+            shape: checked_shape(leaf, buffer),
+            is_of_squares,
+            ..self.requirements(buffer.dtype(), on_non_finite)
+        };
+        required.check_form(values.shape(), Some(values.dtype()), values.dtype())?;
+        if required.shape.is_none() {
             return Ok(());
-        };
-        if values.shape() != shape {
-            return Err(Error::shape(label, values.shape(), shape).with_remedy(OTHER_STATE));
         }
-        let may_be_negative = !buffer.is_of_squares() && buffer.code() != Some(Code::NonNegative);
-        let is_wrongly_negative = |number: &f64| !may_be_negative && *number < 0.0;
-        let first_refused = |numbers: &[f64]| {
-            let non_finite =
-                first_non_finite(numbers.iter().copied(), dtype).filter(|_| on_non_finite.is_some());
-            non_finite
-                .map(|(index, _)| index)
-                .or_else(|| numbers.iter().position(is_wrongly_negative))
-        };
-        match first_match(values, first_refused)? {
-            None => Ok(()),
-            Some((element, value)) if is_wrongly_negative(&value) => {
-                let negative = Error::new(ErrorKind::Tensor, format!("{label} is")).with_got(value);
-                Err(negative
-                    .at_element(element)
-                    .with_expected("a finite number that is not negative"))
-            }
-            Some((element, value)) => {
-                let error = match value.is_finite() {
-                    true => Error::too_large(label, value, element, dtype),
-                    false => Error::not_finite(label, value, element),
-                };
-                Err(error.with_remedy(on_non_finite.unwrap_or_default()))
-            }
+        required.check_numbers(values.dtype(), 0, |watch| read_bytes(values, watch))
+    }
+
+    /// What the values of a tensor have to be whose numbers are stored in `dtype`.
+    fn requirements(&self, dtype: DType, on_non_finite: Option<&'static str>) -> Requirements<'_> {
+        Requirements {
+            label: &self.label,
+            shape: None,
+            dtype,
+            code: None,
+            is_of_squares: false,
+            on_other_shape: OTHER_STATE,
+            on_other_dtype: None,
+            on_non_finite,
         }
     }
 
@@ -537,15 +521,20 @@ impl NewEntry<'_> {
                 .with_expected(expected)
                 .with_remedy(OTHER_STATE));
         }
-        buffer.code().map_or(Ok(()), |code| {
-            check_records(&self.label, bytes, 0, code, on_non_finite)
+        let required = Requirements {
+            code: buffer.code(),
+            ..self.requirements(DType::U8, on_non_finite)
+        };
+        required.check_numbers(DType::U8, 0, |watch| {
+            watch.add(bytes);
+            Ok(())
         })
     }
 
     /// The entry as ranks compare it, with a checksum instead of a tensor or bytes.
     fn aspect(&self) -> Result<Aspect> {
         let value = match &self.value {
-            StateValue::Tensor(values) => format!("checksum {:08x}", checksum(&values.tensor_or_copy()?)?),
+            StateValue::Tensor(values) => format!("checksum {:08x}", checksum(*values)?),
             StateValue::Bytes(bytes) => format!("checksum {:08x}", crc32fast::hash(bytes)),
             StateValue::Counter(count) => count.to_string(),
             StateValue::Number(number) => format!("{:016x}", number.to_bits()),
@@ -639,53 +628,4 @@ fn checked_shape<'s>(leaf: &'s Leaf, buffer: &'s Buffer) -> Option<&'s [usize]> 
         Held::Part(_) => Some(leaf.shape()),
         Held::Nothing => None,
     }
-}
-
-/// The first number that `find` selects, with its index. `find` gets one range of the numbers after another.
-fn first_match(values: &dyn Lend, find: impl Fn(&[f64]) -> Option<usize>) -> Result<Option<(usize, f64)>> {
-    let find_from = |start: usize, numbers: Vec<f64>| {
-        let index = find(&numbers)?;
-        Some((start + index, numbers[index]))
-    };
-    let mut first = None;
-    let mut search = |view: View<'_>| {
-        // In ranges, because `View::numbers` allocates an f64 for each number.
-        first = match view.in_order() {
-            Some(memory) => ranges_to_read(0..memory.len())
-                .find_map(|range| find_from(range.start, View::new(memory.part(range)?).numbers())),
-            None => find_from(0, view.numbers()),
-        };
-        Ok(())
-    };
-    match values.tensor() {
-        // A tensor may be on a device.
-        Some(tensor) => read("value", &tensor.to_device(&Device::Cpu)?, &mut search),
-        None => read("value", values, &mut search),
-    }?;
-    Ok(first)
-}
-
-/// Refuses records of codes with a negative scale and, if there is a `remedy`, with a number that is not
-/// finite. `first_block` is the index of the first record's block, and `name` names the tensor in errors.
-pub(crate) fn check_records(
-    name: &str,
-    records: &[u8],
-    first_block: usize,
-    code: Code,
-    remedy: Option<&'static str>,
-) -> Result<()> {
-    let blocks = (first_block..).zip(scales(records));
-    for ((block, scale), record) in blocks.zip(records.as_chunks::<RECORD>().0) {
-        if scale.is_finite() && scale.is_sign_negative() {
-            let problem =
-                format!("{name} is damaged or was not written by this crate: the scale of block {block} is");
-            return Err(Error::new(ErrorKind::File, problem)
-                .with_got(scale)
-                .with_expected("0 or more"));
-        }
-        if let (Some(remedy), Some((index, value))) = (remedy, code.first_non_finite(record)) {
-            return Err(Error::not_finite(name, value.into(), block * BLOCK + index).with_remedy(remedy));
-        }
-    }
-    Ok(())
 }

@@ -10,12 +10,12 @@ use std::io::{self, Write};
 use super::{Leaf, StateTree};
 use crate::engine::{owned_on, set_lent};
 use crate::error::{Error, Result};
-use crate::model::lent::{Lend, Lent, check_parameter, write_tensor};
+use crate::model::lent::{Lend, Lent, check_parameter, read_bytes};
 use crate::model::{Identity, Model, Variable, identity, in_path_order};
-use crate::numbers::{DType, first_non_finite, ranges_to_read};
+use crate::numbers::{Requirements, ranges_to_read};
 use crate::ranks::{Agreement, Aspect, Call, Held};
 use crate::rule::Extent;
-use crate::tensors::{Device, Tensor, in_dtype};
+use crate::tensors::Tensor;
 
 impl StateTree {
     /// Copies of the most precise value of each parameter, by path.
@@ -159,7 +159,7 @@ impl StateTree {
                     .leaves
                     .iter()
                     .zip(&parameters)
-                    .map(|(leaf, x)| values_aspect(leaf.path(), &x.tensor_or_copy()?))
+                    .map(|(leaf, x)| values_aspect(leaf.path(), &**x))
                     .collect::<Result<_>>()?,
                 false => Vec::new(),
             };
@@ -413,15 +413,15 @@ impl Leaf {
 }
 
 /// The values of a parameter, as an aspect that has to be the same on all ranks.
-pub(crate) fn values_aspect(path: &str, values: &Tensor) -> Result<Aspect> {
+pub(crate) fn values_aspect(path: &str, values: &dyn Lend) -> Result<Aspect> {
     let name = format!("the values of {path:?} (give all ranks the same weights, see `broadcast`)");
     Ok(Aspect::new(name, format!("checksum {:08x}", checksum(values)?)))
 }
 
-/// A checksum of a tensor's values.
-pub(super) fn checksum(values: &Tensor) -> Result<u32> {
+/// A checksum of a lender's values.
+pub(super) fn checksum(values: &dyn Lend) -> Result<u32> {
     let mut sum = Checksum(crc32fast::Hasher::new());
-    write_tensor(values, &mut sum).map_err(Error::other)?;
+    read_bytes(values, &mut sum)?;
     Ok(sum.0.finalize())
 }
 
@@ -439,41 +439,23 @@ impl Write for Checksum {
     }
 }
 
-/// The name of a new value in errors.
-const VALUE: &str = "the value for it";
-
 /// Checks a value, and converts it to the form in which it can be written over the parameter `x`.
 fn convert_value(path: &str, x: &dyn Lend, value: &Tensor, accept_non_finite: bool) -> Result<Tensor> {
-    check_parameter("parameter", x, true).map_err(|error| error.at(path))?;
-    if value.dims() != x.shape() {
-        return Err(Error::shape(VALUE, value.shape(), x.shape()).at(path));
-    }
-    if value.dtype().is_float() != x.dtype().is_float() {
-        return Err(
-            Error::dtype(VALUE, value.dtype(), format_args!("a dtype like {:?}", x.dtype())).at(path),
-        );
-    }
-    if value.dtype().is_float() && !accept_non_finite {
-        let numbers: Vec<f64> = in_dtype(&value.to_device(&Device::Cpu)?, DType::F64)?
-            .flatten_all()?
-            .to_vec1()?;
-        match first_non_finite(numbers, x.dtype()) {
-            Some((index, value)) if value.is_finite() => {
-                let remedy = "give the parameter another dtype; to round the number to infinity, take the \
-                              values from a file with `Weights::accepting_non_finite`";
-                return Err(Error::too_large(VALUE, value, index, x.dtype())
-                    .at(path)
-                    .with_remedy(remedy));
-            }
-            Some((index, value)) => {
-                let remedy = "to set infinities and NaN, take the values from a file with \
-                              `Weights::accepting_non_finite`";
-                return Err(Error::not_finite(VALUE, value, index)
-                    .at(path)
-                    .with_remedy(remedy));
-            }
-            None => {}
-        }
-    }
+    let accept = "take the values from a file with `Weights::accepting_non_finite`";
+    let required = Requirements {
+        label: "the value for it",
+        shape: Some(x.shape()),
+        dtype: x.dtype(),
+        code: None,
+        is_of_squares: false,
+        on_other_shape: "pass the weights of this model",
+        on_other_dtype: None,
+        on_non_finite: (!accept_non_finite).then_some(accept),
+    };
+    let (shape, dtype) = (Lend::lent_shape(value), value.dtype().into());
+    check_parameter("parameter", x, true)
+        .and_then(|()| required.check_form(shape, Some(dtype), dtype))
+        .and_then(|()| required.check_numbers(dtype, 0, |watch| read_bytes(value, watch)))
+        .map_err(|error| error.at(path))?;
     owned_on(x.device(), value)
 }

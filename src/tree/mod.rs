@@ -39,7 +39,6 @@ pub(crate) use drives::{
     driven_numbers, fields_with, give_to_all,
 };
 pub use entries::StateValue;
-pub(crate) use entries::check_records;
 pub use leaf::Leaf;
 pub use masters::MasterValues;
 pub(crate) use masters::{WeightFiles, values_aspect};

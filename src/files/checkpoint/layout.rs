@@ -11,13 +11,12 @@ use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::agreement::WholeShapes;
 use super::file::checksum_place;
-use super::finite::Encoding;
 use super::record::{KEY, Record, bytes_name, damage_error, json_error};
 use crate::engine::Buffer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::tensor_file::{LARGEST_HEADER, format_error};
 use crate::model::lent::{Lent, serialise_lent};
-use crate::numbers::DType;
+use crate::numbers::{DType, Encoding};
 use crate::tensors::{Tensor, dtype_of, file_dtype};
 use crate::tree::{Leaf, StateTree};
 
@@ -277,7 +276,7 @@ impl<'s> SavedTensor<'s> {
     pub(super) fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
         match &self.values {
             PartValues::State(tensor) => tensor.write_to(out),
-            PartValues::Lent(lent) => serialise_lent(&**lent, out),
+            PartValues::Lent(lent) => serialise_lent("tensor", &**lent, out),
             PartValues::Copied(bytes, _) => out.write_all(bytes),
         }
     }

@@ -10,7 +10,6 @@
 mod agreement;
 mod defaults;
 mod file;
-mod finite;
 pub(crate) mod layout;
 mod pieces;
 mod record;
@@ -18,6 +17,8 @@ mod replace;
 mod restoration;
 mod restore;
 pub(crate) mod save;
+mod saved_model;
+mod saved_schedules;
 mod saver;
 pub(crate) mod write;
 

@@ -10,10 +10,10 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use super::finite::Watch;
 use super::layout::FileLayout;
 use super::replace::io_failure;
 use crate::error::Result;
+use crate::numbers::Watch;
 
 /// A piece that has been written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

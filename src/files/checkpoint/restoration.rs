@@ -7,40 +7,34 @@
 //!    the file is converted.
 //! 4. The description names every tensor of the file. Counts and norms of the description are in range.
 //!
-//! Every check of a value is in this module, because a refusal in `assign` (`restore.rs`) would come after
-//! other values were written.
+//! Values are checked here, in `saved_model.rs` and in `saved_schedules.rs`, and not in `assign`
+//! (`restore.rs`), where a refusal would come after other values were written.
 
 use std::collections::{BTreeMap, HashSet};
-use std::fmt::{Debug, Display};
+use std::fmt::Display;
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::defaults::{Replaced, Restored, names_error, saved_values};
 use super::file::CheckpointFile;
 use super::layout::entry_name;
-use super::record::{LeafRecord, Record, ScheduleRecord, bytes_name, damage_error};
+use super::record::{LeafRecord, bytes_name, damage_error};
+use super::saved_schedules::SavedSchedules;
 use crate::engine::Buffer;
 use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, Result, comma_separated, first_names};
 use crate::files::tensor_file::read_error;
-use crate::model::lent::{Lent, check_parameter};
-use crate::numbers::codes::RECORD;
-use crate::numbers::{Code, DType, counts, first_negative_in, first_non_finite_in, ranges_to_read};
+use crate::model::lent::Lent;
+use crate::numbers::{DType, Requirements, check_finite, counts};
 use crate::rule::field::Number;
-use crate::rule::{Adjust, Difference, Extent, FieldValue, Optimiser, OptimiserRecord, difference};
+use crate::rule::{Adjust, FieldValue, Optimiser, OptimiserRecord};
 use crate::tensors::Tensor;
 use crate::tree::{
-    Drives, KeyedCache, Leaf, ScheduleAssignment, ScheduleResolver, StateTree, acting_optimisers,
-    check_equal_own_values, check_records, give_to_all,
+    Drives, KeyedCache, Leaf, ScheduleAssignment, StateTree, acting_optimisers, check_equal_own_values,
 };
 
-/// The remedy if a number is not finite.
-const ACCEPT: &str = "to restore infinities and NaN, call `CheckpointFile::accepting_non_finite` first";
-
-/// The number of saved parameters that the next update compares with the model.
-const COMPARED_PARAMETERS: usize = 16;
-/// The number of elements of each of these parameters that are compared.
-const COMPARED_ELEMENTS: usize = 64;
+/// The remedy for another dtype.
+const CONVERT: &str = "to convert the tensors, call `CheckpointFile::converting` first";
 
 /// The remedy if a file does not fit the model.
 const PASS_THE_MODEL: &str =
@@ -100,76 +94,8 @@ struct SharedChecks {
     /// The key is the optimiser of the state and the index in the file. Leaves with the same key share an
     /// optimiser.
     optimisers: KeyedCache<(*const (), usize), Arc<Optimiser>>,
-    resolver: ScheduleResolver,
     restored: Restored,
     replaced: Replaced,
-}
-
-/// The schedules of the file.
-struct SavedSchedules {
-    schedules: Vec<ScheduleAssignment>,
-    /// The count of steps from which the schedules go on; `None` if the program keeps its own schedules and
-    /// count.
-    steps: Option<u64>,
-}
-
-impl SavedSchedules {
-    fn from_file(
-        CheckpointFile {
-            record,
-            keep_settings,
-            ..
-        }: &CheckpointFile,
-    ) -> Result<Self> {
-        let assignment = |saved: &ScheduleRecord| {
-            let schedule = saved.schedule();
-            match schedule.curve.is_ordered() {
-                true => Ok(ScheduleAssignment::new(schedule, record.steps, true)),
-                false => Err(damage_error("the parts of a schedule are not in order")),
-            }
-        };
-        let schedules = record.schedules.iter().map(assignment).collect::<Result<_>>()?;
-        Ok(SavedSchedules {
-            schedules,
-            steps: (!keep_settings).then_some(record.steps),
-        })
-    }
-
-    /// The schedules that were given to all leaves, in the file and in the state.
-    fn state_schedules(&self, record: &Record, state: &StateTree) -> Result<Vec<ScheduleAssignment>> {
-        let mut schedules = Vec::new();
-        for schedule in self.merge(Some(&record.for_all), state.schedules.iter().cloned())? {
-            give_to_all(&mut schedules, schedule);
-        }
-        Ok(schedules)
-    }
-
-    /// The file's schedules with these indices, and then the program's schedules.
-    ///
-    /// If both have a schedule for a field, the program's counts. A leaf that is left out (`indices` is `None`)
-    /// keeps all schedules of the program.
-    fn merge(
-        &self,
-        indices: Option<&Vec<usize>>,
-        program: impl Iterator<Item = ScheduleAssignment>,
-    ) -> Result<Vec<ScheduleAssignment>> {
-        let continue_here = |schedule: ScheduleAssignment| match self.steps {
-            Some(steps) => schedule.restored_at(steps),
-            None => schedule,
-        };
-        let (Some(indices), Some(_)) = (indices, self.steps) else {
-            return Ok(program.map(continue_here).collect());
-        };
-        let unknown = || damage_error("it refers to a schedule that is not there");
-        let saved = indices
-            .iter()
-            .map(|index| self.schedules.get(*index).cloned().ok_or_else(unknown));
-        // Schedules of an earlier file are dropped, because this file replaces them.
-        let of_program = program.filter(|schedule| !schedule.is_from_file);
-        saved
-            .chain(of_program.map(|schedule| Ok(continue_here(schedule))))
-            .collect()
-    }
 }
 
 impl CheckpointFile {
@@ -198,7 +124,6 @@ impl CheckpointFile {
             with_model: variables.is_some(),
             saved_schedules: SavedSchedules::from_file(self)?,
             optimisers: KeyedCache::default(),
-            resolver: ScheduleResolver::default(),
             restored,
             replaced,
         };
@@ -281,36 +206,16 @@ impl CheckpointFile {
             acting: None,
             values,
         };
-        plan.drives = check_schedules(leaf, record, plan.optimiser(leaf), shared)?;
+        plan.drives = shared
+            .saved_schedules
+            .resolve(leaf, record, plan.optimiser(leaf))
+            .map_err(|error| error.at(path))?;
         if let Some(record) = record.filter(|_| !self.keep_settings) {
             shared
                 .replaced
                 .compare(leaf, record, plan.optimiser(leaf), plan.drives.as_deref());
         }
         Ok(plan)
-    }
-
-    /// The first elements of some parameters in the file, which the next update compares with the model.
-    ///
-    /// Parameters that have made no step are left out, because such a parameter may be a running statistic,
-    /// which a forward pass moves.
-    fn saved_starts(&self, state: &StateTree) -> Result<Vec<(String, Tensor)>> {
-        let has_moved = |path: &String| self.record.leaves.get(path).is_some_and(|leaf| leaf.steps > 0);
-        let is_restored = |path: &&String| !self.convert && has_moved(path) && !self.is_excepted(state, path);
-        let paths: Vec<&String> = self.record.model.iter().flatten().filter(is_restored).collect();
-        let compared_paths = paths
-            .iter()
-            .step_by(paths.len().div_ceil(COMPARED_PARAMETERS).max(1));
-        let first_elements = |path: &&String| {
-            let entry = self.entry(path).filter(|_| state.leaf(path).is_some())?;
-            let elements = entry.part(0..entry.elements().min(COMPARED_ELEMENTS));
-            Some(
-                elements
-                    .map(|elements| (path.to_string(), elements))
-                    .map_err(read_error),
-            )
-        };
-        compared_paths.filter_map(first_elements).collect()
     }
 
     /// Refuses a pattern that leaves out nothing, because it may be mistyped.
@@ -341,7 +246,8 @@ impl CheckpointFile {
     ) -> Result<LeafValues> {
         let path = leaf.path();
         if record.shape != leaf.shape() {
-            return Err(shape_error(path, &record.shape, leaf.shape()).at(path));
+            let error = Error::shape(in_file(path), &record.shape, leaf.shape());
+            return Err(error.with_remedy(PASS_THE_MODEL).at(path));
         }
         let unknown = || damage_error("the parameter refers to an optimiser that is not there").at(path);
         let saved_optimiser = self.record.optimisers.get(record.optimiser).ok_or_else(unknown)?;
@@ -378,12 +284,10 @@ impl CheckpointFile {
         if record.dtype == leaf.dtype().as_str() {
             return Ok(());
         }
-        let error = dtype_error(
-            path,
-            format_args!("{}", record.dtype.to_uppercase()),
-            leaf.dtype(),
-        )
-        .at(path);
+        let dtype = format_args!("{}", record.dtype.to_uppercase());
+        let error = Error::dtype(in_file(path), dtype, leaf.dtype())
+            .with_remedy(CONVERT)
+            .at(path);
         if !self.convert {
             return Err(error);
         }
@@ -396,12 +300,9 @@ impl CheckpointFile {
 
     /// Refuses numbers of a leaf that are not finite or out of range.
     fn check_numbers(&self, leaf: &Leaf, record: &LeafRecord) -> Result<()> {
-        let is_refused =
-            |(_, Number(value)): &&(String, Number)| !value.is_finite() && !self.accept_non_finite;
-        if let Some((name, Number(value))) = record.numbers.iter().find(is_refused) {
-            return Err(not_finite_error(&entry_name(leaf.path(), name), *value, 0));
-        }
         for (name, Number(value)) in &record.numbers {
+            let label = in_file(&entry_name(leaf.path(), name));
+            check_finite(&label, *value, self.on_non_finite())?;
             if let Some(expected) = leaf.state.number_fault(name, *value) {
                 let error = damage_error(format_args!("the number {name:?} is"));
                 return Err(error.with_got(FieldValue::Real(*value)).with_expected(expected));
@@ -508,115 +409,11 @@ impl CheckpointFile {
                 elements: elements.unwrap_or(0..0),
             };
             let shape = shape.as_ref().map(crate::tensors::Shape::dims);
-            self.check_entry(&source, shape, tensor.stored_dtype(), tensor.is_of_squares())
-                .and_then(|()| {
-                    tensor
-                        .code()
-                        .map_or(Ok(()), |code| self.check_codes(&source, code))
-                })
+            self.check_entry(&source, shape, tensor.stored_dtype(), Some(tensor))
                 .map_err(|error| error.at(path))?;
             sources.push(source);
         }
         Ok(sources)
-    }
-
-    /// The source of each variable, checked.
-    fn check_model(
-        &self,
-        state: &StateTree,
-        variables: &BTreeMap<String, Lent<'_>>,
-    ) -> Result<Vec<EntryPart>> {
-        let saved_paths = self.record.model.as_ref().ok_or_else(|| {
-            Error::new(ErrorKind::File, "the file has no model, only optimiser state").with_remedy(
-                "save the checkpoint with `Checkpoint::model`, or load the parameters from elsewhere and use \
-                 `restore`",
-            )
-        })?;
-        let is_extra = |path: &&String| !self.is_excepted(state, path) && !variables.contains_key(*path);
-        if let Some(path) = saved_paths.iter().find(is_extra) {
-            return Err(extra_error(path, "model"));
-        }
-        let known_paths: HashSet<&String> = saved_paths.iter().collect();
-        let source = |(path, variable): (&String, &Lent<'_>)| {
-            if !known_paths.contains(path) {
-                return Err(missing_error(path, saved_paths.iter()));
-            }
-            check_parameter("variable", &**variable, true).map_err(|error| error.at(path))?;
-            let entry = if self.convert {
-                self.precise_entry(path)?
-            } else {
-                path.to_string()
-            };
-            let source = EntryPart {
-                entry,
-                elements: 0..variable.elem_count(),
-            };
-            self.check_entry(&source, Some(variable.shape()), variable.dtype(), false)
-                .map_err(|error| error.at(path))?;
-            Ok(source)
-        };
-        variables.iter().map(source).collect()
-    }
-
-    /// Refuses a saved parameter that is not its saved master rounded, unless the file is converted. Each
-    /// rank compares its part.
-    fn check_masters(&self, state: &StateTree) -> Result<()> {
-        // Leaves that have had no gradient are not compared, because until the first gradient a program may
-        // move the parameter.
-        let leaves = self
-            .record
-            .leaves
-            .iter()
-            .filter(|(_, leaf)| !self.convert && !leaf.is_unreached());
-        for (path, leaf) in leaves.filter(|(path, _)| !self.is_excepted(state, path)) {
-            let part = state.leaf(path).map_or(0..0, Leaf::part);
-            if let Some(Difference {
-                index,
-                parameter,
-                master,
-            }) = self.stale_element(path, leaf, part)?
-            {
-                let problem =
-                    "it was changed outside of `update` before it was saved: its value in the file is";
-                let remedy = "use `restore`, load the parameters separately, and call `refresh_masters` or \
-                              `Update::keep_masters`";
-                let error = Error::new(ErrorKind::Changed, problem)
-                    .with_got(parameter)
-                    .at_element(index);
-                return Err(error
-                    .with_expected(format_args!("that of its master, {master}"))
-                    .with_remedy(remedy)
-                    .at(path));
-            }
-        }
-        Ok(())
-    }
-
-    /// The first element of `part` in which a parameter in the file is not its master rounded.
-    fn stale_element(&self, path: &str, leaf: &LeafRecord, part: Range<usize>) -> Result<Option<Difference>> {
-        let Some(name) = self.record.tensors(leaf).0 else {
-            return Ok(None);
-        };
-        let (Some(master), Some(parameter)) = (self.entry(&entry_name(path, name)), self.entry(path)) else {
-            return Ok(None);
-        };
-        [&master, &parameter]
-            .into_iter()
-            .try_for_each(|entry| crate::tensors::dtype_from_file(entry.dtype).map(drop))?;
-        // Only the common elements are compared, because other checks report a difference of lengths.
-        let elements = master.elements().min(parameter.elements());
-        for range in ranges_to_read(part.start..part.end.min(elements)) {
-            let start = range.start;
-            let master_part = master.part(range.clone()).map_err(read_error)?;
-            let parameter_part = parameter.part(range).map_err(read_error)?;
-            if let Some(first) = difference(&master_part, &parameter_part, Extent::Whole)? {
-                return Ok(Some(Difference {
-                    index: start + first.index,
-                    ..first
-                }));
-            }
-        }
-        Ok(None)
     }
 
     /// Refuses a file with a tensor that its description does not name.
@@ -659,9 +456,8 @@ impl CheckpointFile {
 
     /// Refuses an entry of another shape or dtype, or with numbers in `elements` that do not fit.
     ///
-    /// Numbers have to be finite and, if they are squares, not negative. `shape` is `None` if only another rank
-    /// has the shape. A conversion allows another float dtype.
-    fn check_entry(
+    /// `shape` is `None` if only another rank has the shape, and `tensor` for a variable of the model.
+    pub(super) fn check_entry(
         &self,
         EntryPart {
             entry: name,
@@ -669,112 +465,27 @@ impl CheckpointFile {
         }: &EntryPart,
         shape: Option<&[usize]>,
         dtype: DType,
-        is_of_squares: bool,
+        tensor: Option<&Buffer>,
     ) -> Result<()> {
         let entry = self
             .entry(name)
             .ok_or_else(|| Error::new(ErrorKind::File, format!("the file lacks the tensor {name:?}")))?;
-        if let Some(shape) = shape.filter(|shape| entry.shape != *shape) {
-            return Err(shape_error(name, entry.shape, shape));
-        }
-        let file_dtype = entry.known_dtype();
-        let is_convertible =
-            self.convert && file_dtype.is_some_and(|file_dtype| file_dtype.is_float() && dtype.is_float());
-        if file_dtype != Some(dtype) && !is_convertible {
-            return Err(dtype_error(name, entry.dtype, dtype));
-        }
-        let first_unfit = |bytes: &[u8], file_dtype| {
-            let non_finite = if self.accept_non_finite {
-                None
-            } else {
-                first_non_finite_in(bytes, file_dtype, dtype)
-            };
-            non_finite.or_else(|| is_of_squares.then(|| first_negative_in(bytes, file_dtype))?)
+        let required = Requirements {
+            label: &in_file(name),
+            shape,
+            dtype,
+            code: tensor.and_then(Buffer::code),
+            is_of_squares: tensor.is_some_and(Buffer::is_of_squares),
+            on_other_shape: PASS_THE_MODEL,
+            on_other_dtype: (!self.convert).then_some(CONVERT),
+            on_non_finite: self.on_non_finite(),
         };
-        match entry
-            .find_first(elements.clone(), first_unfit)
-            .map_err(read_error)?
-        {
-            None => Ok(()),
-            Some((index, value)) if is_of_squares && value < 0.0 => {
-                Err(Error::new(ErrorKind::Tensor, format!("{} is", in_file(name)))
-                    .with_got(value)
-                    .at_element(index)
-                    .with_expected("a number that is not negative, because squares are not"))
-            }
-            // The number is finite in the file, but rounds to infinity in `dtype`.
-            Some((index, value)) if value.is_finite() => {
-                Err(Error::too_large(in_file(name), value, index, dtype).with_remedy(
-                    "to round the number to infinity, call `CheckpointFile::accepting_non_finite` first",
-                ))
-            }
-            Some((index, value)) => Err(not_finite_error(name, value, index)),
-        }
+        entry.check(&required, elements.clone())
     }
 
-    /// Refuses records of codes with a negative scale or a number that is not finite.
-    fn check_codes(
-        &self,
-        EntryPart {
-            entry: name,
-            elements,
-        }: &EntryPart,
-        code: Code,
-    ) -> Result<()> {
-        const RECORDS_READ: usize = 1 << 10;
-        let Some(entry) = self.entry(name) else {
-            return Ok(());
-        };
-        let rows = elements.start / RECORD..elements.end / RECORD;
-        for first in rows.clone().step_by(RECORDS_READ) {
-            let records = entry
-                .part(first * RECORD..rows.end.min(first + RECORDS_READ) * RECORD)
-                .map_err(read_error)?;
-            let remedy = (!self.accept_non_finite).then_some(ACCEPT);
-            check_records(&in_file(name), &records.to_vec1()?, first, code, remedy)?;
-        }
-        Ok(())
-    }
-
-    /// The entry with the most precise copy of a parameter: its master, if there is one.
-    ///
-    /// If the program moved the parameter before the first gradient, the master is out of date, and a
-    /// conversion takes the parameter itself.
-    fn precise_entry(&self, path: &str) -> Result<String> {
-        let mut leaf = self.record.leaves.get(path);
-        if let Some(unreached) = leaf.filter(|leaf| self.convert && leaf.is_unreached()) {
-            // Each rank compares the whole parameter and not its part, because all have to choose the same
-            // entry.
-            match self.stale_element(path, unreached, 0..usize::MAX) {
-                Err(error) if error.kind() == ErrorKind::Io => return Err(error),
-                Ok(Some(_)) => leaf = None,
-                _ => {}
-            }
-        }
-        let master = leaf.and_then(|leaf| self.record.tensors(leaf).0);
-        Ok(master.map_or_else(|| path.to_string(), |master| entry_name(path, master)))
-    }
-}
-
-/// The schedules that the leaf goes on with, resolved in the optimiser that it will have.
-fn check_schedules(
-    leaf: &Leaf,
-    record: Option<&LeafRecord>,
-    optimiser: &Arc<Optimiser>,
-    shared: &mut SharedChecks,
-) -> Result<Option<Arc<Drives>>> {
-    let path = leaf.path();
-    let indices = record.map(|record| &record.schedules);
-    let resolved = shared
-        .saved_schedules
-        .merge(indices, leaf.schedules().cloned())
-        .and_then(|schedules| shared.resolver.resolve(optimiser, schedules.into_iter()))
-        .map_err(|error| error.at(path))?;
-    match resolved.missing.first() {
-        Some(field) => {
-            Err(damage_error(format_args!("a schedule drives {field:?}, which the rule lacks")).at(path))
-        }
-        None => Ok(resolved.drives),
+    /// The remedy for numbers that are not finite, as [`Requirements`] has it.
+    fn on_non_finite(&self) -> Option<&'static str> {
+        (!self.accept_non_finite).then_some("call `CheckpointFile::accepting_non_finite` first")
     }
 }
 
@@ -799,7 +510,7 @@ fn check_count(problem: impl Display, count: u64) -> Result<()> {
 }
 
 /// The error that the file lacks a parameter.
-fn missing_error<'p>(path: &str, available: impl Iterator<Item = &'p String>) -> Error {
+pub(super) fn missing_error<'p>(path: &str, available: impl Iterator<Item = &'p String>) -> Error {
     Error::new(ErrorKind::Model, "the file lacks this parameter; the file has:")
         .with_got(comma_separated(&first_names(available)))
         .with_remedy(PASS_THE_MODEL)
@@ -807,7 +518,7 @@ fn missing_error<'p>(path: &str, available: impl Iterator<Item = &'p String>) ->
 }
 
 /// The error that the file has a parameter that the state or model lacks.
-fn extra_error(path: &str, place: &str) -> Error {
+pub(super) fn extra_error(path: &str, place: &str) -> Error {
     let problem = format!("the file has this parameter, but the {place} does not");
     Error::new(ErrorKind::Model, problem)
         .with_remedy(PASS_THE_MODEL)
@@ -817,19 +528,6 @@ fn extra_error(path: &str, place: &str) -> Error {
 /// The name of a tensor of the file in errors.
 fn in_file(entry: &str) -> String {
     format!("the file's {entry:?}")
-}
-
-fn shape_error(entry: &str, got: &[usize], expected: &[usize]) -> Error {
-    Error::shape(in_file(entry), got, expected).with_remedy(PASS_THE_MODEL)
-}
-
-fn dtype_error(entry: &str, got: impl Debug, expected: DType) -> Error {
-    let remedy = "to convert the tensors, call `CheckpointFile::converting` first";
-    Error::dtype(in_file(entry), got, format_args!("{expected:?}")).with_remedy(remedy)
-}
-
-fn not_finite_error(entry: &str, value: f64, element: usize) -> Error {
-    Error::not_finite(in_file(entry), value, element).with_remedy(ACCEPT)
 }
 
 /// Refuses a file whose names are not the expected names in the expected order.

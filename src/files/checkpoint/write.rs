@@ -12,11 +12,11 @@ use std::io;
 use std::path::Path;
 
 use super::agreement::path_aspect;
-use super::finite::Watch;
 use super::layout::{EntryInfo, FileLayout, Remarks, SavedTensor};
 use super::pieces::{FilePiece, PieceWriter, join};
 use super::replace::{NewFile, io_failure, open_shared};
 use crate::error::{Error, Result};
+use crate::numbers::Watch;
 use crate::ranks::{Agreement, Aspect, Call, StateWorld};
 use crate::rule::field::Number;
 

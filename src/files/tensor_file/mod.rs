@@ -16,7 +16,7 @@ pub(crate) use header::{LARGEST_HEADER, Texts};
 pub(crate) use source::Source;
 
 use crate::error::{Error, ErrorKind};
-use crate::numbers::{DType, first_non_finite_in, is_supported, ranges_to_read};
+use crate::numbers::{DType, Requirements, Watch, ranges_to_read};
 use crate::tensors::{Tensor, dtype_from_file, from_bytes};
 
 /// An open file and its header.
@@ -166,36 +166,20 @@ impl<'f> Entry<'f> {
         dtype_from_file(self.dtype).ok()
     }
 
-    /// The first of these numbers that is infinite or NaN, or rounds to infinity in `dtype`, with its index.
-    /// Integers are always finite.
-    pub(crate) fn first_non_finite(
-        &self,
-        elements: Range<usize>,
-        dtype: DType,
-    ) -> io::Result<Option<(usize, f64)>> {
-        self.find_first(elements, |bytes, file_dtype| {
-            first_non_finite_in(bytes, file_dtype, dtype)
-        })
-    }
-
-    /// The first of these numbers that `find` selects, with its index. `find` gets the bytes of one range of
-    /// numbers after another, and the dtype. A tensor of integers has no such number.
-    pub(crate) fn find_first(
-        &self,
-        elements: Range<usize>,
-        find: impl Fn(&[u8], DType) -> Option<(usize, f64)>,
-    ) -> io::Result<Option<(usize, f64)>> {
-        let Some(dtype) = self.known_dtype().filter(|dtype| is_supported(*dtype)) else {
-            return Ok(None);
-        };
-        let mut buffer = Vec::new();
-        for range in ranges_to_read(elements) {
-            let start = range.start;
-            if let Some((index, number)) = find(self.read(range, &mut buffer)?, dtype) {
-                return Ok(Some((start + index, number)));
+    /// Refuses a tensor of other values than required. Reads the numbers of `elements`, range by range.
+    pub(crate) fn check(&self, required: &Requirements<'_>, elements: Range<usize>) -> crate::Result<()> {
+        let dtype = self.known_dtype();
+        required.check_form(self.shape, dtype, self.dtype)?;
+        let send = |watch: &mut Watch| {
+            let mut buffer = Vec::new();
+            for range in ranges_to_read(elements.clone()) {
+                watch.add(self.read(range, &mut buffer).map_err(read_error)?);
             }
-        }
-        Ok(None)
+            Ok(())
+        };
+        dtype.map_or(Ok(()), |dtype| {
+            required.check_numbers(dtype, elements.start, send)
+        })
     }
 }
 

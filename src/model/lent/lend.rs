@@ -232,45 +232,51 @@ pub(crate) fn check_parameter(role: &'static str, lender: &dyn Lend, needs_write
 
 /// A copy of the lent memory.
 pub(crate) fn copy_of(role: &'static str, lender: &dyn Lend) -> Result<Tensor> {
-    let (elements, dtype) = (lender.elem_count(), lender.dtype());
     if let Some(tensor) = lender.tensor() {
-        return allocate(elements, dtype, tensor.device(), || tensor.copy());
+        return allocate(lender.elem_count(), lender.dtype(), tensor.device(), || {
+            tensor.copy()
+        });
     }
     let mut copy = None;
     read(role, lender, &mut |view| {
-        let shape = lender.shape();
-        let make_copy = || {
-            let numbers = flat_copy(view.memory());
-            match view.strides() {
-                None => numbers.reshape(shape),
-                Some((_, strides)) => copy_in_order(&numbers, shape, strides),
-            }
-        };
-        copy = Some(allocate(elements, dtype, &Device::Cpu, make_copy)?);
+        copy = Some(copy_of_view(view, lender)?);
         Ok(())
     })?;
     copy.ok_or_else(|| run_count_error(lender, 0))
 }
 
+/// A copy of the view of a lender.
+fn copy_of_view(view: View<'_>, lender: &dyn Lend) -> Result<Tensor> {
+    let shape = lender.shape();
+    allocate(lender.elem_count(), lender.dtype(), &Device::Cpu, || {
+        let numbers = flat_copy(view.memory());
+        match view.strides() {
+            None => numbers.reshape(shape),
+            Some((_, strides)) => copy_in_order(&numbers, shape, strides),
+        }
+    })
+}
+
 /// Writes the values of any lender to `out`, as [`write_tensor`] does for a tensor.
-pub(crate) fn serialise_lent(lender: &dyn Lend, out: &mut dyn Write) -> io::Result<()> {
+pub(crate) fn serialise_lent(role: &'static str, lender: &dyn Lend, out: &mut dyn Write) -> io::Result<()> {
     if let Some(tensor) = lender.tensor() {
         return write_tensor(tensor, out);
     }
     let mut write_result = Ok(());
-    let read_result = read("tensor", lender, &mut |view| {
-        let Some(memory) = view.in_order() else {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                "values that do not lie in order cannot be saved",
-            )
-            .with_remedy("lend a copy"));
-        };
+    let read_result = read(role, lender, &mut |view| {
         // The error is stored instead of returned to the owner, so that the error stays an `io::Error`.
-        write_result = write_values(memory.bytes(), memory.dtype().size_in_bytes(), out);
+        write_result = match view.in_order() {
+            Some(memory) => write_values(memory.bytes(), memory.dtype().size_in_bytes(), out),
+            None => write_tensor(&copy_of_view(view, lender)?, out),
+        };
         Ok(())
     });
     read_result.map_err(io::Error::other).and(write_result)
+}
+
+/// [`serialise_lent`] to a writer that cannot fail, so that each error is one of the lender.
+pub(crate) fn read_bytes(lender: &dyn Lend, out: &mut dyn Write) -> Result<()> {
+    serialise_lent("value", lender, out).map_err(|error| error.downcast().unwrap_or_else(Error::other))
 }
 
 /// A tensor of one dimension with copies of the numbers.

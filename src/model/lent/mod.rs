@@ -18,7 +18,8 @@ mod tensor;
 pub(crate) use handle::Lent;
 pub use lend::Lend;
 pub(crate) use lend::{
-    check_parameter, copy_of, defect, flat_copy, read, read_only_error, serialise_lent, write, wrong_memory,
+    check_parameter, copy_of, defect, flat_copy, read, read_bytes, read_only_error, serialise_lent, write,
+    wrong_memory,
 };
 pub use memory::{MemoryMut, MemoryRef, View};
 pub(crate) use stored::{check_extent, storage_of, write_tensor};

@@ -12,6 +12,7 @@ mod config_schedules;
 pub(crate) mod config_written;
 mod damaged_checkpoints;
 mod extreme_numbers;
+mod outside_values;
 mod restore_converted;
 mod restored_parts;
 mod saved_extras;

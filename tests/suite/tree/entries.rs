@@ -246,7 +246,7 @@ fn values_that_do_not_fit_are_refused_and_nothing_is_set() -> Tested {
             "0.m",
             tensor(&integers),
             ErrorKind::Tensor,
-            "is U32, expected F16, BF16, F32 or F64",
+            "is U32, expected F16; convert the values first",
         ),
         (
             "0",
@@ -267,14 +267,14 @@ fn values_that_do_not_fit_are_refused_and_nothing_is_set() -> Tested {
             "0.v",
             tensor(&nan),
             ErrorKind::NotFinite,
-            "is NaN at element 4999, expected a finite number; restore the state",
+            "is NaN at element 4999, expected a finite number; to accept infinities and NaN, restore the state",
         ),
         (
             "0",
             "0.v",
             tensor(&negative),
             ErrorKind::Tensor,
-            "is -1 at element 140, expected a finite number that is not",
+            "is -1 at element 140, expected a number that is not negative",
         ),
         (
             "0",
@@ -372,6 +372,53 @@ fn tensors_are_rounded_to_the_state() -> Tested {
     let leaf = state.leaf("0").expect("the leaf");
     let stored = leaf.tensor("0.m")?;
     assert_eq!(bits(&stored), bits(&column.to_dtype(DType::F16)?));
+    Ok(())
+}
+
+/// A column of a matrix of two columns, in memory of its owner.
+struct Column(Vec<f32>);
+
+impl Lend for Column {
+    fn lent_shape(&self) -> &[usize] {
+        &[5000]
+    }
+
+    fn lent_dtype(&self) -> optimisers::DType {
+        optimisers::DType::F32
+    }
+
+    fn memory(&self) -> Option<usize> {
+        None
+    }
+
+    fn read(&self, run: &mut dyn FnMut(View<'_>) -> Result<()>) -> Result<()> {
+        run(View::strided(&self.0[1..], &[5000], &[2])?)
+    }
+
+    fn write(&self, _: &mut dyn FnMut(MemoryMut<'_>) -> Result<()>) -> Result<()> {
+        Err(optimisers::Error::other("read-only"))
+    }
+}
+
+/// Only the column is read: the NaN in the other column does not matter.
+#[test]
+fn lent_elements_that_do_not_lie_in_order() -> Tested {
+    let (_, mut state) = stepped(Adam::new(0.1), DType::F32);
+    let mut numbers: Vec<f32> = (0..10_000).map(|i| i as f32).collect();
+    numbers[70] = f32::NAN;
+    state.set_entries([("0", "m", StateValue::Tensor(&Column(numbers.clone())))])?;
+    let expected: Vec<f32> = (0..5000).map(|i| (2 * i + 1) as f32).collect();
+    assert_eq!(
+        state.leaf("0").expect("the leaf").tensor("m")?.to_vec1::<f32>()?,
+        expected
+    );
+    numbers[71] = f32::NAN;
+    let refused = state.set_entries([("0", "m", StateValue::Tensor(&Column(numbers)))]);
+    is_kind(
+        &refused.expect_err("a refusal"),
+        ErrorKind::NotFinite,
+        &["is NaN at element 35"],
+    );
     Ok(())
 }
 
