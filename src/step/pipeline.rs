@@ -43,14 +43,10 @@ pub(super) fn step<'g>(
     by_leaf: Vec<GradientSource<'g>>,
 ) -> Result<Outcome> {
     let mut call = call.with_state_settings(state);
-    if let Err(error) = state.go_to_step(state.steps) {
-        return state.settle(Call::Update, Err(error));
-    }
-    let not_restored = match state.check_restored(parameters, call.options.keep_masters) {
+    let not_restored = match open_step(state, parameters, call.options.keep_masters) {
         Ok(warning) => warning,
         Err(error) => return state.settle(Call::Update, Err(error)),
     };
-    register_memory(state, parameters);
     #[cfg(feature = "candle")]
     let may_warn_of_wire = state
         .warnings
@@ -106,18 +102,27 @@ pub(super) fn step<'g>(
     Ok(outcome)
 }
 
-/// Registers where parameters are now, so that two concurrent updates of one memory notice each other.
+/// Brings a state to its next step, before the first plan. Returns the warning that the model is not that of a
+/// restored file.
 ///
-/// The caller registers before any call of `UpdateTargets::all_registered`. candle's variables are left out, because
-/// such variables stay where `setup` has registered them.
-pub(super) fn register_memory(state: &mut StateTree, parameters: &[Lent<'_>]) {
+/// The memory of the parameters is registered, so that two concurrent updates of one memory notice each other.
+/// candle's variables are left out, because such variables stay where `setup` has registered them.
+pub(super) fn open_step(
+    state: &mut StateTree,
+    parameters: &[Lent<'_>],
+    keep_masters: bool,
+) -> Result<Option<Warning>> {
+    state.go_to_step(state.steps)?;
+    let not_restored = state.check_restored(parameters, keep_masters)?;
     let elsewhere = state
         .leaves
         .iter()
         .zip(parameters)
         .filter(|(leaf, x)| leaf.storage.is_none() || x.tensor().is_none())
         .filter_map(|(leaf, x)| x.memory().filter(|memory| Some(*memory) != leaf.storage));
+    // A plan reads which memory updates write (`UpdateTargets::all_registered`).
     state.other_targets.replace(elsewhere);
+    Ok(not_restored)
 }
 
 /// A call on which all ranks have agreed, with all leaves or one pushed leaf.

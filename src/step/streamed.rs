@@ -22,7 +22,7 @@ use super::call::{UpdateCall, UpdateOptions};
 use super::leaf::{GradientSource, needs_all_gradients_error};
 use super::loss_scaler::LossScaler;
 use super::outcome::{Outcome, SkipReason};
-use super::pipeline::{Ending, PlannedStep, StepCall, register_memory, step};
+use super::pipeline::{Ending, PlannedStep, StepCall, open_step, step};
 use super::ranks::Ranks;
 use super::update::Update;
 use crate::engine::{Job, check_gradient};
@@ -145,17 +145,13 @@ impl<'s> Update<'s> {
             is_streamed: true,
             ..call
         };
-        state.go_to_step(state.steps)?;
         let parameters = state.parameters(model)?;
         state.check_parameters()?;
         let needs_all = |leaf: &&Leaf| !leaf.is_frozen() && leaf.optimiser.rule().kind() == Kind::WholeModel;
         if let Some(leaf) = state.leaves().find(needs_all) {
             return Err(needs_all_gradients_error(leaf.path()));
         }
-        let not_restored = state.check_restored(&parameters, options.keep_masters)?;
-        // Memory is registered before the first push, because the plan of a push reads which memory updates
-        // write.
-        register_memory(state, &parameters);
+        let not_restored = open_step(state, &parameters, options.keep_masters)?;
         let open_leaf = |leaf| {
             Mutex::new(OpenLeaf {
                 leaf,

@@ -11,7 +11,6 @@ use super::choices::{ChoiceCache, ChosenOptimisers};
 use super::leaf::{VariablePlace, check_count};
 use super::{
     Leaf, LeftOut, OtherPath, StateTree, choose_optimisers, is_trainable, not_in_state_error, rest_below,
-    selected_path,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lent;
@@ -169,7 +168,7 @@ impl StateTree {
         self.check_leaves()?;
         let (places, has_left_out) = (self.leaf_indices_below(path), self.has_left_out(path));
         if places.is_empty() && !has_left_out {
-            return Err(self.no_leaf_error(&selected_path(path)));
+            return Err(self.no_leaf_error(Some(path)));
         }
         places
             .iter()
@@ -211,7 +210,7 @@ impl StateTree {
         let is_below = |variable: &LeftOut| variable.names().any(|name| new_name(name).is_some());
         let (places, has_left_out) = (self.leaf_indices_below(from), self.has_left_out(from));
         if places.is_empty() && !has_left_out {
-            return Err(self.no_leaf_error(&selected_path(from)));
+            return Err(self.no_leaf_error(Some(from)));
         }
         let left_out = self
             .left_out

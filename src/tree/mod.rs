@@ -52,7 +52,7 @@ pub(crate) use selection::{Adjustment, SetField, available_fields};
 
 use crate::engine::{JobPool, UpdateTargets};
 use crate::error::warning::Warnings;
-use crate::error::{Error, ErrorKind, Result, first_names, one_of};
+use crate::error::{Error, ErrorKind, Result, first_names, one_of, suggestion};
 use crate::ranks::{KeptSums, StateWorld};
 use crate::tensors::{Tensor, TensorId};
 
@@ -546,7 +546,7 @@ impl StateTree {
         self.check_leaves()?;
         let places = self.leaf_indices_below(path);
         if places.is_empty() {
-            return Err(self.no_leaf_error(&selected_path(path)));
+            return Err(self.no_leaf_error(Some(path)));
         }
         self.warnings.clear_cache();
         // Each leaf is split off by itself, so that a selection of few leaves does not read all leaves.
@@ -583,7 +583,7 @@ impl StateTree {
     /// ```
     pub fn select_where(&mut self, choose: impl Fn(&Leaf) -> bool) -> Result<Selection<'_>> {
         if !self.leaves().any(&choose) {
-            return Err(self.no_leaf_error("the predicate"));
+            return Err(self.no_leaf_error(None));
         }
         self.warnings.clear_cache();
         Ok(Selection {
@@ -607,17 +607,24 @@ impl StateTree {
         self.leaves().try_for_each(Leaf::check_name)
     }
 
-    /// The error that a selection, given in words, has no leaf.
-    pub(crate) fn no_leaf_error(&self, selection: &str) -> Error {
+    /// The error that a path selects no leaf, or that a predicate (`None`) holds for none.
+    pub(crate) fn no_leaf_error(&self, path: Option<&str>) -> Error {
         if let Err(error) = self.check_leaves() {
             return error;
         }
-        let error = Error::new(ErrorKind::UnknownName, format!("{selection} selects no leaf"));
+        let problem = match path {
+            Some(path) => format!(
+                "the path {path:?} selects no leaf{}",
+                suggestion(path, self.paths())
+            ),
+            None => "the predicate selects no leaf".to_string(),
+        };
+        let error = Error::new(ErrorKind::UnknownName, problem);
         if self.is_empty() {
             return error.with_remedy("`add` parameters to the state first");
         }
         let error = error.with_expected(one_of(&first_names(self.leaves().map(Leaf::path))));
-        match selection.contains(['*', '?', '[']) {
+        match path.is_some_and(|path| path.contains(['*', '?', '['])) {
             true => error.with_remedy("a path is no pattern: choose by pattern with `select_where`"),
             false => error,
         }
@@ -692,11 +699,6 @@ fn leaked_error() -> Error {
         "the state has lost its leaves with a `StreamedStep` that was leaked",
     )
     .with_remedy("set up a state, and restore a checkpoint; end a step with `finish`, or drop it")
-}
-
-/// A path in words, for errors.
-pub(crate) fn selected_path(path: &str) -> String {
-    format!("the path {path:?}")
 }
 
 /// Whether `setup` makes a leaf for a tensor.

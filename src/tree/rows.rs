@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::leaf::{VariablePlace, check_count, fresh_state};
 use super::parameters::IN_MODEL;
-use super::{Leaf, StateChange, StateTree, is_trainable, selected_path};
+use super::{Leaf, StateChange, StateTree, is_trainable};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::{Lend, Lent};
 use crate::model::{Identity, Model, identity, select_variables};
@@ -84,7 +84,7 @@ impl StateTree {
         self.check_whole("`resize_rows`")?;
         let places = self.leaf_indices_below(path);
         if places.is_empty() {
-            return Err(self.no_leaf_error(&selected_path(path)));
+            return Err(self.no_leaf_error(Some(path)));
         }
         let paths: HashSet<&str> = places
             .iter()

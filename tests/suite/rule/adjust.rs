@@ -454,6 +454,11 @@ fn a_selection_ends_at_a_dot() {
         assert_eq!(rates(&state), expected, "{path:?}");
     }
     let mut state = setup(Adam::new(0.1), &model).expect("a state");
+    let mistyped = state.at("encoder.0.wieght").expect_err("no leaf");
+    says(
+        &mistyped,
+        &["selects no leaf (did you mean encoder.0.weight?), expected one of: "],
+    );
     state
         .select_where(|leaf| leaf.path().ends_with("bias"))
         .and_then(|mut leaf| leaf.adjust(0.5))
