@@ -1,4 +1,4 @@
-//! Weights from safetensors files, for models of any dtype.
+//! Weights from safetensors files.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -13,9 +13,10 @@ use crate::numbers::{DType, Requirements};
 use crate::tensors::Tensor;
 use crate::tree::{MasterValues, WeightFiles};
 
-/// The tensors of safetensors files, by name, for parameters of any float dtype.
+/// The tensors of safetensors files, by name, for variables of the same or another dtype.
 ///
-/// Values are converted, and rounded once if needed.
+/// F16, BF16, F32 and F64 are converted into each other, and rounded once if needed. Tensors of other dtypes
+/// need variables of their dtype.
 ///
 /// A file may come from another library or from `VarMap::save`, or be a checkpoint of this crate. Of a
 /// checkpoint only the parameters are read. [`CheckpointFile::converting`](crate::CheckpointFile::converting)
@@ -173,18 +174,11 @@ impl Weights {
     /// The tensor for a parameter of this shape and dtype, checked, in the dtype of the file.
     fn read(&self, path: &str, shape: &[usize], dtype: DType) -> Result<Tensor> {
         let (file, entry) = self.entry(path)?;
-        let required = Requirements {
-            label: "the file's tensor",
-            shape: Some(shape),
-            dtype,
-            code: None,
-            is_of_squares: false,
-            on_other_shape: "pass the weights of this model",
-            on_other_dtype: None,
-            on_non_finite: (!self.accept_non_finite).then_some("call `Weights::accepting_non_finite` first"),
-        };
+        let on_non_finite = "call `Weights::accepting_non_finite` first";
+        let on_non_finite = (!self.accept_non_finite).then_some(on_non_finite);
+        let required = Requirements::of_weights("the file's tensor", shape, dtype, on_non_finite);
         let tensor = entry
-            .check(&required, 0..entry.elements())
+            .check_values(&required, 0..entry.elements())
             .and_then(|()| entry.tensor().map_err(read_error));
         tensor.map_err(|error| error.at(path).in_file(WEIGHTS, &file.path))
     }
@@ -231,10 +225,6 @@ impl WeightFiles for Weights {
                 .collect(),
             unused,
         ))
-    }
-
-    fn accepts_non_finite(&self) -> bool {
-        self.accept_non_finite
     }
 }
 

@@ -133,7 +133,7 @@ impl Code {
     }
 }
 
-/// The scale of a record if it is below 0 or -0, which only a damaged record has.
+/// The scale of a record if it is finite and negative (-0 included), as only in a damaged record.
 pub(super) fn negative_scale(record: &[u8; RECORD]) -> Option<f32> {
     let scale = scale_of(record);
     (scale.is_finite() && scale.is_sign_negative()).then_some(scale)
@@ -142,7 +142,7 @@ pub(super) fn negative_scale(record: &[u8; RECORD]) -> Option<f32> {
 impl Code {
     /// The first number of a record that is infinite or NaN, with its index. An infinite or NaN scale, which
     /// only a damaged record has, counts as the first number.
-    pub(crate) fn first_non_finite(self, record: &[u8; RECORD]) -> Option<(usize, f32)> {
+    pub(super) fn first_non_finite(self, record: &[u8; RECORD]) -> Option<(usize, f32)> {
         let scale = scale_of(record);
         if !scale.is_finite() {
             return Some((0, scale));

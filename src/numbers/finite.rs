@@ -30,7 +30,7 @@ pub(crate) fn first_non_finite(numbers: impl IntoIterator<Item = f64>, dtype: DT
 
 /// [`first_non_finite`] of little-endian numbers of the dtype `from`, which are to be rounded to the dtype
 /// `to`. `None` if `from` is a dtype of integers.
-pub(crate) fn first_non_finite_in(bytes: &[u8], from: DType, to: DType) -> Option<(usize, f64)> {
+pub(super) fn first_non_finite_in(bytes: &[u8], from: DType, to: DType) -> Option<(usize, f64)> {
     fn first<const N: usize>(
         bytes: &[u8],
         [from, to]: [DType; 2],
@@ -79,7 +79,7 @@ pub(crate) fn first_non_finite_in(bytes: &[u8], from: DType, to: DType) -> Optio
 }
 
 /// The first number below 0 among little-endian numbers of a dtype, with its index.
-pub(crate) fn first_negative_in(bytes: &[u8], dtype: DType) -> Option<(usize, f64)> {
+pub(super) fn first_negative_in(bytes: &[u8], dtype: DType) -> Option<(usize, f64)> {
     fn first<const N: usize>(bytes: &[u8], decode: impl Fn([u8; N]) -> f64) -> Option<(usize, f64)> {
         let encoded_numbers = bytes.as_chunks().0;
         // The fold has no early exit, so that the compiler vectorises it.

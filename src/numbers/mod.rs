@@ -1,5 +1,5 @@
-//! Numbers without tensors: dtypes, shapes, rounding, 8-bit codes, random bits and decompositions. The types
-//! of a rule's arithmetic are in [`value`].
+//! Numbers without tensors: dtypes, shapes, rounding, 8-bit codes, random bits, decompositions, and the check
+//! of values from outside (`Requirements`). The types of a rule's arithmetic are in [`value`].
 
 #[cfg(feature = "candle")]
 mod candle;
@@ -29,7 +29,6 @@ pub(crate) use codes::Code;
 pub use dtypes::DType;
 pub(crate) use dtypes::{compute_dtype, is_supported, is_wider, largest_number, smallest_normal};
 pub(crate) use fingerprint::Fingerprint;
-use finite::{first_negative_in, first_non_finite_in};
 pub(crate) use finite::{first_non_finite, ranges_to_read};
 #[cfg(feature = "candle")]
 pub use other::OtherDType;

@@ -1,5 +1,5 @@
-//! Finds numbers that are not finite, or below 0, in bytes on their way to a file or a state, so that nobody
-//! reads a tensor twice or needs memory for a copy of a whole one.
+//! Finds numbers that may not be written, in bytes on their way to a file or a state. So a save reads each
+//! tensor only once, and the check of a file needs no memory for a whole tensor.
 //!
 //! The bytes come in pieces of any length. If a piece ends within a number or record (128 numbers in 8 bits
 //! with their scale), the bytes of that number or record are stored until the rest comes.
@@ -7,39 +7,42 @@
 use std::io::{self, Write};
 
 use super::codes::{BLOCK, RECORD, negative_scale};
-use super::{Code, DType, first_negative_in, first_non_finite_in, is_supported};
+use super::finite::{first_negative_in, first_non_finite_in};
+use super::{Code, DType, is_supported};
 
 /// The encoding of the bytes of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Encoding {
-    /// Numbers of a dtype.
+    /// Numbers of a dtype. Only F16, BF16, F32 and F64 are searched.
     Numbers(DType),
     /// Records, each of 128 numbers in 8 bits with their scale.
     Records(Code),
 }
 
-/// Finds the first number that is not finite, and the first below 0, in the bytes of a tensor or a part of one.
+/// Finds the first number of a kind in the bytes of a tensor or a part of one.
 #[derive(Debug)]
 pub(crate) struct Watch {
     encoding: Encoding,
-    /// The dtype to which the numbers are rounded.
-    dtype: DType,
-    /// Whether numbers below 0 are looked for. Scales of records below 0 always are.
+    /// The dtype to which numbers are rounded; for records, any dtype. `None` if infinities and NaN are not
+    /// looked for.
+    rounds_to: Option<DType>,
+    /// Whether negative numbers are looked for; in records, finite negative scales (-0 included).
     finds_negative: bool,
     /// The index of the next number, or of the first number of the next record.
     next: usize,
     /// The beginning of a number or record that is not whole yet.
     incomplete: Vec<u8>,
-    /// The index and value of the first number that is infinite or NaN, or that rounds to infinity.
-    pub(crate) first_non_finite: Option<(usize, f64)>,
-    /// The index and value of the first number below 0, or of the first scale below 0. The index of a scale
-    /// is that of the first number of its record.
-    pub(crate) first_negative: Option<(usize, f64)>,
+    /// The index and value of the first of these numbers. Infinities include finite numbers that round to
+    /// one.
+    ///
+    /// A negative scale has the index of the first number of its record. All other numbers of records are
+    /// infinite or NaN.
+    pub(crate) first_unfit: Option<(usize, f64)>,
 }
 
 impl Watch {
-    /// A watch over the bytes of the file's tensor from `element` on. If the tensor has records, its elements
-    /// are bytes.
+    /// A watch for infinities and NaN in the bytes of a tensor from `element` on. If the tensor has records,
+    /// its elements are bytes.
     pub(crate) fn new(encoding: Encoding, element: usize) -> Self {
         let (dtype, next) = match encoding {
             Encoding::Records(_) => (DType::F32, element / RECORD * BLOCK),
@@ -47,19 +50,18 @@ impl Watch {
         };
         Watch {
             encoding,
-            dtype,
+            rounds_to: Some(dtype),
             finds_negative: false,
             next,
             incomplete: Vec::new(),
-            first_non_finite: None,
-            first_negative: None,
+            first_unfit: None,
         }
     }
 
-    /// Also finds numbers that become infinite in `dtype` and, if `finds_negative`, numbers below 0.
-    pub(super) fn before_rounding(self, dtype: DType, finds_negative: bool) -> Self {
+    /// Looks for these numbers: see the fields.
+    pub(super) fn look_for(self, rounds_to: Option<DType>, finds_negative: bool) -> Self {
         Watch {
-            dtype,
+            rounds_to,
             finds_negative,
             ..self
         }
@@ -67,11 +69,11 @@ impl Watch {
 
     /// Adds the next bytes.
     pub(crate) fn add(&mut self, mut bytes: &[u8]) {
-        let (width, numbers) = match self.encoding {
-            Encoding::Numbers(dtype) if is_supported(dtype) => (dtype.size_in_bytes(), 1),
-            // Integers are always finite.
+        let width = match self.encoding {
+            _ if self.first_unfit.is_some() => return,
+            Encoding::Numbers(dtype) if is_supported(dtype) => dtype.size_in_bytes(),
             Encoding::Numbers(_) => return,
-            Encoding::Records(_) => (RECORD, BLOCK),
+            Encoding::Records(_) => RECORD,
         };
         if !self.incomplete.is_empty() {
             let (completion, rest) = bytes.split_at(bytes.len().min(width - self.incomplete.len()));
@@ -81,33 +83,42 @@ impl Watch {
                 return;
             }
             let completed = std::mem::take(&mut self.incomplete);
-            self.search(&completed, numbers);
+            self.search(&completed, width);
         }
         let (whole, rest) = bytes.split_at(bytes.len() - bytes.len() % width);
-        self.search(whole, numbers * (whole.len() / width));
+        // Pieces of 256 KiB stay in the cache, because two searches read them.
+        for piece in whole.chunks((1 << 18) / width * width) {
+            self.search(piece, width);
+        }
         self.incomplete.extend(rest);
     }
 
-    /// Searches whole numbers or records, `numbers` numbers in all.
-    fn search(&mut self, bytes: &[u8], numbers: usize) {
-        let (encoding, start) = (self.encoding, self.next);
-        let in_tensor = |(index, value)| (start + index, value);
-        self.first_non_finite = self.first_non_finite.or_else(|| {
-            match encoding {
-                Encoding::Numbers(from) => first_non_finite_in(bytes, from, self.dtype),
-                Encoding::Records(code) => first_in_records(bytes, |record| code.first_non_finite(record)),
-            }
-            .map(in_tensor)
-        });
-        self.first_negative = self.first_negative.or_else(|| {
-            match encoding {
-                Encoding::Numbers(_) if !self.finds_negative => None,
-                Encoding::Numbers(from) => first_negative_in(bytes, from),
-                Encoding::Records(_) => first_in_records(bytes, |record| Some((0, negative_scale(record)?))),
-            }
-            .map(in_tensor)
-        });
-        self.next += numbers;
+    /// Searches whole numbers or records of `width` bytes each.
+    fn search(&mut self, bytes: &[u8], width: usize) {
+        if self.first_unfit.is_some() {
+            return;
+        }
+        let non_finite = |rounds_to| match self.encoding {
+            Encoding::Numbers(from) => first_non_finite_in(bytes, from, rounds_to),
+            Encoding::Records(code) => first_in_records(bytes, |record| code.first_non_finite(record)),
+        };
+        let negative = || match self.encoding {
+            Encoding::Numbers(from) => first_negative_in(bytes, from),
+            Encoding::Records(_) => first_in_records(bytes, |record| Some((0, negative_scale(record)?))),
+        };
+        // Of two equal indices, `min_by_key` takes the first: the number -inf counts as negative.
+        let firsts = [
+            self.finds_negative.then(negative).flatten(),
+            self.rounds_to.and_then(non_finite),
+        ];
+        let first = firsts.into_iter().flatten().min_by_key(|(index, _)| *index);
+        self.first_unfit = first.map(|(index, value)| (self.next + index, value));
+        let numbers_each = if let Encoding::Records(_) = self.encoding {
+            BLOCK
+        } else {
+            1
+        };
+        self.next += bytes.len() / width * numbers_each;
     }
 }
 
@@ -116,12 +127,11 @@ fn first_in_records(
     bytes: &[u8],
     find: impl Fn(&[u8; RECORD]) -> Option<(usize, f32)>,
 ) -> Option<(usize, f64)> {
-    let mut records = bytes.as_chunks().0.iter().enumerate();
     let number = |(block, record)| {
         let (index, value) = find(record)?;
         Some((block * BLOCK + index, value.into()))
     };
-    records.find_map(number)
+    bytes.as_chunks().0.iter().enumerate().find_map(number)
 }
 
 /// Adds all bytes.
@@ -149,7 +159,7 @@ mod tests {
     ) -> Option<(usize, f64)> {
         let mut watch = Watch::new(encoding, element);
         bytes.chunks(piece_length).for_each(|bytes| watch.add(bytes));
-        watch.first_non_finite
+        watch.first_unfit
     }
 
     #[test]
@@ -229,59 +239,83 @@ mod tests {
         }
     }
 
-    /// The first number below 0 in these bytes, read in pieces of `piece_length` bytes.
-    fn first_negative(encoding: Encoding, bytes: &[u8], piece_length: usize) -> Option<(usize, f64)> {
-        let mut watch = Watch::new(encoding, 0).before_rounding(DType::F32, true);
+    /// The first number that is negative, infinite or NaN in these bytes, read in pieces of `piece_length`
+    /// bytes.
+    fn first_unfit(encoding: Encoding, bytes: &[u8], piece_length: usize) -> Option<(usize, f64)> {
+        let mut watch = Watch::new(encoding, 0).look_for(Some(DType::F32), true);
         bytes.chunks(piece_length).for_each(|bytes| watch.add(bytes));
-        watch.first_negative
+        watch.first_unfit
+    }
+
+    fn bytes_of(numbers: &[f32]) -> Vec<u8> {
+        numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
     }
 
     #[test]
-    fn the_first_number_below_0_is_found_however_the_bytes_come() {
+    fn the_first_of_negative_numbers_infinities_and_nan() {
+        let smallest = -f32::from_bits(1);
         for piece_length in [1, 3, 1000] {
-            let find = |numbers: &[f32]| {
-                let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-                first_negative(Encoding::Numbers(DType::F32), &bytes, piece_length)
+            let first = |numbers: &[f32]| {
+                first_unfit(Encoding::Numbers(DType::F32), &bytes_of(numbers), piece_length)
             };
-            // Squares that round to -0, and NaN, are not below 0.
-            assert_eq!(find(&[0.0, -0.0, f32::NAN, 1.0]), None);
-            let smallest = -f32::from_bits(1);
-            assert_eq!(find(&[1.0, f32::NAN, smallest, -2.0]), Some((2, smallest.into())));
+            // Squares that round to -0 are not negative.
+            assert_eq!(first(&[0.0, -0.0, 1.0]), None);
+            assert_eq!(
+                first(&[1.0, smallest, f32::NAN, -2.0]),
+                Some((1, smallest.into()))
+            );
+            assert_eq!(first(&[1.0, f32::INFINITY, -2.0]), Some((1, f64::INFINITY)));
+            assert_eq!(
+                first(&[1.0, f32::NEG_INFINITY, -2.0]),
+                Some((1, f64::NEG_INFINITY))
+            );
         }
     }
 
     #[test]
-    fn the_first_record_with_a_scale_below_0_is_found() {
+    fn the_first_of_negative_scales_infinities_and_nan() {
         for code in [Code::Signed, Code::NonNegative] {
-            let mut records = code.records_of(&[1.0; 3 * BLOCK]);
-            for piece_length in [1, 100, 1000] {
-                assert_eq!(
-                    first_negative(Encoding::Records(code), &records, piece_length),
-                    None
-                );
-            }
-            records[RECORD..][..4].copy_from_slice(&(-0.0f32).to_le_bytes());
-            for piece_length in [1, 100, 1000] {
-                let negative = first_negative(Encoding::Records(code), &records, piece_length);
-                assert_eq!(negative, Some((BLOCK, -0.0)));
+            let mut numbers = [1.0; 4 * BLOCK];
+            numbers[3 * BLOCK + 5] = f32::INFINITY;
+            let mut records = code.records_of(&numbers);
+            for (block, expected) in [(3, -0.0), (1, -0.0), (0, f64::NEG_INFINITY)] {
+                let scale = (expected as f32).to_le_bytes();
+                records[block * RECORD..][..4].copy_from_slice(&scale);
+                for piece_length in [1, 100, 1000] {
+                    let first = first_unfit(Encoding::Records(code), &records, piece_length);
+                    assert_eq!(first, Some((block * BLOCK, expected)), "{piece_length}");
+                }
             }
         }
     }
 
     #[test]
     fn numbers_that_become_infinite_are_found() {
-        let bytes: Vec<u8> = [1f32, 65519.0, 65520.0]
-            .iter()
-            .flat_map(|number| number.to_le_bytes())
-            .collect();
+        let bytes = bytes_of(&[1.0, 65519.0, 65520.0]);
         for (dtype, expected) in [
             (DType::F16, Some((2, 65520.0))),
             (DType::BF16, None),
             (DType::F64, None),
         ] {
-            let mut watch = Watch::new(Encoding::Numbers(DType::F32), 0).before_rounding(dtype, false);
+            let mut watch = Watch::new(Encoding::Numbers(DType::F32), 0).look_for(Some(dtype), false);
             bytes.chunks(5).for_each(|bytes| watch.add(bytes));
-            assert_eq!(watch.first_non_finite, expected, "{dtype}");
+            assert_eq!(watch.first_unfit, expected, "{dtype}");
         }
+    }
+
+    /// More than one piece of those in which whole numbers are searched.
+    #[test]
+    fn indices_are_right_in_long_memory() {
+        let mut numbers = vec![1.0; 200_000];
+        numbers[150_000] = -1.0;
+        let long = Encoding::Numbers(DType::F32);
+        assert_eq!(
+            first_unfit(long, &bytes_of(&numbers), usize::MAX),
+            Some((150_000, -1.0))
+        );
+        let mut records = Code::Signed.records_of(&numbers);
+        records[1200 * RECORD..][..4].copy_from_slice(&(-1f32).to_le_bytes());
+        let first = first_unfit(Encoding::Records(Code::Signed), &records, usize::MAX);
+        assert_eq!(first, Some((1200 * BLOCK, -1.0)));
     }
 }

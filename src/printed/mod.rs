@@ -22,7 +22,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lent;
 use crate::numbers::{DType, counts};
 use crate::rule::field::FieldValue;
-use crate::rule::{Adjust, Gradient, IntoOptimiser, Optimiser, State, out_of_range};
+use crate::rule::{Adjust, Gradient, IntoOptimiser, Optimiser, State, out_of_range, range};
 use crate::tensors::{Tensor, dtype_of};
 
 /// The steps of `optimiser` as kernels, for these dtypes of parameter and gradient.
@@ -159,7 +159,8 @@ impl Printed {
     /// Resumes from this progress, as after a restart. The progress has no hyper-parameters.
     ///
     /// # Errors
-    /// If `progress` is not of this optimiser.
+    /// If `progress` is not of this optimiser, a count is above `u64::MAX / 2`, or a number is not finite or
+    /// out of its range.
     ///
     /// ```
     /// use optimisers::{Adam, DType::F32, printed};
@@ -203,7 +204,8 @@ impl Printed {
             counts::check(format!("{name:?} of the progress to resume is"), *count)?;
         }
         for (name, number) in &progress.numbers {
-            if let Some(expected) = self.state.number_fault(name, *number) {
+            let fault = || self.state.number_fault(name, *number);
+            if let Some(expected) = range::finite(*number).or_else(fault) {
                 return Err(out_of_range("the progress to resume", name, *number, expected));
             }
         }

@@ -102,11 +102,11 @@ pub(super) fn step<'g>(
     Ok(outcome)
 }
 
-/// Brings a state to its next step, before the first plan. Returns the warning that the model is not that of a
-/// restored file.
+/// Prepares a state for a step: leaves get the values of their schedules, and the model is compared with that
+/// of a restored file. Returns the warning if the two differ.
 ///
-/// The memory of the parameters is registered, so that two concurrent updates of one memory notice each other.
-/// candle's variables are left out, because such variables stay where `setup` has registered them.
+/// The memory of the parameters is registered, so that two concurrent updates of one memory notice each
+/// other. candle's variables are left out, because such variables stay where `setup` has registered them.
 pub(super) fn open_step(
     state: &mut StateTree,
     parameters: &[Lent<'_>],
@@ -120,7 +120,7 @@ pub(super) fn open_step(
         .zip(parameters)
         .filter(|(leaf, x)| leaf.storage.is_none() || x.tensor().is_none())
         .filter_map(|(leaf, x)| x.memory().filter(|memory| Some(*memory) != leaf.storage));
-    // A plan reads which memory updates write (`UpdateTargets::all_registered`).
+    // Plans read the registered memory (`UpdateTargets::all_registered`).
     state.other_targets.replace(elsewhere);
     Ok(not_restored)
 }

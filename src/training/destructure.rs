@@ -222,6 +222,10 @@ impl Structure {
     /// `model` is the model given to [`destructure`], or another model with the same paths, ties, shapes and
     /// dtypes, on any device.
     ///
+    /// Numbers are not looked at: infinities and NaN are written, and a number that is too large for the
+    /// dtype of its parameter becomes infinite. [`set_masters`](crate::StateTree::set_masters) refuses such
+    /// numbers.
+    ///
     /// Use this only for a model without optimiser state. If there is a state, call
     /// `state.set_masters(&model, &structure.rebuild(&flat)?)`, because a state may have values of the old
     /// parameters:

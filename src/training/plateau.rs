@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 use crate::rule::field::{FieldValue, Number};
-use crate::rule::{RATE, out_of_range};
+use crate::rule::{RATE, out_of_range, range};
 use crate::tree::{Adjustment, DrivenNumber, Leaf, Selection, SetField, available_fields, driven_numbers};
 
 /// Whether a metric is to fall or to rise.
@@ -357,27 +357,29 @@ impl ReduceOnPlateau {
             epsilon,
             patience,
             cooldown,
+            best,
             ..
         } = *self;
         let refuse = |field: &str, value: FieldValue, expected: &str| {
             Err(out_of_range("ReduceOnPlateau", field, value, expected))
         };
-        let is_size = |value: f64| value >= 0.0 && value.is_finite();
+        if let Some(Number(best)) = best.filter(|Number(best)| best.is_nan()) {
+            return refuse("best", best.into(), "a number");
+        }
+        let check_size = |field: &str, value: f64| {
+            range::non_negative(value).map_or(Ok(()), |expected| refuse(field, value.into(), expected))
+        };
         match threshold {
             Threshold::Relative(part) if !(0.0..1.0).contains(&part) => {
                 return refuse("threshold", part.into(), "a number in [0, 1)");
             }
-            Threshold::Absolute(by) if !is_size(by) => {
-                return refuse("threshold", by.into(), "a finite number of 0 or more");
-            }
-            Threshold::Relative(_) | Threshold::Absolute(_) => {}
+            Threshold::Absolute(by) => check_size("threshold", by)?,
+            Threshold::Relative(_) => {}
         }
+        check_size("min_eta", min_eta)?;
+        check_size("epsilon", epsilon)?;
         if !(factor > 0.0 && factor < 1.0) {
             refuse("factor", factor.into(), "a number in (0, 1)")
-        } else if !is_size(min_eta) {
-            refuse("min_eta", min_eta.into(), "a finite number of 0 or more")
-        } else if !is_size(epsilon) {
-            refuse("epsilon", epsilon.into(), "a finite number of 0 or more")
         } else if self.bad > patience {
             refuse("bad", self.bad.into(), "a count of at most `patience`")
         } else if self.cooling > cooldown {

@@ -14,7 +14,7 @@ use super::masters::checksum;
 use super::{Leaf, NormHistories, StateTree};
 use crate::engine::Buffer;
 use crate::error::{Error, ErrorKind, Result};
-use crate::model::lent::{Lend, read_bytes};
+use crate::model::lent::{Lend, send_bytes};
 use crate::numbers::{Code, DType, Requirements, check_finite, counts};
 use crate::ranks::{Agreement, Aspect, Call, Held};
 use crate::rule::{FieldValue, StateParts};
@@ -168,16 +168,16 @@ impl StateTree {
     /// Sets entries of the state, each given by path, name and value as in [`entries`](StateTree::entries).
     ///
     /// All entries are set or none. Entries of the state that are not listed here stay as they are. A tensor
-    /// may have any float dtype: its numbers are rounded to what the state stores, also to
-    /// [8 bits](crate::Q8). The parameters stay as they are, so each parameter has to be its new `master`,
+    /// may have F16, BF16, F32 or F64: its numbers are rounded to what the state stores, also to [8
+    /// bits](crate::Q8). The parameters stay as they are, so each parameter has to be its new `master`,
     /// rounded.
     ///
     /// Over [ranks](crate::Setup::over) all ranks call this method with the same whole tensors, and each rank
     /// takes its part.
     ///
     /// # Errors
-    /// If a path or a name is unknown or given twice; if a value is of another kind, shape or length; if a
-    /// number is not finite, too large for its dtype, out of [its range](crate::State::with_number), or
+    /// If a path or a name is unknown or given twice; if a value is of another kind, shape, dtype or length;
+    /// if a number is not finite, too large for its dtype, out of [its range](crate::State::with_number), or
     /// negative among squares of gradients; if a counter is above `u64::MAX / 2`; if the model has averages
     /// instead of its parameters; if parameters have [no names](crate::CandleOptimizer); if ranks give
     /// different entries. Nothing changes then. If a device fails, or memory that was lent once is not lent
@@ -212,8 +212,8 @@ impl StateTree {
             value,
         };
         let entries: Vec<_> = entries.into_iter().map(new).collect();
-        let accept = "restore the state from a checkpoint with `CheckpointFile::accepting_non_finite`";
-        self.assign_entries(&entries, Some(accept))
+        let on_non_finite = "restore the state from a checkpoint with `CheckpointFile::accepting_non_finite`";
+        self.assign_entries(&entries, Some(on_non_finite))
     }
 
     /// [`StateTree::set_entries`]. `on_non_finite` is that of [`Requirements`].
@@ -476,27 +476,26 @@ impl NewEntry<'_> {
         buffer: &Buffer,
         on_non_finite: Option<&'static str>,
     ) -> Result<()> {
-        let is_of_squares = buffer.is_of_squares() || buffer.code() == Some(Code::NonNegative);
         let required = Requirements {
             shape: checked_shape(leaf, buffer),
-            is_of_squares,
+            is_non_negative: buffer.is_of_squares() || buffer.code() == Some(Code::NonNegative),
             ..self.requirements(buffer.dtype(), on_non_finite)
         };
-        required.check_form(values.shape(), Some(values.dtype()), values.dtype())?;
+        let dtype = required.check_form(values.shape(), Some(values.dtype()), values.dtype())?;
         if required.shape.is_none() {
             return Ok(());
         }
-        required.check_numbers(values.dtype(), 0, |watch| read_bytes(values, watch))
+        required.check_numbers(dtype, 0, |watch| send_bytes("value", values, watch))
     }
 
-    /// What the values of a tensor have to be whose numbers are stored in `dtype`.
+    /// The requirements on new values that are rounded to `dtype`, without a shape.
     fn requirements(&self, dtype: DType, on_non_finite: Option<&'static str>) -> Requirements<'_> {
         Requirements {
             label: &self.label,
             shape: None,
             dtype,
             code: None,
-            is_of_squares: false,
+            is_non_negative: false,
             on_other_shape: OTHER_STATE,
             on_other_dtype: None,
             on_non_finite,
@@ -534,7 +533,7 @@ impl NewEntry<'_> {
     /// The entry as ranks compare it, with a checksum instead of a tensor or bytes.
     fn aspect(&self) -> Result<Aspect> {
         let value = match &self.value {
-            StateValue::Tensor(values) => format!("checksum {:08x}", checksum(*values)?),
+            StateValue::Tensor(values) => format!("checksum {:08x}", checksum("value", *values)?),
             StateValue::Bytes(bytes) => format!("checksum {:08x}", crc32fast::hash(bytes)),
             StateValue::Counter(count) => count.to_string(),
             StateValue::Number(number) => format!("{:016x}", number.to_bits()),

@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use super::{Leaf, StateTree};
 use crate::engine::{owned_on, set_lent};
 use crate::error::{Error, Result};
-use crate::model::lent::{Lend, Lent, check_parameter, read_bytes};
+use crate::model::lent::{Lend, Lent, check_parameter, send_bytes};
 use crate::model::{Identity, Model, Variable, identity, in_path_order};
 use crate::numbers::{Requirements, ranges_to_read};
 use crate::ranks::{Agreement, Aspect, Call, Held};
@@ -67,10 +67,12 @@ impl StateTree {
     /// hold.
     ///
     /// `values` is a map of tensors by path, or [`Weights`](crate::Weights) from files. Every parameter needs
-    /// a value, in any float dtype. Other variables of the model are set, too: with a map the variables that
-    /// have a value there, with files all variables. A map must not have a name that the model lacks. Files
-    /// may have such names, and this method returns them. Over [ranks](crate::Setup::over) all ranks call
-    /// this method with the same values.
+    /// a value, in F16, BF16, F32 or F64. Other variables of the model are set, too: with a map the variables
+    /// that have a value there, with files all variables. Values of other dtypes have to have the dtype of
+    /// their variable, and their numbers are not looked at. A map must not have a name that the model lacks.
+    /// Files may have such names, and this method returns them. If the state was
+    /// [renamed](StateTree::rename), a map may have the paths of the state, which count first, or of the
+    /// model. Over [ranks](crate::Setup::over) all ranks call this method with the same values.
     ///
     /// # Copies in the state
     /// State that started as a copy of the parameter is set to the new weights, too, at any step. The rest of
@@ -87,8 +89,8 @@ impl StateTree {
     /// | rules with a [`Slot::parameter`](crate::Slot::parameter) | the slot has the new weights; if the rule has no other tensors, the count of steps starts anew |
     ///
     /// # Errors
-    /// If a parameter is missing, unknown, of another shape, not floating-point, not finite (unless the files
-    /// are [accepted](crate::Weights::accepting_non_finite)) or too large for its dtype; if a file cannot be
+    /// If a value is missing, unknown, of another shape or a wrong dtype, not finite (unless the files are
+    /// [accepted](crate::Weights::accepting_non_finite)) or too large for its dtype; if a file cannot be
     /// read; if the model has averages instead of its parameters; if `model` is not the state's. Nothing
     /// changes then. If another rank fails after all ranks have agreed, this call is an error, too, but this
     /// rank has all of the new weights.
@@ -216,11 +218,8 @@ enum MasterSource<'v> {
 
 /// Weights in files, which are read for a certain model.
 pub(crate) trait WeightFiles: Debug {
-    /// The values of a model's variables by path, and the names in the files that no variable has.
+    /// The values of a model's variables by path, checked, and the names in the files that no variable has.
     fn masters(&self, model: &dyn Model) -> Result<(BTreeMap<String, Tensor>, Vec<String>)>;
-
-    /// Whether infinities and NaN are taken over.
-    fn accepts_non_finite(&self) -> bool;
 }
 
 impl<'v> MasterValues<'v> {
@@ -306,11 +305,11 @@ impl StateTree {
         model: &'m M,
         MasterValues(source): MasterValues<'_>,
     ) -> Result<NewMasters<'m>> {
-        let (values, unused, accept_non_finite) = match source {
+        let (values, unused, from_files) = match source {
             MasterSource::Tensors(values) => (values, Vec::new(), false),
             MasterSource::Files(weights) => {
                 let (values, unused) = weights.masters(&model)?;
-                (values, unused, weights.accepts_non_finite())
+                (values, unused, true)
             }
         };
         let parameters = self.parameters(model)?;
@@ -331,7 +330,8 @@ impl StateTree {
                 paths,
             ));
         }
-        // A variable is found by its identity, because a renamed state has other paths than its model.
+        // A renamed state has other paths than its model. Files have the paths of the model, so there a path of
+        // the state counts only if it is a path of the same variable. A map may have either.
         let path_in_model: HashMap<Identity, &String> =
             variables.iter().map(|(path, x)| (identity(x), path)).collect();
         let mut leaves = Vec::with_capacity(self.len());
@@ -341,22 +341,26 @@ impl StateTree {
                     .at(leaf.path())
                     .with_remedy("give a value for every leaf of the state")
             };
+            let may_name_value = |path: &&str| {
+                !from_files
+                    || variables
+                        .get(*path)
+                        .is_some_and(|other| identity(other) == identity(x))
+            };
             let value = leaf
                 .paths()
+                .filter(may_name_value)
                 .find_map(|path| values.get(path))
                 .or_else(|| values.get(*path_in_model.get(&identity(x))?))
                 .ok_or_else(missing)?;
-            leaves.push((
-                x.clone(),
-                convert_value(leaf.path(), &**x, value, accept_non_finite)?,
-            ));
+            leaves.push((x.clone(), convert_value(leaf.path(), &**x, value, from_files)?));
         }
         let parameter_identities: HashSet<Identity> = parameters.iter().map(identity).collect();
         let others = variables
             .iter()
             .filter(|(_, x)| !parameter_identities.contains(&identity(x)))
             .filter_map(|(path, x)| Some((path, x, values.get(path)?)))
-            .map(|(path, x, value)| Ok((x.clone(), convert_value(path, &**x, value, accept_non_finite)?)))
+            .map(|(path, x, value)| Ok((x.clone(), convert_value(path, &**x, value, from_files)?)))
             .collect::<Result<Vec<_>>>()?;
         Ok(NewMasters {
             leaves,
@@ -379,7 +383,12 @@ impl NewMasters<'_> {
         let values = self.leaves.iter().chain(&self.others).map(|(_, value)| value);
         values
             .zip(names)
-            .map(|(value, name)| Ok(Aspect::new(name, format!("checksum {:08x}", checksum(value)?))))
+            .map(|(value, name)| {
+                Ok(Aspect::new(
+                    name,
+                    format!("checksum {:08x}", checksum("value", value)?),
+                ))
+            })
             .collect()
     }
 }
@@ -415,13 +424,16 @@ impl Leaf {
 /// The values of a parameter, as an aspect that has to be the same on all ranks.
 pub(crate) fn values_aspect(path: &str, values: &dyn Lend) -> Result<Aspect> {
     let name = format!("the values of {path:?} (give all ranks the same weights, see `broadcast`)");
-    Ok(Aspect::new(name, format!("checksum {:08x}", checksum(values)?)))
+    Ok(Aspect::new(
+        name,
+        format!("checksum {:08x}", checksum("parameter", values)?),
+    ))
 }
 
-/// A checksum of a lender's values.
-pub(super) fn checksum(values: &dyn Lend) -> Result<u32> {
+/// A checksum of the values of a lender. `role` is that of [`read`](crate::model::lent::read).
+pub(super) fn checksum(role: &'static str, values: &dyn Lend) -> Result<u32> {
     let mut sum = Checksum(crc32fast::Hasher::new());
-    read_bytes(values, &mut sum)?;
+    send_bytes(role, values, &mut sum)?;
     Ok(sum.0.finalize())
 }
 
@@ -439,23 +451,20 @@ impl Write for Checksum {
     }
 }
 
-/// Checks a value, and converts it to the form in which it can be written over the parameter `x`.
-fn convert_value(path: &str, x: &dyn Lend, value: &Tensor, accept_non_finite: bool) -> Result<Tensor> {
-    let accept = "take the values from a file with `Weights::accepting_non_finite`";
-    let required = Requirements {
-        label: "the value for it",
-        shape: Some(x.shape()),
-        dtype: x.dtype(),
-        code: None,
-        is_of_squares: false,
-        on_other_shape: "pass the weights of this model",
-        on_other_dtype: None,
-        on_non_finite: (!accept_non_finite).then_some(accept),
+/// Checks a value, and converts it to the form in which it can be written over the parameter `x`. Values from
+/// files are checked already.
+fn convert_value(path: &str, x: &dyn Lend, value: &Tensor, from_files: bool) -> Result<Tensor> {
+    let on_non_finite = "take the values from a file with `Weights::accepting_non_finite`";
+    let required = Requirements::of_weights("the value for it", x.shape(), x.dtype(), Some(on_non_finite));
+    let check = || {
+        check_parameter("parameter", x, true)?;
+        if from_files {
+            return Ok(());
+        }
+        let value: &dyn Lend = value;
+        let dtype = required.check_form(value.shape(), Some(value.dtype()), value.dtype())?;
+        required.check_numbers(dtype, 0, |watch| send_bytes("value", value, watch))
     };
-    let (shape, dtype) = (Lend::lent_shape(value), value.dtype().into());
-    check_parameter("parameter", x, true)
-        .and_then(|()| required.check_form(shape, Some(dtype), dtype))
-        .and_then(|()| required.check_numbers(dtype, 0, |watch| read_bytes(value, watch)))
-        .map_err(|error| error.at(path))?;
+    check().map_err(|error| error.at(path))?;
     owned_on(x.device(), value)
 }

@@ -607,7 +607,7 @@ impl StateTree {
         self.leaves().try_for_each(Leaf::check_name)
     }
 
-    /// The error that a path selects no leaf, or that a predicate (`None`) holds for none.
+    /// The error that a selection has no leaf. `path` is `None` if a predicate selects.
     pub(crate) fn no_leaf_error(&self, path: Option<&str>) -> Error {
         if let Err(error) = self.check_leaves() {
             return error;

@@ -120,7 +120,8 @@ impl StateTree {
     /// If no leaf has the field; if the field is no real number, or several members of a chain have a field
     /// that is not [the learning rate](crate::Adjust::adjust); if leaves have different values and the
     /// schedule is not relative; if no value of the last member of a chain makes the rate right; if a value
-    /// of any step is out of range. Nothing changes then.
+    /// of any step is out of range, or the factor of [restarts](Schedule::cosine_restarts) below 1. Nothing
+    /// changes then.
     pub fn schedule(&mut self, schedule: Schedule) -> Result<()> {
         self.at("")?.schedule(schedule)
     }

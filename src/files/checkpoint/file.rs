@@ -130,7 +130,8 @@ impl CheckpointFile {
     ///
     /// Tensors are converted, and rounded once if needed. The precise copy of each parameter in the file (its
     /// master, or the parameter itself) becomes the precise copy in the state or model. So a run can go on in
-    /// another precision: from bf16 with f32 masters to all f32, or back, or with masters in f64.
+    /// another precision: from bf16 with f32 masters to all f32, or back, or with masters in f64. Only F16,
+    /// BF16, F32 and F64 are converted into each other.
     ///
     /// Conversion is for bare rules and [`MixedPrecision`](crate::MixedPrecision), with or without
     /// [`Offload`](crate::Offload). For other stores, such as [`Kahan`](crate::Kahan), restore without

@@ -276,7 +276,7 @@ impl<'s> SavedTensor<'s> {
     pub(super) fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
         match &self.values {
             PartValues::State(tensor) => tensor.write_to(out),
-            PartValues::Lent(lent) => serialise_lent("tensor", &**lent, out),
+            PartValues::Lent(lent) => serialise_lent(&**lent, out),
             PartValues::Copied(bytes, _) => out.write_all(bytes),
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! 1. Every path of the file is in the state, or excepted.
 //! 2. Each leaf has a record of its shape, dtype, rule and names. The leaf's tensors are read for numbers
-//!    that are not finite. The schedules of file and program are merged.
+//!    that may not be written. The schedules of file and program are merged.
 //! 3. With a model: each variable has an entry, and each saved parameter is its saved master rounded, unless
 //!    the file is converted.
 //! 4. The description names every tensor of the file. Counts and norms of the description are in range.
@@ -34,7 +34,7 @@ use crate::tree::{
 };
 
 /// The remedy for another dtype.
-const CONVERT: &str = "to convert the tensors, call `CheckpointFile::converting` first";
+const CALL_CONVERTING: &str = "to convert the tensors, call `CheckpointFile::converting` first";
 
 /// The remedy if a file does not fit the model.
 const PASS_THE_MODEL: &str =
@@ -286,7 +286,7 @@ impl CheckpointFile {
         }
         let dtype = format_args!("{}", record.dtype.to_uppercase());
         let error = Error::dtype(in_file(path), dtype, leaf.dtype())
-            .with_remedy(CONVERT)
+            .with_remedy(CALL_CONVERTING)
             .at(path);
         if !self.convert {
             return Err(error);
@@ -456,7 +456,7 @@ impl CheckpointFile {
 
     /// Refuses an entry of another shape or dtype, or with numbers in `elements` that do not fit.
     ///
-    /// `shape` is `None` if only another rank has the shape, and `tensor` for a variable of the model.
+    /// `shape` is `None` if only another rank has the shape. `tensor` is `None` for a variable of the model.
     pub(super) fn check_entry(
         &self,
         EntryPart {
@@ -475,15 +475,15 @@ impl CheckpointFile {
             shape,
             dtype,
             code: tensor.and_then(Buffer::code),
-            is_of_squares: tensor.is_some_and(Buffer::is_of_squares),
+            is_non_negative: tensor.is_some_and(Buffer::is_of_squares),
             on_other_shape: PASS_THE_MODEL,
-            on_other_dtype: (!self.convert).then_some(CONVERT),
+            on_other_dtype: (!self.convert).then_some(CALL_CONVERTING),
             on_non_finite: self.on_non_finite(),
         };
-        entry.check(&required, elements.clone())
+        entry.check_values(&required, elements.clone())
     }
 
-    /// The remedy for numbers that are not finite, as [`Requirements`] has it.
+    /// [`Requirements::on_non_finite`] for this file.
     fn on_non_finite(&self) -> Option<&'static str> {
         (!self.accept_non_finite).then_some("call `CheckpointFile::accepting_non_finite` first")
     }

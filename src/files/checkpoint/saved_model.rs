@@ -1,4 +1,5 @@
-//! The model in a checkpoint: which of its values the variables take over, and whether they fit the masters.
+//! The model in a checkpoint: the sources of the variables' new values, and the comparison of saved
+//! parameters with their saved masters.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;

@@ -27,6 +27,8 @@ impl SavedSchedules {
     ) -> Result<Self> {
         let assignment = |saved: &ScheduleRecord| {
             let schedule = saved.schedule();
+            // `Schedule::check` is not called, because files may have periods that get shorter. Their factor
+            // counts as 1, as in the run that was saved.
             match schedule.curve.is_ordered() {
                 true => Ok(ScheduleAssignment::new(schedule, record.steps, true)),
                 false => Err(damage_error("the parts of a schedule are not in order")),
@@ -55,8 +57,8 @@ impl SavedSchedules {
 
     /// The file's schedules with these indices, and then the program's schedules.
     ///
-    /// If both have a schedule for a field, the program's counts. A leaf that is left out (`indices` is `None`)
-    /// keeps all schedules of the program.
+    /// If both have a schedule for a field, the program's counts. A leaf that is left out (`indices` is
+    /// `None`) keeps all schedules of the program.
     fn merge(
         &self,
         indices: Option<&Vec<usize>>,

@@ -100,7 +100,7 @@ impl<'s> FileContent<'s> {
 /// The first number of a tensor that is not finite, if there is one.
 fn non_finite_entry(tensor: &SavedTensor<'_>, watch: &Watch) -> Option<NonFiniteEntry> {
     watch
-        .first_non_finite
+        .first_unfit
         .map(|(index, value)| (tensor.entry.name.clone(), index, Number(value)))
 }
 

@@ -35,21 +35,13 @@ schedules! {
     Polynomial { start: f64, end: f64, steps: u64, power: f64 } => Schedule::polynomial;
     Cosine { start: f64, end: f64, steps: u64 } => Schedule::cosine;
     OneMinusSquareRoot { start: f64, end: f64, steps: u64 } => Schedule::one_minus_square_root;
-    CosineRestarts { high: f64, low: f64, steps: u64, factor: Factor } => cosine_restarts;
+    CosineRestarts { high: f64, low: f64, steps: u64, factor: f64 } => Schedule::cosine_restarts;
     OneCycle { peak: f64, steps: u64 } => Schedule::one_cycle;
     Exponential { start: f64, rate: f64, steps: u64 } => Schedule::exponential;
     Step { start: f64, rate: f64, steps: u64 } => Schedule::step;
     InverseSquareRoot { peak: f64, warmup: u64 } => Schedule::inverse_square_root;
     WarmupStableThen { peak: f64, warmup: u64, stable: u64, decay: Schedule } => Schedule::warmup_stable_then;
     Then { first: Schedule, steps: u64, next: Schedule } => Schedule::then;
-}
-
-/// The factor by which periods get longer. A factor below 1 is refused, because the schedule would use 1
-/// instead.
-struct Factor(f64);
-
-fn cosine_restarts(high: f64, low: f64, steps: u64, Factor(factor): Factor) -> Schedule {
-    Schedule::cosine_restarts(high, low, steps, factor)
 }
 
 /// An argument of a constructor.
@@ -91,17 +83,6 @@ impl Argument for u64 {
     }
 }
 
-impl Argument for Factor {
-    fn read(data: &Data, place: &Place) -> Result<Self> {
-        let factor = f64::read(data, place)?;
-        if factor >= 1.0 {
-            Ok(Factor(factor))
-        } else {
-            Err(place.mismatch_error("a number of 1 or more", data))
-        }
-    }
-}
-
 impl Argument for Schedule {
     fn read(data: &Data, place: &Place) -> Result<Self> {
         let entries = if let Data::Table(entries) = data {
@@ -118,6 +99,7 @@ impl Argument for Schedule {
             place: place.key(name),
         };
         let schedule = construct(&named).map_err(|error| place.error(error))?;
+        schedule.check().map_err(|error| named.place.error(error))?;
         let is_relative = match named.value(RELATIVE) {
             Some(data) => read(false, data, &named.place.key(RELATIVE))?,
             None => false,
@@ -149,6 +131,7 @@ impl<'de> Deserialize<'de> for Schedule {
 
 impl Serialize for Schedule {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.check().map_err(ser::Error::custom)?;
         let data = schedule_data(self);
         // Without this check a program could write a schedule that is nested too deep to be read again.
         check_depth(&data).map_err(ser::Error::custom)?;

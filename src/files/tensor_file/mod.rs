@@ -16,7 +16,7 @@ pub(crate) use header::{LARGEST_HEADER, Texts};
 pub(crate) use source::Source;
 
 use crate::error::{Error, ErrorKind};
-use crate::numbers::{DType, Requirements, Watch, ranges_to_read};
+use crate::numbers::{DType, Requirements, ranges_to_read};
 use crate::tensors::{Tensor, dtype_from_file, from_bytes};
 
 /// An open file and its header.
@@ -166,19 +166,22 @@ impl<'f> Entry<'f> {
         dtype_from_file(self.dtype).ok()
     }
 
-    /// Refuses a tensor of other values than required. Reads the numbers of `elements`, range by range.
-    pub(crate) fn check(&self, required: &Requirements<'_>, elements: Range<usize>) -> crate::Result<()> {
-        let dtype = self.known_dtype();
-        required.check_form(self.shape, dtype, self.dtype)?;
-        let send = |watch: &mut Watch| {
+    /// Refuses a tensor that does not meet the requirements. Reads the numbers of `elements`, range by range.
+    pub(crate) fn check_values(
+        &self,
+        required: &Requirements<'_>,
+        elements: Range<usize>,
+    ) -> crate::Result<()> {
+        let dtype = required.check_form(self.shape, self.known_dtype(), self.dtype)?;
+        required.check_numbers(dtype, elements.start, |watch| {
             let mut buffer = Vec::new();
-            for range in ranges_to_read(elements.clone()) {
+            for range in ranges_to_read(elements) {
                 watch.add(self.read(range, &mut buffer).map_err(read_error)?);
+                if watch.first_unfit.is_some() {
+                    break;
+                }
             }
             Ok(())
-        };
-        dtype.map_or(Ok(()), |dtype| {
-            required.check_numbers(dtype, elements.start, send)
         })
     }
 }

@@ -54,7 +54,7 @@ impl TorchState {
         let continuation = state.settle(Call::Torch, plan)?;
         let adjustment = state.settle(Call::Torch, field_adjustment(state, &continuation))?;
         let entries = entries(state, &continuation);
-        let accept = "call `TorchState::accepting_non_finite` first";
+        let on_non_finite = "call `TorchState::accepting_non_finite` first";
         // An error without a parameter is about ranks or their links, and not about this file.
         let with_file = |error: Error| {
             if error.path().is_some() {
@@ -63,7 +63,7 @@ impl TorchState {
                 error
             }
         };
-        let on_non_finite = (!self.accepts_non_finite).then_some(accept);
+        let on_non_finite = (!self.accepts_non_finite).then_some(on_non_finite);
         state.assign_entries(&entries, on_non_finite).map_err(with_file)?;
         // Fields are set after entries, because setting entries can fail, and setting fields cannot.
         adjustment.commit(state.leaves.iter_mut().map(|leaf| &mut **leaf));

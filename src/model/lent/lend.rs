@@ -9,7 +9,7 @@
 use std::borrow::Cow;
 use std::io::{self, Write};
 
-use super::{MemoryMut, MemoryRef, View, storage_of, write_tensor};
+use super::{MemoryMut, MemoryRef, View, storage_of, with_bytes, write_tensor};
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::{DType, elem_count, element_offset};
 use crate::tensors::{Device, Tensor, allocate, rows_of, tensor_of, write_values};
@@ -258,25 +258,38 @@ fn copy_of_view(view: View<'_>, lender: &dyn Lend) -> Result<Tensor> {
 }
 
 /// Writes the values of any lender to `out`, as [`write_tensor`] does for a tensor.
-pub(crate) fn serialise_lent(role: &'static str, lender: &dyn Lend, out: &mut dyn Write) -> io::Result<()> {
+pub(crate) fn serialise_lent(lender: &dyn Lend, out: &mut dyn Write) -> io::Result<()> {
     if let Some(tensor) = lender.tensor() {
         return write_tensor(tensor, out);
     }
     let mut write_result = Ok(());
-    let read_result = read(role, lender, &mut |view| {
-        // The error is stored instead of returned to the owner, so that the error stays an `io::Error`.
-        write_result = match view.in_order() {
-            Some(memory) => write_values(memory.bytes(), memory.dtype().size_in_bytes(), out),
-            None => write_tensor(&copy_of_view(view, lender)?, out),
+    let read_result = read("tensor", lender, &mut |view| {
+        let Some(memory) = view.in_order() else {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "values that do not lie in order cannot be saved",
+            )
+            .with_remedy("lend a copy"));
         };
+        // The error is stored instead of returned to the owner, so that the error stays an `io::Error`.
+        write_result = write_values(memory.bytes(), memory.dtype().size_in_bytes(), out);
         Ok(())
     });
     read_result.map_err(io::Error::other).and(write_result)
 }
 
-/// [`serialise_lent`] to a writer that cannot fail, so that each error is one of the lender.
-pub(crate) fn read_bytes(lender: &dyn Lend, out: &mut dyn Write) -> Result<()> {
-    serialise_lent("value", lender, out).map_err(|error| error.downcast().unwrap_or_else(Error::other))
+/// Sends the values of any lender, in any order, to a watch or a checksum, as little-endian bytes in
+/// row-major order. The memory is lent until `out` has them all, so `out` must not be a file.
+pub(crate) fn send_bytes(role: &'static str, lender: &dyn Lend, out: &mut dyn Write) -> Result<()> {
+    let size = lender.dtype().size_in_bytes();
+    let mut send = |bytes: &[u8]| write_values(bytes, size, out).map_err(Error::other);
+    if let Some(tensor) = lender.tensor() {
+        return with_bytes(tensor, send).map_err(|error| error.in_role(role));
+    }
+    read(role, lender, &mut |view| match view.in_order() {
+        Some(memory) => send(memory.bytes()),
+        None => with_bytes(&copy_of_view(view, lender)?, &mut send),
+    })
 }
 
 /// A tensor of one dimension with copies of the numbers.

@@ -18,9 +18,10 @@ mod tensor;
 pub(crate) use handle::Lent;
 pub use lend::Lend;
 pub(crate) use lend::{
-    check_parameter, copy_of, defect, flat_copy, read, read_bytes, read_only_error, serialise_lent, write,
+    check_parameter, copy_of, defect, flat_copy, read, read_only_error, send_bytes, serialise_lent, write,
     wrong_memory,
 };
 pub use memory::{MemoryMut, MemoryRef, View};
+use stored::with_bytes;
 pub(crate) use stored::{check_extent, storage_of, write_tensor};
 pub(crate) use tensor::unsupported_error;

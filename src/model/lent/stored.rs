@@ -35,16 +35,22 @@ pub(crate) fn storage_of<'t>(
 ///
 /// A contiguous tensor on the CPU is not copied, and is locked for reading until its values are written.
 pub(crate) fn write_tensor(tensor: &Tensor, out: &mut dyn Write) -> io::Result<()> {
+    let mut write_result = Ok(());
+    let read_result = with_bytes(tensor, |bytes| {
+        write_result = write_values(bytes, tensor.dtype().size_in_bytes(), out);
+        Ok(())
+    });
+    read_result.map_err(io::Error::other).and(write_result)
+}
+
+/// Runs `run` on the values of a tensor on any device in row-major order, as bytes in the processor's order.
+/// The storage is locked for reading until `run` returns.
+pub(super) fn with_bytes(tensor: &Tensor, run: impl FnOnce(&[u8]) -> Result<()>) -> Result<()> {
     let tensor = tensor
         .to_device(&Device::Cpu)
-        .and_then(|tensor| tensor.contiguous())
-        .map_err(io::Error::other)?;
-    let (storage, layout) = storage_of(&tensor).map_err(io::Error::other)?;
-    write_values(
-        bytes_of(&storage, layout).map_err(io::Error::other)?,
-        tensor.dtype().size_in_bytes(),
-        out,
-    )
+        .and_then(|tensor| tensor.contiguous())?;
+    let (storage, layout) = storage_of(&tensor)?;
+    run(bytes_of(&storage, layout)?)
 }
 
 /// Refuses a storage of another dtype than the tensor's, or of too few bytes. Takes the result of

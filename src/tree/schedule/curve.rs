@@ -10,6 +10,9 @@ use std::f64::consts::PI;
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::Result;
+use crate::rule::{out_of_range, range};
+
 /// A number for each step, from 0 on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Curve {
@@ -99,8 +102,9 @@ impl Curve {
             && phases.iter().all(|(_, phase)| phase.is_ordered())
     }
 
-    /// The first number of the curve's definition that is not finite.
-    pub(super) fn first_non_finite(&self) -> Option<f64> {
+    /// Refuses a number that is not finite, and periods that get shorter: the curve would use the factor 1.
+    /// `field` is what the curve drives.
+    pub(super) fn check(&self, field: &str) -> Result<()> {
         let numbers = match *self {
             Curve::Constant(eta) => [eta, 0.0, 0.0],
             Curve::Between {
@@ -111,15 +115,27 @@ impl Curve {
             } => [start, end, power],
             Curve::Between { start, end, .. } => [start, end, 0.0],
             Curve::Joined(ref phases) => {
-                return phases.iter().find_map(|(_, phase)| phase.first_non_finite());
+                return phases.iter().try_for_each(|(_, phase)| phase.check(field));
             }
             Curve::OneCycle { peak, .. } | Curve::InverseSquareRoot { peak, .. } => [peak, 0.0, 0.0],
             Curve::Restarts {
                 high, low, factor, ..
-            } => [high, low, factor],
+            } => {
+                if !(1.0..f64::INFINITY).contains(&factor) {
+                    let expected = "a finite number of 1 or more";
+                    return Err(out_of_range("Schedule", "factor", factor, expected));
+                }
+                [high, low, 0.0]
+            }
             Curve::Exponential { start, rate, .. } => [start, rate, 0.0],
         };
-        numbers.into_iter().find(|number| !number.is_finite())
+        match numbers
+            .into_iter()
+            .find_map(|number| Some((number, range::finite(number)?)))
+        {
+            Some((number, expected)) => Err(out_of_range("Schedule", field, number, expected)),
+            None => Ok(()),
+        }
     }
 
     /// The steps with the least and with the greatest value. NaN counts as the least or the greatest value.

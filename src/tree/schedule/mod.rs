@@ -3,7 +3,7 @@
 mod curve;
 
 use crate::error::Result;
-use crate::rule::{RATE, out_of_range};
+use crate::rule::RATE;
 pub(crate) use curve::{Curve, Easing, saturating};
 
 /// A learning rate, or another hyper-parameter, as a function of the applied steps, from 0 on.
@@ -254,16 +254,8 @@ impl Schedule {
         self.driven_field().rsplit('.').next() == Some(RATE)
     }
 
-    /// Refuses a definition with a number that is not finite.
+    /// Refuses a definition that is out of range.
     pub(crate) fn check(&self) -> Result<()> {
-        match self.curve.first_non_finite() {
-            Some(number) => Err(out_of_range(
-                "Schedule",
-                self.driven_field(),
-                number,
-                "a finite number",
-            )),
-            None => Ok(()),
-        }
+        self.curve.check(self.driven_field())
     }
 }

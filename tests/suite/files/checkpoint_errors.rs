@@ -138,7 +138,7 @@ const EDITS: [Edit; 38] = [
         "tensors body.weight/2.m dtype",
         "\"I32\"",
         TENSOR,
-        "\"body.weight/2.m\" is I32, expected F32",
+        "\"body.weight/2.m\" is I32, expected",
     ),
     (
         "tensors body.weight dtype",

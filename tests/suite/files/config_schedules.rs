@@ -212,7 +212,10 @@ fn what_is_no_schedule_is_refused() {
         ),
         (
             json!({"CosineRestarts": {"high": 1, "low": 0, "steps": 9, "factor": 0.5}}),
-            &["at CosineRestarts.factor: got 0.5, expected a number of 1 or more"],
+            &[
+                "at CosineRestarts: ",
+                "factor is 0.5, expected a finite number of 1 or more",
+            ],
         ),
         (
             json!({"Then": {"first": "Linear", "steps": 1, "next": {}}}),

@@ -1,5 +1,5 @@
-//! Values from outside, by every way in: files of weights, checkpoints, and values that a program sets. All
-//! refuse the same, in the same words, and then nothing has changed.
+//! Values from outside: files of weights, checkpoints, and values that a program sets are refused for the same
+//! reasons, in the same words, and then nothing has changed.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -33,7 +33,7 @@ fn weights(values: &Tensor) -> Weights {
 
 /// A checkpoint of a model whose parameter `0` has these values.
 fn checkpoint(values: &Tensor) -> CheckpointFile {
-    let model = model(&[values.clone()]);
+    let model = model(std::slice::from_ref(values));
     let state = setup(rule(), &model).expect("a state");
     let bytes = Checkpoint::new(&state).model(&model).to_bytes().expect("bytes").0;
     CheckpointFile::from_bytes("run", bytes)
@@ -75,13 +75,13 @@ fn every_way_in_refuses_the_same() -> Tested {
         (
             numbers(&[1.0, -7e4, f32::INFINITY])?,
             ErrorKind::Tensor,
-            "is -70000 at element 1, expected a number that F16 can hold; give the tensor another dtype; to \
+            "is -70000 at element 1, expected a number that F16 can hold; give the parameter or state a wider dtype; to \
              round the number to infinity, ",
         ),
         (
             Tensor::new(&[1u32, 2, 3], CPU)?,
             ErrorKind::Tensor,
-            "is U32, expected F16; convert the values first, because only values in F16, BF16, F32 or F64 are",
+            "is U32, expected F16, BF16, F32 or F64; pass values in one of these dtypes",
         ),
     ];
     for (name, way_in) in ways {
@@ -105,7 +105,7 @@ fn every_way_in_refuses_the_same() -> Tested {
 /// Integers are written as they are. One dtype of integers is not converted into another, where a number could
 /// become another one.
 #[test]
-fn integers_have_to_have_the_dtype_of_their_variable() -> Tested {
+fn t58_integers_have_to_have_the_dtype_of_their_variable() -> Tested {
     let model = BTreeMap::from([
         ("steps".to_string(), Var::new(&[1u8, 2], CPU)?),
         ("x".to_string(), Var::new(&[1f32], CPU)?),
@@ -120,11 +120,54 @@ fn integers_have_to_have_the_dtype_of_their_variable() -> Tested {
     is_kind(
         &error,
         ErrorKind::Tensor,
-        &["is I64, expected U8; convert the values first"],
+        &["is I64, expected U8; pass values in U8"],
     );
     assert_eq!(model["x"].to_vec1::<f32>()?, [1.0]);
     values.insert("steps".to_string(), Tensor::new(&[30u8, 4], CPU)?);
     state.set_masters(&model, &values)?;
     assert_eq!(model["steps"].to_vec1::<u8>()?, [30, 4]);
+    Ok(())
+}
+
+/// An empty view may begin after the end of its storage.
+#[test]
+fn empty_views_are_values() -> Tested {
+    let model = model(&[Tensor::zeros((0, 2), DType::F32, CPU)?]);
+    let mut state = setup(Momentum::new(0.1), &model)?;
+    let view = Tensor::zeros((0, 3), DType::F32, CPU)?.narrow(1, 1, 2)?;
+    state.set_entries([("0", "velocity", StateValue::Tensor(&view))])?;
+    state.set_masters(&model, &BTreeMap::from([("0".to_string(), view)]))?;
+    Ok(())
+}
+
+/// A state with exchanged names still gets the values of its own parameters from files, which have the names of
+/// the model.
+#[test]
+fn files_have_the_names_of_the_model() -> Tested {
+    let named = |values: [f32; 2]| -> Result<BTreeMap<String, Var>, candle_core::Error> {
+        let variable = |(name, value)| Ok((String::from(name), Var::new(&[value], CPU)?));
+        ["a", "b"].into_iter().zip(values).map(variable).collect()
+    };
+    let model = named([0.0, 0.0])?;
+    let mut state = setup(
+        MixedPrecision::new(optimisers::DType::F64, Descent::new(0.1)),
+        &model,
+    )?;
+    for (from, to) in [("a", "c"), ("b", "a"), ("c", "b")] {
+        state.rename(from, to)?;
+    }
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("weights");
+    candle_core::safetensors::save(
+        &HashMap::from([
+            ("a", Tensor::new(&[1f32], CPU)?),
+            ("b", Tensor::new(&[2f32], CPU)?),
+        ]),
+        &path,
+    )?;
+    state.set_masters(&model, &Weights::open([path])?)?;
+    for (name, expected) in [("a", 1.0), ("b", 2.0)] {
+        assert_eq!(model[name].to_vec1::<f32>()?, [expected], "{name}");
+    }
     Ok(())
 }

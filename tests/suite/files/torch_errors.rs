@@ -322,7 +322,7 @@ fn files_that_do_not_fit_are_refused() -> Tested {
         ),
         (
             with("x/exp_avg_sq", Some(floats(&[1.0, -1.0]))),
-            "exp_avg_sq in the file is -1 at element 1, expected a number that is not negative",
+            "exp_avg_sq in the file is -1 at element 1, expected 0 or more",
         ),
         (
             with("x/step", Some(count(1.5))),

@@ -912,6 +912,11 @@ fn progress_is_resumed() -> Tested {
             with(&|progress| progress.numbers[0].1 = -1.0),
             "largest_eta is -1, expected a number in [0, 1e100]",
         ),
+        // With an infinite sum of weights, no later step would move the mean.
+        (
+            with(&|progress| progress.numbers[1].1 = f64::INFINITY),
+            "weights is inf, expected a finite number",
+        ),
     ];
     for (progress, words) in refused {
         is_kind(

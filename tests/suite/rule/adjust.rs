@@ -455,8 +455,9 @@ fn a_selection_ends_at_a_dot() {
     }
     let mut state = setup(Adam::new(0.1), &model).expect("a state");
     let mistyped = state.at("encoder.0.wieght").expect_err("no leaf");
-    says(
+    is_kind(
         &mistyped,
+        ErrorKind::UnknownName,
         &["selects no leaf (did you mean encoder.0.weight?), expected one of: "],
     );
     state

@@ -462,7 +462,11 @@ fn settings_out_of_range_are_refused_where_they_are_used_saved_and_read() {
     let pieces = Pieces::of(&file_of(
         Checkpoint::new(&state).plateau(&ReduceOnPlateau::default()),
     ));
-    for (name, value) in [("bad", serde_json::json!(11)), ("cooling", serde_json::json!(1))] {
+    for (name, value) in [
+        ("bad", serde_json::json!(11)),
+        ("cooling", serde_json::json!(1)),
+        ("best", serde_json::json!("nan")),
+    ] {
         let mut damaged = pieces.clone();
         damaged.description["plateau"][name] = value;
         let error = open(&damaged.bytes())

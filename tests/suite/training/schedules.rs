@@ -458,7 +458,7 @@ fn what_cannot_be_driven_is_refused() {
     ));
     let mut state = setup(chain, &variables()).expect("a state");
     let one = || Schedule::constant(1e-3);
-    let cases: [(Schedule, ErrorKind, &[&str]); 12] = [
+    let cases: [(Schedule, ErrorKind, &[&str]); 13] = [
         (
             one().field("rho"),
             ErrorKind::UnknownName,
@@ -498,6 +498,11 @@ fn what_cannot_be_driven_is_refused() {
             Schedule::exponential(0.0, f64::INFINITY, 2),
             ErrorKind::Argument,
             &["Schedule: eta is inf"],
+        ),
+        (
+            Schedule::constant(0.5).then(4, Schedule::cosine_restarts(0.5, 0.1, 10, 0.5)),
+            ErrorKind::Argument,
+            &["Schedule: factor is 0.5, expected a finite number of 1 or more"],
         ),
         (
             Schedule::constant(-1.0).relative(),

@@ -246,7 +246,7 @@ fn values_that_do_not_fit_are_refused_and_nothing_is_set() -> Tested {
             "0.m",
             tensor(&integers),
             ErrorKind::Tensor,
-            "is U32, expected F16; convert the values first",
+            "is U32, expected F16, BF16, F32 or F64; pass values in one of these dtypes",
         ),
         (
             "0",
@@ -274,7 +274,7 @@ fn values_that_do_not_fit_are_refused_and_nothing_is_set() -> Tested {
             "0.v",
             tensor(&negative),
             ErrorKind::Tensor,
-            "is -1 at element 140, expected a number that is not negative",
+            "is -1 at element 140, expected 0 or more",
         ),
         (
             "0",
