@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::error::{Error, ErrorKind, FLOATS, Result};
+
 /// The type of a tensor's elements.
 ///
 /// The names are those of candle's `DType`. The two types convert by `into` and can be compared, so functions
@@ -90,6 +92,18 @@ impl fmt::Display for DType {
 /// Whether the engines read and write this dtype.
 pub(crate) fn is_supported(dtype: impl Into<DType>) -> bool {
     matches!(dtype.into(), DType::F16 | DType::BF16 | DType::F32 | DType::F64)
+}
+
+/// Refuses a dtype that the engines do not read and write. `subject` is what a program has chosen the dtype for,
+/// as the beginning of the error: "the dtype of the gradient".
+pub(crate) fn check_supported(subject: impl fmt::Display, dtype: impl Into<DType>) -> Result<()> {
+    let dtype = dtype.into();
+    if is_supported(dtype) {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::Argument, format!("{subject} is"))
+        .with_got(format_args!("{dtype:?}"))
+        .with_expected(FLOATS))
 }
 
 /// The dtype of state and arithmetic for a parameter of `dtype`: F64 for F64, otherwise F32.

@@ -27,7 +27,9 @@ mod watch;
 
 pub(crate) use codes::Code;
 pub use dtypes::DType;
-pub(crate) use dtypes::{compute_dtype, is_supported, is_wider, largest_number, smallest_normal};
+pub(crate) use dtypes::{
+    check_supported, compute_dtype, is_supported, is_wider, largest_number, smallest_normal,
+};
 pub(crate) use fingerprint::Fingerprint;
 pub(crate) use finite::{first_non_finite, ranges_to_read};
 #[cfg(feature = "candle")]

@@ -14,13 +14,13 @@ use smallvec::smallvec;
 use buffers::{buffers, probe, slot_names};
 pub use kernel::{BufferRole, BufferStart, KernelArgument, KernelArray, PrintedKernel, StateBuffer};
 use names::dependencies;
-use refusal::{check_arithmetic, check_dtypes, check_elementwise};
+use refusal::{check_arithmetic, check_elementwise};
 pub use step::{PrintedProgress, PrintedStep};
 
 use crate::engine::{BoundKernel, Epilogue, Job, Operand, Progress, Step, TracedKernel, trace_job};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lent;
-use crate::numbers::{DType, counts};
+use crate::numbers::{DType, check_supported, counts};
 use crate::rule::field::FieldValue;
 use crate::rule::{Adjust, Gradient, IntoOptimiser, Optimiser, State, out_of_range, range};
 use crate::tensors::{Tensor, dtype_of};
@@ -40,7 +40,8 @@ pub fn printed<O: IntoOptimiser>(
     gradient: impl Into<DType>,
 ) -> Result<Printed> {
     let (parameter, gradient) = (parameter.into(), gradient.into());
-    check_dtypes(parameter, gradient)?;
+    check_supported("the dtype of the parameter", parameter)?;
+    check_supported("the dtype of the gradient", gradient)?;
     let (x, gradient) = (probe(parameter)?, probe(gradient)?);
     let optimiser = optimiser.into_optimiser();
     check_elementwise(&optimiser)?;

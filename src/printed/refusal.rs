@@ -1,8 +1,7 @@
 //! Refuses optimisers that cannot be printed, with a remedy.
 
 use crate::engine::{Job, Step};
-use crate::error::{Error, ErrorKind, FLOATS, Result};
-use crate::numbers::{DType, is_supported};
+use crate::error::{Error, ErrorKind, Result};
 use crate::rule::{Kind, Optimiser};
 use crate::rules::catalogue;
 
@@ -12,21 +11,6 @@ const FACTOR: &str = "if the rule multiplies by a factor that depends on a norm,
                       arithmetic declares that by `Rule::kind`)";
 
 const ONE_ELEMENT: &str = "sees one element at a time";
-
-/// Refuses dtypes that no kernel reads.
-pub(super) fn check_dtypes(parameter: DType, gradient: DType) -> Result<()> {
-    match [("parameter", parameter), ("gradient", gradient)]
-        .into_iter()
-        .find(|(_, dtype)| !is_supported(*dtype))
-    {
-        None => Ok(()),
-        Some((what, dtype)) => Err(
-            Error::new(ErrorKind::Argument, format!("the dtype of the {what} is"))
-                .with_got(format_args!("{dtype:?}"))
-                .with_expected(FLOATS),
-        ),
-    }
-}
 
 /// Refuses an optimiser whose step of an element depends on other elements, on a second device, or on a
 /// choice by path and shape.

@@ -11,10 +11,10 @@ use std::sync::Arc;
 
 #[cfg(feature = "candle")]
 use super::wire::wire_of_layers;
-use crate::error::{Error, ErrorKind, FLOATS, Result, comma_separated, first_names};
+use crate::error::{Error, ErrorKind, Result, comma_separated, first_names};
 use crate::model::lent::Lent;
 use crate::model::{Model, Variable, empty_model_error, in_path_order};
-use crate::numbers::{DType, is_supported};
+use crate::numbers::{DType, check_supported};
 use crate::ranks::{Agreement, Aspect, Call, Communicator, Divisible, LeafParts, StateWorld, divide, share};
 use crate::rule::{Adjust, IntoOptimiser, Optimiser, Parameter};
 use crate::tensors::Tensor;
@@ -416,16 +416,12 @@ impl Wire {
 }
 
 fn chosen_dtype(choose: &ChooseDtype, variable: &Variable<'_>) -> Result<Option<DType>> {
-    match choose(variable.path(), Parameter::new(&*variable.x)) {
-        Some(dtype) if !is_supported(dtype) => Err(Error::new(
-            ErrorKind::Argument,
-            "the dtype that `Setup::wire` chose for its gradient is",
-        )
-        .with_got(format_args!("{dtype:?}"))
-        .with_expected(FLOATS)
-        .at(variable.path())),
-        chosen => Ok(chosen),
-    }
+    let dtype = choose(variable.path(), Parameter::new(&*variable.x));
+    let check = |dtype| check_supported("the dtype that `Setup::wire` chose for its gradient", dtype);
+    dtype
+        .map_or(Ok(()), check)
+        .map_err(|error| error.at(variable.path()))?;
+    Ok(dtype)
 }
 
 impl fmt::Debug for Wire {

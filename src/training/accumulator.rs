@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, HashSet};
 
 use crate::engine::{filled, rounded};
-use crate::error::{Error, ErrorKind, FLOATS, Result};
+use crate::error::{Error, Result};
 use crate::model::gradients::{GradientLookUp, Gradients, with_look_up};
 use crate::model::lent::Lent;
 use crate::model::{Model, Variable, empty_model_error, in_path_order};
-use crate::numbers::{DType, compute_dtype, counts, is_supported};
+use crate::numbers::{DType, check_supported, compute_dtype, counts};
 use crate::step::call::sources;
 use crate::step::exchange::weighted;
 use crate::tensors::{Device, Tensor, dtype_of, in_dtype, quotient, repeated_zero, sum, zeros};
@@ -94,13 +94,7 @@ impl Accumulator {
         if parameters.is_empty() {
             return Err(empty_model_error());
         }
-        if !is_supported(dtype) {
-            return Err(
-                Error::new(ErrorKind::Argument, "the dtype for `Accumulator::new` is")
-                    .with_got(format_args!("{dtype:?}"))
-                    .with_expected(FLOATS),
-            );
-        }
+        check_supported("the dtype for `Accumulator::new`", dtype)?;
         let empty_sum = |Variable { paths, x }: Variable<'_>| {
             let x = match x {
                 Lent::Tensor(tensor) => tensor,

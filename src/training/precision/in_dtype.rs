@@ -2,9 +2,10 @@
 
 use candle_core::{DType, Module, Tensor};
 
-use super::{check_supported, run_in};
+use super::run_in;
 use crate::error::Result;
 use crate::model::{Model, Visitor};
+use crate::numbers::check_supported;
 
 /// Runs a module in a dtype: converts the input to this dtype, and the output back to the input's dtype.
 ///
@@ -49,7 +50,7 @@ impl<M> InDtype<M> {
     /// If `dtype` is not F16, BF16, F32 or F64.
     pub fn new(dtype: impl Into<DType>, module: M) -> Result<Self> {
         let dtype = dtype.into();
-        check_supported("InDtype", dtype)?;
+        check_supported("the dtype of InDtype", dtype)?;
         Ok(InDtype { dtype, module })
     }
 

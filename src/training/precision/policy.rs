@@ -2,10 +2,10 @@
 
 use candle_core::DType;
 
-use super::check_supported;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::model::patterns::Patterns;
+use crate::numbers::check_supported;
 use crate::step::setup::variables;
 
 /// The dtype of each parameter, by its path: the dtype of the first pattern that matches.
@@ -66,7 +66,7 @@ impl PrecisionPolicy {
             .map(|(pattern, dtype)| (pattern.into(), dtype.into()))
             .unzip();
         for (pattern, dtype) in patterns.iter().zip(&dtypes) {
-            check_supported(format_args!("the pattern {pattern:?}"), *dtype)?;
+            check_supported(format_args!("the dtype of the pattern {pattern:?}"), *dtype)?;
         }
         Ok(PrecisionPolicy {
             patterns: Patterns::new(patterns),

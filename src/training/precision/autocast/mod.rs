@@ -10,8 +10,7 @@ use candle_nn::{Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Linear, VarBui
 
 pub use layer::AutocastLayer;
 
-use super::unsupported;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 
 /// Keeps all parameters in F32 and lets the layers of listed types compute in BF16 or F16.
 ///
@@ -81,7 +80,9 @@ impl Autocast {
     pub fn new(dtype: impl Into<DType>) -> Result<Self> {
         let dtype = dtype.into();
         if !matches!(dtype, DType::BF16 | DType::F16 | DType::F32) {
-            return Err(unsupported("Autocast", dtype, "BF16, F16 or F32"));
+            return Err(Error::new(ErrorKind::Argument, "the dtype of Autocast is")
+                .with_got(format_args!("{dtype:?}"))
+                .with_expected("BF16, F16 or F32"));
         }
         let autocast = Autocast {
             dtype,
