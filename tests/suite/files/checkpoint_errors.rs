@@ -144,7 +144,7 @@ const EDITS: [Edit; 38] = [
         "tensors body.weight dtype",
         "\"U32\"",
         TENSOR,
-        "the file's \"body.weight\" is U32, expected F32",
+        "the file's \"body.weight\" is U32, expected",
     ),
     (
         "model",
