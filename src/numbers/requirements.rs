@@ -4,6 +4,7 @@
 //! The values may be in a file, in lent memory or on a device, and a file may be larger than the free memory.
 //! So shape and dtype are checked first, and then the numbers, whose bytes the caller sends.
 
+use std::borrow::Cow;
 use std::fmt::Debug;
 
 use super::codes::BLOCK;
@@ -60,21 +61,15 @@ impl<'r> Requirements<'r> {
         if let Some(expected) = self.shape.filter(|expected| *expected != shape) {
             return Err(Error::shape(self.label, shape, expected).with_remedy(self.on_other_shape));
         }
-        let expected = format!("{:?}", self.dtype);
         let is_convertible = |dtype| is_supported(self.dtype) && is_supported(dtype);
-        match (dtype, self.on_other_dtype) {
-            (Some(dtype), _) if dtype == self.dtype => Ok(dtype),
-            (Some(dtype), None) if is_convertible(dtype) => Ok(dtype),
-            (Some(dtype), Some(remedy)) if is_convertible(dtype) => {
-                Err(Error::dtype(self.label, dtype_name, expected).with_remedy(remedy))
-            }
-            (_, None) if is_supported(self.dtype) => Err(Error::dtype(self.label, dtype_name, FLOATS)
-                .with_remedy("pass values in one of these dtypes")),
-            _ => {
-                let remedy = format!("pass values in {expected}");
-                Err(Error::dtype(self.label, dtype_name, expected).with_remedy(remedy))
-            }
-        }
+        let remedy: Cow<'static, str> = match (dtype, self.on_other_dtype) {
+            (Some(dtype), _) if dtype == self.dtype => return Ok(dtype),
+            (Some(dtype), None) if is_convertible(dtype) => return Ok(dtype),
+            (Some(dtype), Some(remedy)) if is_convertible(dtype) => remedy.into(),
+            (_, None) if is_supported(self.dtype) => format!("pass values in {FLOATS}").into(),
+            _ => format!("pass values in {:?}", self.dtype).into(),
+        };
+        Err(Error::dtype(self.label, dtype_name, self.dtype).with_remedy(remedy))
     }
 
     /// Refuses numbers that may not be written. `send` passes the bytes of the numbers to a watch. The

@@ -138,13 +138,13 @@ const EDITS: [Edit; 38] = [
         "tensors body.weight/2.m dtype",
         "\"I32\"",
         TENSOR,
-        "\"body.weight/2.m\" is I32, expected",
+        "\"body.weight/2.m\" is I32, expected F32",
     ),
     (
         "tensors body.weight dtype",
         "\"U32\"",
         TENSOR,
-        "the file's \"body.weight\" is U32, expected",
+        "the file's \"body.weight\" is U32, expected F32",
     ),
     (
         "model",
