@@ -85,7 +85,7 @@ pub use files::config;
 #[cfg(feature = "torch")]
 pub use files::torch;
 pub use files::weights::Weights;
-pub use model::gradients::{GradientMap, Gradients};
+pub use model::gradients::{GradientMap, Gradients, ScaledGradients};
 pub use model::lent::{Lend, MemoryMut, MemoryRef, View};
 pub use model::slices::{GradientSlices, ParameterSlices, TensorSlice};
 pub use model::{Model, Visitor};
@@ -132,7 +132,7 @@ pub use rules::{
     APOLLO, AdaMuon, Adafactor, AdaptiveClip, Centralise, GaLore, GradNoise, Muon, NorMuon, SOAP, Shampoo,
 };
 #[cfg(feature = "candle")]
-pub use step::loss_scaler::scaled::{ScaledGradients, ScaledLoss};
+pub use step::loss_scaler::scaled::ScaledLoss;
 #[cfg(feature = "candle")]
 pub use training::audit::{Audit, Audited, Reach, audit};
 #[cfg(feature = "candle")]

@@ -178,7 +178,7 @@ impl<N: Model> Trainer<N> {
             scaler,
         } = self;
         let grads = match scaler {
-            Some(scaler) => scaler.scale(loss)?.backward()?.into_store(),
+            Some(scaler) => scaler.scale(loss)?.backward()?.into_inner(),
             None => loss.backward()?,
         };
         // A GPU is still at work when the calls have returned.

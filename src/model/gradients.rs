@@ -1,4 +1,4 @@
-//! Sources of gradients: candle's `GradStore`, or a map or list by path.
+//! Sources of gradients: candle's `GradStore`, or a map or list by path, and these with their loss scale.
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, HashMap};
@@ -72,6 +72,71 @@ pub trait Gradients: Sync {
     /// recorded.
     fn loss_scale(&self) -> Option<f64> {
         None
+    }
+}
+
+/// Gradients that carry the scale of their loss. An update accepts them only with the scaler.
+///
+/// `ScaledLoss::backward` returns such gradients, and [`Accumulator::take`](crate::Accumulator::take) returns
+/// their mean. [`update`](crate::update) refuses them, because without the scaler it would not divide them by
+/// the scale. If the loss was not scaled, there is no scale, and `update` accepts the gradients.
+///
+/// ```
+/// use candle_core::{Device, Var};
+/// use optimisers::{ErrorKind, Descent, LossScaler, Update, setup, update};
+///
+/// let x = Var::new(1f32, &Device::Cpu)?;
+/// let mut state = setup(Descent::new(0.5), &x)?;
+/// let mut scaler = LossScaler::fixed(1024.0);
+/// let grads = scaler.scale(&x.sqr()?)?.backward()?;
+/// let refused = update(&mut state, &x, &grads).unwrap_err();
+/// assert_eq!((refused.kind(), refused.got()), (ErrorKind::LossScale, Some("1024")));
+///
+/// Update::new(&mut state).scaler(&mut scaler).apply(&x, &grads)?;
+/// assert_eq!(x.to_vec0::<f32>()?, 0.0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct ScaledGradients<G> {
+    gradients: G,
+    scale: Option<f64>,
+}
+
+impl<G> ScaledGradients<G> {
+    pub(crate) fn new(gradients: G, scale: Option<f64>) -> Self {
+        ScaledGradients { gradients, scale }
+    }
+
+    /// The collection, a `GradStore` or a map, which carries no scale.
+    pub fn inner(&self) -> &G {
+        &self.gradients
+    }
+
+    /// The collection, which carries no scale.
+    pub fn into_inner(self) -> G {
+        self.gradients
+    }
+}
+
+impl<G: Gradients> Gradients for ScaledGradients<G> {
+    fn gradient(&self, path: &str, x: &dyn Lend) -> Option<&dyn Lend> {
+        self.gradients.gradient(path, x)
+    }
+
+    fn paths(&self) -> impl Iterator<Item = &str> {
+        self.gradients.paths()
+    }
+
+    fn by_path(&self) -> bool {
+        self.gradients.by_path()
+    }
+
+    fn indexed(&self) -> Result<Option<GradientMap<'_>>> {
+        self.gradients.indexed()
+    }
+
+    fn loss_scale(&self) -> Option<f64> {
+        self.scale
     }
 }
 

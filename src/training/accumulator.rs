@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashSet};
 
 use crate::engine::{filled, rounded};
-use crate::error::{Error, Result};
-use crate::model::gradients::{GradientLookUp, Gradients, with_look_up};
+use crate::error::{Error, ErrorKind, Result};
+use crate::model::gradients::{GradientLookUp, Gradients, ScaledGradients, with_look_up};
 use crate::model::lent::Lent;
 use crate::model::{Model, Variable, empty_model_error, in_path_order};
 use crate::numbers::{DType, check_supported, compute_dtype, counts};
@@ -61,13 +61,16 @@ use crate::tree::is_trainable;
 /// # Loss scaling
 /// Add the gradients of scaled losses as they are, and give the result of [`take`](Accumulator::take) to an
 /// update with the same [`scaler`](crate::Update::scaler). The scale changes only in such an update, so all
-/// gradients have one scale. If a sum overflows, it is infinite, and the step is skipped.
+/// gradients have one scale. The mean [carries](crate::ScaledGradients) this scale, and gradients that carry
+/// another are refused. If a sum overflows, it is infinite, and the step is skipped.
 #[must_use]
 #[derive(Debug)]
 pub struct Accumulator {
     dtype: DType,
     sums: Vec<GradientSum>,
     weight: u64,
+    /// The loss scale that the gradients in the sums carry.
+    loss_scale: Option<f64>,
 }
 
 /// The sum of a parameter's gradients.
@@ -107,14 +110,16 @@ impl Accumulator {
             dtype,
             sums: parameters.into_iter().map(empty_sum).collect::<Result<_>>()?,
             weight: 0,
+            loss_scale: None,
         })
     }
 
     /// Adds the gradients of a call. Parameters may lack a gradient.
     ///
     /// # Errors
-    /// As [`update`](crate::update), and if the weights add up to more than `u64::MAX / 2`. After an error
-    /// nothing is added, unless a device has failed.
+    /// As [`update`](crate::update), but gradients of a scaled loss are accepted if all gradients since the
+    /// last [`take`](Accumulator::take) carry the same scale. Also if the weights add up to more than
+    /// `u64::MAX / 2`. After an error nothing is added, unless a device has failed.
     pub fn add<G: Gradients + ?Sized>(&mut self, grads: &G) -> Result<()> {
         self.add_weighted(grads, 1)
     }
@@ -133,6 +138,8 @@ impl Accumulator {
         let total_weight = self.weight.saturating_add(weight);
         counts::check("the sum of the weights of the accumulator is", total_weight)
             .map_err(|error| error.with_remedy("add with smaller weights, or `take` the mean first"))?;
+        let loss_scale = grads.loss_scale();
+        self.check_scale(loss_scale)?;
         let known_paths: HashSet<&str> = self
             .sums
             .iter()
@@ -143,7 +150,28 @@ impl Accumulator {
             let paths = self.sums.iter().map(|sum| &*sum.paths[0]);
             return Err(Error::unknown_path("parameter for the gradient of", path, paths));
         }
-        with_look_up(grads, |grads| self.add_gradients(grads, weight))
+        with_look_up(grads, |grads| self.add_gradients(grads, weight))?;
+        (self.weight, self.loss_scale) = (total_weight, loss_scale);
+        Ok(())
+    }
+
+    /// Refuses gradients that do not carry the loss scale of the sums.
+    fn check_scale(&self, loss_scale: Option<f64>) -> Result<()> {
+        if self.weight == 0 || loss_scale == self.loss_scale {
+            return Ok(());
+        }
+        let name = |scale: Option<f64>| scale.map_or("no scale".to_string(), |scale| scale.to_string());
+        let error = Error::new(ErrorKind::LossScale, "the loss scale that the gradients carry is");
+        Err(error
+            .with_got(name(loss_scale))
+            .with_expected(format_args!(
+                "{}, as of the gradients in the sum",
+                name(self.loss_scale)
+            ))
+            .with_remedy(
+                "call `backward` on what `LossScaler::scale` returns for each loss, and `take` the mean \
+                 before an update with the scaler",
+            ))
     }
 
     fn add_gradients(&mut self, grads: &dyn GradientLookUp, weight: u64) -> Result<()> {
@@ -180,7 +208,6 @@ impl Accumulator {
                 .map_or_else(|| zeros(addend.shape(), compute, addend.device()), widen)?;
             gradient_sum.sum = Some(rounded(&sum(&old_sum, &addend)?, self.dtype)?);
         }
-        self.weight += weight;
         Ok(())
     }
 
@@ -191,10 +218,12 @@ impl Accumulator {
 
     /// Returns the mean gradients of the parameters that have had a gradient, by path, and resets all sums.
     ///
+    /// The mean carries the loss scale of the gradients, if they carry one.
+    ///
     /// # Errors
     /// If a device fails. The sums then stay as they are.
     #[must_use = "these are the gradients, which are forgotten here: `drop` them to begin anew without"]
-    pub fn take(&mut self) -> Result<BTreeMap<String, Tensor>> {
+    pub fn take(&mut self) -> Result<ScaledGradients<BTreeMap<String, Tensor>>> {
         let compute = compute_dtype(self.dtype);
         let mut means = BTreeMap::new();
         for GradientSum { paths, sum, .. } in &self.sums {
@@ -208,6 +237,6 @@ impl Accumulator {
             .iter_mut()
             .for_each(|gradient_sum| gradient_sum.sum = None);
         self.weight = 0;
-        Ok(means)
+        Ok(ScaledGradients::new(means, self.loss_scale.take()))
     }
 }

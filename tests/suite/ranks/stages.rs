@@ -85,7 +85,7 @@ fn an_accumulator_takes_what_an_update_takes() {
         ("tied", x.clone()),
     ]);
     let mut collected = Accumulator::new(DType::F32, &model).expect("an accumulator");
-    assert!(collected.take().expect("nothing").is_empty());
+    assert!(collected.take().expect("nothing").inner().is_empty());
     // candle's store, both parts of a tied gradient, and none for "b".
     collected
         .add(
@@ -120,7 +120,7 @@ fn an_accumulator_takes_what_an_update_takes() {
     collected
         .add_weighted(&[("a", constant(f64::NAN, 3, DType::F32))], 0)
         .expect("not read");
-    let means = collected.take().expect("means");
+    let means = collected.take().expect("means").into_inner();
     assert_eq!(means.keys().collect::<Vec<_>>(), ["a"]);
     assert_eq!(values(&means["a"]), [3.0; 3]);
 
@@ -129,7 +129,10 @@ fn an_accumulator_takes_what_an_update_takes() {
     assert_eq!(values(&means["a"]), [3.0; 3]);
     drop(collected.take());
     assert_eq!(
-        (collected.weight(), collected.take().expect("nothing").len()),
+        (
+            collected.weight(),
+            collected.take().expect("nothing").inner().len()
+        ),
         (0, 0)
     );
     is_kind(
@@ -240,7 +243,7 @@ fn four_ways_to_collect_gradients() {
                 }
             }
             if let Some(collected) = &mut collected {
-                let means = collected.take().expect("means");
+                let means = collected.take().expect("means").into_inner();
                 accumulators += means
                     .values()
                     .map(|mean| mean.elem_count() * mean.dtype().size_in_bytes())

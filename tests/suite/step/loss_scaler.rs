@@ -24,7 +24,7 @@ fn scaled(scaler: &mut LossScaler) -> f64 {
     let loss = Tensor::new(1f32, &Device::Cpu).expect("a loss");
     scaler
         .scale(&loss)
-        .and_then(|loss| Ok(loss.to_scalar::<f32>()?.into()))
+        .and_then(|loss| Ok(loss.tensor().to_scalar::<f32>()?.into()))
         .expect("a scaled loss")
 }
 
@@ -262,6 +262,7 @@ fn t8_a_half_precision_loss_is_widened_before_it_is_scaled() {
     for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
         let loss = of(&[3.0], dtype);
         let scaled = LossScaler::dynamic().scale(&loss).expect("a scaled loss");
+        let scaled = scaled.tensor();
         assert_eq!(
             scaled.dtype(),
             if dtype == DType::F64 {
@@ -270,7 +271,7 @@ fn t8_a_half_precision_loss_is_widened_before_it_is_scaled() {
                 DType::F32
             }
         );
-        assert_eq!(values(&scaled), [3.0 * 65536.0]);
+        assert_eq!(values(scaled), [3.0 * 65536.0]);
     }
 }
 

@@ -51,7 +51,7 @@ fn quick() -> DynamicScale {
 }
 
 fn scale(scaler: &mut LossScaler) -> Result<f64> {
-    Ok(scaler.scale(&of(1.0))?.to_vec1::<f32>()?[0].into())
+    Ok(scaler.scale(&of(1.0))?.tensor().to_vec1::<f32>()?[0].into())
 }
 
 /// torch: `scale`, `scale`, `step`, `step`, `update`. Both losses may be scaled before the first step.
@@ -203,6 +203,7 @@ fn a_scaler_that_is_off_changes_nothing() {
     let loss = of(3.0).to_dtype(DType::F16).expect("a loss");
     for gradient in [1.0, f64::INFINITY, 1.0] {
         let scaled = scaler.scale(&loss).expect("the loss");
+        let scaled = scaled.tensor();
         assert_eq!((scaled.id(), scaled.dtype()), (loss.id(), DType::F16));
         let gradient = grads([Some(of(gradient))]);
         let outcome = Update::new(&mut state)
@@ -468,7 +469,7 @@ fn gradients_of_a_scaled_loss_go_to_its_scaler_alone() {
 
     let scaled = gradients(&mut scaler);
     assert_eq!(
-        (scaled.get(&x).map(values), scaled.loss_scale()),
+        (scaled.inner().get(&x).map(values), scaled.loss_scale()),
         (Some(vec![32.0]), Some(8.0))
     );
     // Nobody would divide.
@@ -495,14 +496,11 @@ fn gradients_of_a_scaled_loss_go_to_its_scaler_alone() {
         (vec![2.0], Some(0)),
         "nothing has moved"
     );
-    // An ascent and a sum do not mind.
+    // An ascent does not mind.
     Sam::new(0.5)
         .ascend(Update::new(&mut state), &x, &scaled)
         .and_then(|climbed| climbed.restore())
         .expect("an ascent");
-    let mut sum = Accumulator::new(DType::F32, &x).expect("an accumulator");
-    sum.add(&scaled).expect("a sum");
-    assert_eq!(values(&sum.take().expect("a mean")[""]), [32.0]);
     Update::new(&mut state)
         .scaler(&mut scaler)
         .apply(&x, &scaled)
@@ -529,7 +527,7 @@ fn gradients_of_a_scaled_loss_go_to_its_scaler_alone() {
         scaler.scale(&loss()).expect("a loss"),
         scaler.scale(&loss()).expect("a loss"),
     ];
-    let sum = (&*losses[0] + &*losses[1])
+    let sum = (losses[0].tensor() + losses[1].tensor())
         .and_then(|sum| sum.backward())
         .expect("gradients");
     Update::new(&mut state)
@@ -537,7 +535,68 @@ fn gradients_of_a_scaled_loss_go_to_its_scaler_alone() {
         .apply(&x, &sum)
         .expect("an update");
     assert_eq!(
-        gradients(&mut scaler).into_store().get(&x).map(values),
+        gradients(&mut scaler).into_inner().get(&x).map(values),
         Some(vec![0.0])
     );
+}
+
+/// A mean carries the scale of the gradients in it, so that an update cannot forget it.
+#[test]
+fn a_mean_of_scaled_gradients_carries_their_scale() {
+    let x = Var::new(&[2f32], &Device::Cpu).expect("a variable");
+    let mut state = setup(Descent::new(0.25), &x).expect("a state");
+    let scaled = |scaler: &mut LossScaler| {
+        let loss = x.sqr().and_then(|x| x.sum_all()).expect("a loss");
+        scaler
+            .scale(&loss)
+            .and_then(|loss| Ok(loss.backward()?))
+            .expect("gradients")
+    };
+    let mut scaler = LossScaler::with(DynamicScale {
+        initial: 8.0,
+        growth_interval: 1,
+        ..DynamicScale::default()
+    });
+    let mut sum = Accumulator::new(DType::F32, &x).expect("an accumulator");
+    let of_eight = scaled(&mut scaler);
+    for _ in 0..2 {
+        sum.add(&of_eight).expect("a sum");
+    }
+
+    let plain = x.sqr().and_then(|x| x.backward()).expect("gradients");
+    let of_other = scaled(&mut LossScaler::fixed(16.0));
+    for (refused, got) in [(sum.add(&plain), "no scale"), (sum.add(&of_other), "16")] {
+        let error = refused.expect_err("another scale");
+        is_kind(&error, ErrorKind::LossScale, &["`LossScaler::scale`", "`take`"]);
+        assert_eq!(
+            (error.got(), error.expected()),
+            (Some(got), Some("8, as of the gradients in the sum"))
+        );
+    }
+    // Gradients without weight are not read.
+    sum.add_weighted(&plain, 0).expect("nothing");
+
+    let weight = sum.weight();
+    let mean = sum.take().expect("a mean");
+    assert_eq!(
+        (weight, mean.loss_scale(), values(&mean.inner()[""])),
+        (2, Some(8.0), vec![32.0])
+    );
+    let error = update(&mut state, &x, &mean).expect_err("no scaler");
+    is_kind(
+        &error,
+        ErrorKind::LossScale,
+        &["multiplied by 8", "`Update::scaler`"],
+    );
+    Update::new(&mut state)
+        .scaler(&mut scaler)
+        .apply(&x, &mean)
+        .expect("an update");
+    assert_eq!((values(&x), scaler.current()), (vec![1.0], 16.0));
+
+    // The next window has the new scale, and may have none.
+    sum.add(&scaled(&mut scaler)).expect("a sum");
+    assert_eq!(sum.take().expect("a mean").loss_scale(), Some(16.0));
+    sum.add(&plain).expect("a sum");
+    update(&mut state, &x, &sum.take().expect("a mean")).expect("an update");
 }

@@ -285,7 +285,7 @@ fn a_skipped_call_changes_nothing() {
             let loss = Tensor::new(1f32, &Device::Cpu).expect("a loss");
             let scale: f64 = scaler
                 .scale(&loss)
-                .and_then(|loss| Ok(loss.to_scalar::<f32>()?.into()))
+                .and_then(|loss| Ok(loss.tensor().to_scalar::<f32>()?.into()))
                 .expect("a scaled loss");
             let second = if call % 3 == 1 { f64::INFINITY } else { scale };
             let gradients = [(1, scale), (2, second)]

@@ -505,7 +505,7 @@ fn layers_train_with_a_loss_scaler() {
                 .and_then(|loss| Ok(loss.backward()?))
                 .expect("gradients");
             for x in variables.all_vars() {
-                assert_eq!(gradients.get(&x).map(Tensor::dtype), Some(DType::F32));
+                assert_eq!(gradients.inner().get(&x).map(Tensor::dtype), Some(DType::F32));
             }
             let outcome = Update::new(&mut state)
                 .scaler(&mut scaler)

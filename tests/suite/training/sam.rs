@@ -505,7 +505,7 @@ fn windows_and_loss_scales_do_not_notice_an_ascent() {
         let unit = Tensor::new(1f32, &Device::Cpu).expect("a loss");
         for _ in 0..6 {
             let scaled = |scaler: &mut LossScaler| {
-                let scale = values(&scaler.scale(&unit).expect("a loss"))[0];
+                let scale = values(scaler.scale(&unit).expect("a loss").tensor())[0];
                 grads(
                     gradients(DType::F32)
                         .values()

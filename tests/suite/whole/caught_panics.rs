@@ -254,7 +254,7 @@ impl World {
         rest.push(format!(
             "{} {:?}",
             self.accumulator.weight(),
-            self.accumulator.take().map(|sums| numbers(&sums))
+            self.accumulator.take().map(|sums| numbers(sums.inner()))
         ));
         if let Some((folder, mut saver)) = self.saver.take() {
             let checkpoint = Checkpoint::new(&self.state).model(&self.model);

@@ -300,7 +300,7 @@ fn a_skipped_step_is_not_counted_by_a_wrapper() {
         let loss = scaler
             .scale(&Tensor::new(1f32, &Device::Cpu).expect("a loss"))
             .expect("a scaled loss");
-        let scale = f64::from(loss.to_scalar::<f32>().expect("a scale"));
+        let scale = f64::from(loss.tensor().to_scalar::<f32>().expect("a scale"));
         let spoilt = (call == 3).then(|| {
             Update::new(&mut states[0])
                 .scaler(&mut scaler)
