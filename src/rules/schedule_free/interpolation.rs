@@ -6,11 +6,12 @@
 //!
 //! ```text
 //! x̄  = (1 - c)·x̄ + c·(z - u)
-//! y  = y - c·(y - z) - (1 - β·(1 - c))·u
+//! y  = y - a·(y - z) - (1 - β·(1 - c))·u        a = 1 - (1 - c)·β / b
 //! z  = z - u                                    u is the step of z
 //! ```
 //!
-//! While y = z and u = 0, y keeps its bits in any precision.
+//! b is the β of the step that made y. The state has this number, so that x̄ stays where it is if β changes.
+//! If β has not changed, a is c. While y = z and u = 0, y keeps its bits in any precision.
 
 use crate::error::Result;
 use crate::numbers::counts;
@@ -19,13 +20,13 @@ use crate::rule::{
     Adjust, Evaluation, Flow, Gradient, Parameter, Slot, Slots, State, range, state_of_another_rule,
 };
 
-/// The weights of one step: where y lies, and how much z counts in the mean.
+/// The factors in a step of y.
 #[derive(Clone, Copy)]
 pub(crate) struct Interpolation {
-    /// The weight of x̄ in y.
-    beta: f64,
-    /// The weight of the next z in the next x̄.
-    c: f64,
+    /// The factor of y - z, with the old z.
+    of_distance: f64,
+    /// The factor of the step of z.
+    of_step: f64,
 }
 
 impl Interpolation {
@@ -33,9 +34,9 @@ impl Interpolation {
     #[inline(always)]
     pub(crate) fn step_of_y<V: Value>(self, y: V, z: &mut V, step: V) -> V {
         // `step_to_z` is computed before z moves, because the increment of y needs the old z.
-        let step_to_z = (y - *z) * self.c;
+        let step_to_z = (y - *z) * self.of_distance;
         *z = *z - step;
-        step_to_z + step * (1.0 - self.beta * (1.0 - self.c))
+        step_to_z + step * self.of_step
     }
 }
 
@@ -94,8 +95,17 @@ fn up_to_largest(eta: f64) -> Option<&'static str> {
     (!(0.0..=LARGEST_RATE).contains(&eta)).then_some("a number in [0, 1e100]")
 }
 
-/// Makes the state: z, the rule's own slots, and the numbers that c follows from. New weights of the model
-/// keep t, so that there is only one warm-up.
+/// The smallest b, below which x̄ would be too far from y and z to be computed. A smaller β counts as this
+/// number.
+const SMALLEST_WEIGHT: f64 = 1e-9;
+
+/// The check of the β of the last step.
+fn from_smallest(beta: f64) -> Option<&'static str> {
+    (!(SMALLEST_WEIGHT..1.0).contains(&beta)).then_some("a number in [1e-9, 1)")
+}
+
+/// Makes the state: z, the rule's own slots, and the numbers that the factors follow from. New weights of the
+/// model keep t, so that there is only one warm-up.
 pub(crate) fn init(rule: &impl Interpolates, x: Parameter<'_>) -> Result<State> {
     let slots = std::iter::once(Slot::parameter("z")).chain(rule.extra_slots());
     let state = slots
@@ -106,7 +116,8 @@ pub(crate) fn init(rule: &impl Interpolates, x: Parameter<'_>) -> Result<State> 
     Ok(state
         .with_number("largest_eta", 0.0, up_to_largest)
         .with_number("weights", 0.0, range::non_negative)
-        .zeroed_by_new_weights("weights"))
+        .zeroed_by_new_weights("weights")
+        .with_number("beta", rule.weight_of_mean().max(SMALLEST_WEIGHT), from_smallest))
 }
 
 pub(crate) fn apply<'a>(
@@ -120,7 +131,8 @@ pub(crate) fn apply<'a>(
         numbers,
         ..
     } = state;
-    let ([(_, t)], [(_, largest_eta), (_, weights)]) = (&mut counters[..], &mut numbers[..]) else {
+    let ([(_, t)], [(_, largest_eta), (_, weights), (_, last_beta)]) = (&mut counters[..], &mut numbers[..])
+    else {
         return state_of_another_rule(rule);
     };
     // A missing gradient is no step: neither the counter nor the weights of the mean move.
@@ -138,22 +150,25 @@ pub(crate) fn apply<'a>(
     } else {
         0.0
     };
-    let kernel = rule.step_at(
-        next_t,
-        eta,
-        Interpolation {
-            beta: rule.weight_of_mean(),
-            c,
+    let beta = rule.weight_of_mean().max(SMALLEST_WEIGHT);
+    let interpolation = Interpolation {
+        of_distance: if beta == *last_beta {
+            c
+        } else {
+            1.0 - (1.0 - c) * (beta / *last_beta)
         },
-    );
+        of_step: 1.0 - beta * (1.0 - c),
+    };
+    let kernel = rule.step_at(next_t, eta, interpolation);
     let dx = dx
         .set_counter(t, next_t)
         .set_number(largest_eta, next_largest)
-        .set_number(weights, next_weights);
+        .set_number(weights, next_weights)
+        .set_number(last_beta, beta);
     Ok(Flow::Step(dx.map(kernel, Slots(tensors))))
 }
 
-/// x̄ = y + (y - z)·(1 - β) / β, a point beyond y as seen from z. The field is (1 - β) / β.
+/// x̄ = y + (y - z)·(1 - b) / b, a point beyond y as seen from z. The field is (1 - b) / b.
 #[derive(Clone, Copy)]
 struct Extrapolation(f64);
 
@@ -167,9 +182,8 @@ impl Arithmetic for Extrapolation {
 }
 
 pub(crate) fn evaluation<'s>(rule: &impl Interpolates, state: &'s State) -> Result<Option<Evaluation<'s>>> {
-    let Some(z) = Evaluation::slot(state, "z") else {
+    let (Some(z), [_, _, (_, beta)]) = (Evaluation::slot(state, "z"), &state.numbers[..]) else {
         return state_of_another_rule(rule);
     };
-    let beta = rule.weight_of_mean();
     Ok(Some(z.map(Extrapolation((1.0 - beta) / beta))))
 }

@@ -221,7 +221,10 @@ fn counts_of_a_program_have_the_same_limit() -> Tested {
         ErrorKind::Argument,
         &["the sum of the weights of the accumulator", "`take`"],
     );
-    assert_eq!((accumulator.weight(), accumulator.take()?.len()), (MOST, 2));
+    assert_eq!(
+        (accumulator.weight(), accumulator.take()?.inner().len()),
+        (MOST, 2)
+    );
     Ok(())
 }
 
@@ -387,7 +390,7 @@ mod out_of_range {
 /// What ruined a run in silence.
 #[test]
 fn numbers_that_ruin_a_run_are_refused() {
-    let rules: [(Optimiser, &str, f64, &str); 6] = [
+    let rules: [(Optimiser, &str, f64, &str); 7] = [
         (
             Optimiser::new(Hyperball::new(Muon::new(0.1))),
             "radius",
@@ -424,6 +427,12 @@ fn numbers_that_ruin_a_run_are_refused() {
             -1.0,
             "a finite number of 0 or more",
         ),
+        (
+            Optimiser::new(ScheduleFree::new(0.1)),
+            "beta",
+            1e-10,
+            "a number in [1e-9, 1)",
+        ),
     ];
     for (optimiser, name, value, expected) in rules {
         let x = model(&[tensor(1, &[4, 3], DType::F32)]);
@@ -441,7 +450,8 @@ fn numbers_that_ruin_a_run_are_refused() {
     let numbers = state.leaf("0").expect("a leaf").numbers();
     assert_eq!(
         numbers,
-        [("largest_eta".to_string(), 1e100), ("weights".to_string(), 1e200)]
+        [("largest_eta", 1e100), ("weights", 1e200), ("beta", 0.9)]
+            .map(|(name, number)| (name.to_string(), number))
     );
     // An average that has missed as many steps as it has made, both at the limit.
     let average = Optimiser::new(OptimiserChain::new((Descent::new(0.1), Ema::new(0.5))));

@@ -7,9 +7,10 @@ use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Tensor, Var};
 use optimisers::value::Value;
 use optimisers::{
     AccumGrad, Adam, Arithmetic, Checkpoint, CheckpointFile, ClipNorm, Descent, Elementwise, Ema, Error,
-    ErrorKind, Evaluation, Flow, Gradient, IntoOptimiser, Kahan, Lookahead, MixedPrecision, Momentum,
-    Optimiser, OptimiserChain, Parameter, Rule, ScheduleFree, Slot, SplitMaster, State, StateTree,
-    UniformAverage, Update, Weights, hyper_parameters, range, setup, setup_with, trainables, update,
+    ErrorKind, Evaluation, FieldValue, Flow, Gradient, IntoOptimiser, Kahan, Lookahead, MixedPrecision,
+    Momentum, Optimiser, OptimiserChain, Parameter, Rule, ScheduleFree, ScheduleFreeRAdam, ScheduleFreeSGD,
+    Slot, SplitMaster, State, StateTree, UniformAverage, Update, Weights, hyper_parameters, range, setup,
+    setup_with, trainables, update,
 };
 
 use support::common::{
@@ -625,6 +626,46 @@ fn averages_that_the_engine_computes() {
                 "{} {path}",
                 optimiser.name()
             );
+        }
+    }
+}
+
+/// x̄ stays where it is if β changes, although it is computed from y, z and β.
+#[test]
+fn a_schedule_free_mean_stays_if_beta_changes() {
+    let rules: [(Box<dyn Rule>, FieldValue); 3] = [
+        (Box::new(ScheduleFree::new(0.1)), (0.5, 0.999).into()),
+        (Box::new(ScheduleFreeRAdam::new(0.1)), (0.5, 0.999).into()),
+        (Box::new(ScheduleFreeSGD::new(0.1)), 0.5.into()),
+    ];
+    for (rule, beta) in rules {
+        let name = rule.name();
+        let x = model(&[tensor(1, DType::F64)]);
+        let mut state = setup(rule, &x).expect("a state");
+        let gradient = |call: u64| grads([Some(tensor(10 + call, DType::F64))]);
+        for call in 0..8 {
+            update(&mut state, &x, &gradient(call)).expect("an update");
+        }
+        let mean = |state: &StateTree| values(&state.averages(&x).expect("averages")["0"]);
+        let before = mean(&state);
+        state.all().adjust_field("beta", beta).expect("another β");
+        assert_eq!(mean(&state), before, "{name}");
+
+        // The next step weighs this mean and z.
+        let weights = |state: &StateTree| state.leaf("0").expect("a leaf").numbers()[1].1;
+        let weights_before = weights(&state);
+        update(&mut state, &x, &gradient(8)).expect("an update");
+        let z = values(&state.leaf("0").and_then(|leaf| leaf.tensor("z").ok()).expect("z"));
+        let c = 1.0 - weights_before / weights(&state);
+        let (after, y) = (mean(&state), values(&x["0"]));
+        for (i, z) in z.into_iter().enumerate() {
+            let next_mean = (1.0 - c) * before[i] + c * z;
+            assert!(
+                (after[i] - next_mean).abs() < 1e-12,
+                "{name}: {}, {next_mean}",
+                after[i]
+            );
+            assert!((y[i] - 0.5 * (next_mean + z)).abs() < 1e-12, "{name}");
         }
     }
 }
