@@ -4,7 +4,8 @@
 //! 1. `driven_numbers` finds the numbers by the name of the field: a learning rate (in a chain the last one),
 //!    a real field, or one number of a pair (`beta1`).
 //! 2. A schedule replaces earlier ones of the same numbers, also under another name (`eta` and `1.eta`).
-//! 3. `Drive::check` tries the least and the greatest value of the curve in a copy of the optimiser.
+//! 3. `Drives::check` tries the steps with the least and the greatest value of each curve in a copy of the
+//!    optimiser.
 //!
 //! A relative schedule multiplies the leaf's own value. A schedule that is not relative replaces the own
 //! value, so its leaves must have equal own values (`check_equal_own_values`), which must not change while the
@@ -166,7 +167,7 @@ fn resolve(optimiser: &Optimiser, assignments: Vec<ScheduleAssignment>) -> Resul
             missing.push(schedule.driven_field().to_string());
         }
     }
-    drives.0.iter().try_for_each(|drive| drive.check(optimiser))?;
+    drives.check(optimiser)?;
     Ok(ResolvedSchedules {
         drives: (!drives.0.is_empty()).then(|| Arc::new(drives)),
         missing,
@@ -304,53 +305,63 @@ impl Drive {
             .iter()
             .map(move |number| (number.place(), value(number)))
     }
-
-    /// Tries the least and the greatest value of the curve, so that no step can leave the range.
-    fn check(&self, optimiser: &Optimiser) -> Result<()> {
-        let schedule = &*self.assignment.schedule;
-        for step in schedule.curve.extremes() {
-            let (value, mut trial) = (schedule.at(step), optimiser.clone());
-            let range_error = || {
-                Error::new(
-                    ErrorKind::Argument,
-                    format!("in step {step} the schedule leaves the range"),
-                )
-            };
-            if value.is_nan() {
-                let not_a_number = out_of_range("Schedule", schedule.driven_field(), value, "a number");
-                return Err(range_error().caused_by(not_a_number));
-            }
-            let mut fields = self.numbers.iter().map(|number| &number.field);
-            if !schedule.is_relative
-                && let Some(field) = fields.find(|field| field.value_for(value).is_none())
-            {
-                return Err(unreachable_rate_error(optimiser.description(), field, value));
-            }
-            trial.write(&fields_with(optimiser, self.values(value)))?;
-            trial.check().map_err(|error| range_error().caused_by(error))?;
-        }
-        Ok(())
-    }
 }
 
 impl Drives {
     /// A copy with one more schedule for the same optimiser; `None` if the optimiser lacks the field.
     ///
     /// # Errors
-    /// As [`ScheduleResolver::resolve`]. Only the new schedule is checked.
+    /// As [`ScheduleResolver::resolve`].
     pub(super) fn with_schedule(
         &self,
         assignment: ScheduleAssignment,
         optimiser: &Optimiser,
     ) -> Result<Option<Drives>> {
         let mut drives = self.clone();
-        let has_field = drives.add(assignment, optimiser)?;
-        drives
-            .0
-            .last()
-            .filter(|_| has_field)
-            .map_or(Ok(()), |new_drive| new_drive.check(optimiser))?;
-        Ok(has_field.then_some(drives))
+        if !drives.add(assignment, optimiser)? {
+            return Ok(None);
+        }
+        drives.check(optimiser)?;
+        Ok(Some(drives))
+    }
+
+    /// Tries the steps with the least and the greatest value of each curve, so that no step leaves the range.
+    ///
+    /// A trial has the values of all schedules in its step, because two schedules may drive the two numbers of
+    /// one pair.
+    fn check(&self, optimiser: &Optimiser) -> Result<()> {
+        for drive in &self.0 {
+            let schedule = &*drive.assignment.schedule;
+            for step in schedule.curve.extremes() {
+                let (value, mut trial) = (schedule.at(step), optimiser.clone());
+                let range_error = || {
+                    Error::new(
+                        ErrorKind::Argument,
+                        format!("in step {step} the schedule leaves the range"),
+                    )
+                };
+                if value.is_nan() {
+                    let not_a_number = out_of_range("Schedule", schedule.driven_field(), value, "a number");
+                    return Err(range_error().caused_by(not_a_number));
+                }
+                let mut fields = drive.numbers.iter().map(|number| &number.field);
+                if !schedule.is_relative
+                    && let Some(field) = fields.find(|field| field.value_for(value).is_none())
+                {
+                    return Err(unreachable_rate_error(optimiser.description(), field, value));
+                }
+                trial.write(&fields_with(optimiser, self.values(step)))?;
+                trial.check().map_err(|error| range_error().caused_by(error))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The values of all driven numbers in a step.
+    fn values(&self, step: u64) -> impl Iterator<Item = (NumberPlace, f64)> {
+        self.0
+            .iter()
+            .flat_map(move |drive| drive.values(drive.assignment.schedule.at(step)))
     }
 
     /// Adds a schedule, which replaces earlier schedules of the same numbers. Returns whether the optimiser
@@ -416,11 +427,10 @@ impl Drives {
     /// # Errors
     /// If the rule describes other fields than when it got the schedules.
     pub(super) fn acting_optimiser(&self, optimiser: &Optimiser, step: u64) -> Result<Optimiser> {
-        let numbers = self
-            .0
-            .iter()
-            .flat_map(|drive| drive.values(drive.assignment.schedule.at(step)));
-        let (values, mut acting) = (fields_with(optimiser, numbers), optimiser.clone_to_describe());
+        let (values, mut acting) = (
+            fields_with(optimiser, self.values(step)),
+            optimiser.clone_to_describe(),
+        );
         acting.write(&values)?;
         Ok(acting)
     }

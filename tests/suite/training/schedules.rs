@@ -7,8 +7,8 @@ use candle_nn::Optimizer;
 use optimisers::config::OptimiserConfig;
 use optimisers::{
     AccumGrad, Adam, AdamW, CandleOptimizer, Checkpoint, ClipGlobalNorm, Communicator, Descent, ErrorKind,
-    FieldValue, Momentum, Muon, OptimiserChain, Outcome, Parameter, Q8, RMSProp, ReduceOnPlateau, Rule,
-    Schedule, Setup, StateTree, StoreAs, Update, Warning, WeightDecay, setup, setup_with, update,
+    FieldValue, Momentum, Muon, OptimiserChain, Outcome, Parameter, Q8, RMSProp, ReduceOnPlateau, Rprop,
+    Rule, Schedule, Setup, StateTree, StoreAs, Update, Warning, WeightDecay, setup, setup_with, update,
 };
 
 use crate::whole::random_models::Dice;
@@ -1172,4 +1172,31 @@ fn rmsprop_with_momentum_and_a_schedule_is_torchs() {
             );
         }
     }
+}
+
+/// Two schedules on the two numbers of a pair are tried together, each with the other's values.
+#[test]
+fn schedules_of_one_pair_are_tried_together() {
+    let x = Var::zeros(2, DType::F32, &Device::Cpu).expect("a variable");
+    let make = || setup(Rprop::new(0.5), &x).expect("a state");
+    let smallest = |to| Schedule::linear(1e-6, to, 10).field("gamma1");
+    let largest = |to| Schedule::linear(50.0, to, 10).field("gamma2");
+
+    // Each is in order with the own value of the other.
+    let mut state = make();
+    state.schedule(smallest(40.0)).expect("below 50");
+    let error = state.schedule(largest(1.0)).expect_err("the two cross");
+    is_kind(
+        &error,
+        ErrorKind::Argument,
+        &["in step 10 the schedule leaves the range", "gamma is (40, 1)"],
+    );
+
+    // The smallest is above the own value of the largest, but never above that of its schedule.
+    let mut state = make();
+    state.schedule(largest(100.0)).expect("above 1e-6");
+    state.schedule(smallest(60.0)).expect("below 100");
+    state.set_steps(10).expect("a step");
+    let leaf = state.leaf("").expect("a leaf");
+    assert_eq!(leaf.acting().field("gamma"), Some((60.0, 100.0).into()));
 }
