@@ -7,11 +7,11 @@ use std::sync::Arc;
 use super::tensor_file::{Entry, TensorFile, open_error, read_error};
 use crate::engine::{rounded, set_lent};
 use crate::error::{Error, ErrorKind, Result, first_names, one_of};
-use crate::model::lent::Lend;
+use crate::model::lent::{Lend, check_parameter};
 use crate::model::{Model, Variable, in_path_order};
 use crate::numbers::{DType, Requirements};
 use crate::tensors::Tensor;
-use crate::tree::{MasterValues, WeightFiles};
+use crate::tree::{MasterValues, WeightFiles, check_equal};
 
 /// The tensors of safetensors files, by name, for variables of the same or another dtype.
 ///
@@ -127,10 +127,12 @@ impl Weights {
     ///
     /// # Errors
     /// If a tensor is missing, or has another shape than its variable, a dtype that is not converted, or a
-    /// number that is not finite, before or after rounding. Nothing changes then. If a device fails, or memory
+    /// number that is not finite, before or after rounding. If the model has one variable under two names,
+    /// and the files have different values there. Nothing changes then. If a device fails, or memory
     /// is not lent again, the error says how many variables were written before.
     pub fn load_into<M: Model + ?Sized>(&self, model: &M) -> Result<Vec<String>> {
         let (values, unused) = self.values(model, |name, x| {
+            check_parameter("variable", x, true).map_err(|error| error.at(name))?;
             Ok(rounded(&self.read(name, x.shape(), x.dtype())?, x.dtype())?)
         })?;
         let count = values.len();
@@ -151,12 +153,16 @@ impl Weights {
         let mut values = Vec::new();
         for variable in in_path_order(model, Tensor::is_variable)? {
             // A file may have tied weights under only one of their paths.
-            let name = variable
+            let mut names = variable
                 .paths
                 .iter()
-                .find(|path| self.file_indices.contains_key(*path))
-                .map_or(variable.path(), String::as_str);
+                .map(String::as_str)
+                .filter(|path| self.file_indices.contains_key(*path));
+            let name = names.next().unwrap_or(variable.path());
             let value = read(name, &*variable.x)?;
+            for other_name in names {
+                check_equal([name, other_name], [&value, &read(other_name, &*variable.x)?])?;
+            }
             variable.paths.iter().for_each(|path| {
                 unused.remove(path.as_str());
             });

@@ -12,7 +12,7 @@ use std::sync::Arc;
 #[cfg(feature = "candle")]
 use super::wire::wire_of_layers;
 use crate::error::{Error, ErrorKind, Result, comma_separated, first_names};
-use crate::model::lent::Lent;
+use crate::model::lent::{Lent, check_parameter};
 use crate::model::{Model, Variable, empty_model_error, in_path_order};
 use crate::numbers::{DType, check_supported};
 use crate::ranks::{Agreement, Aspect, Call, Communicator, Divisible, LeafParts, StateWorld, divide, share};
@@ -368,6 +368,7 @@ where
 fn variable_aspect(world: &StateWorld, variable: &Variable<'_>) -> Result<Aspect> {
     let (path, x) = (variable.path(), &*variable.x);
     world.check_device(path, x.device())?;
+    check_parameter("variable", x, true).map_err(|error| error.at(path))?;
     if !x.tensor().is_none_or(Tensor::is_contiguous) {
         return Err(Error::new(
             ErrorKind::Memory,

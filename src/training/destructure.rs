@@ -6,6 +6,7 @@ use candle_core::{Device, Shape, Tensor, Var};
 
 use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::model::candle::{CandleVariable, candle_variables};
+use crate::model::lent::check_parameter;
 use crate::model::{Model, empty_model_error};
 use crate::numbers::{DType, is_supported};
 use crate::tree::is_trainable;
@@ -260,6 +261,7 @@ impl Structure {
             .iter()
             .zip(tensors.into_values())
             .map(|(variable, tensor)| {
+                check_parameter("variable", &variable.tensor, true)?;
                 let tensor = tensor.to_device(variable.tensor.device())?;
                 Ok((Var::from_tensor(&variable.tensor)?, tensor))
             });

@@ -177,7 +177,10 @@ impl StateTree {
         if has_left_out {
             self.remove_left_out(|variable| variable.names().any(|name| rest_below(name, path).is_some()));
         }
-        Ok(removed.into_iter().map(|leaf| leaf.path).collect())
+        let removed: Vec<String> = removed.into_iter().map(|leaf| leaf.path).collect();
+        // A parameter that is added under one of these paths is not that of a restored file.
+        self.saved_starts.retain(|(path, _)| !removed.contains(path));
+        Ok(removed)
     }
 
     /// Renames the path `from` and all paths below it.

@@ -9,7 +9,7 @@ use std::io::{self, Write};
 
 use super::{Leaf, StateTree};
 use crate::engine::{owned_on, set_lent};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::{Lend, Lent, check_parameter, send_bytes};
 use crate::model::{Identity, Model, Variable, identity, in_path_order};
 use crate::numbers::{Requirements, ranges_to_read};
@@ -90,7 +90,8 @@ impl StateTree {
     ///
     /// # Errors
     /// If a value is missing, unknown, of another shape or a wrong dtype, not finite (unless the files are
-    /// [accepted](crate::Weights::accepting_non_finite)) or too large for its dtype; if a file cannot be
+    /// [accepted](crate::Weights::accepting_non_finite)) or too large for its dtype; if two paths of one
+    /// variable have different values; if a file cannot be
     /// read; if the model has averages instead of its parameters; if `model` is not the state's. Nothing
     /// changes then. If another rank fails after all ranks have agreed, this call is an error, too, but this
     /// rank has all of the new weights.
@@ -155,6 +156,9 @@ impl StateTree {
     pub fn refresh_masters<M: Model + ?Sized>(&mut self, model: &M) -> Result<()> {
         let plan = self.check_parameters().and_then(|()| {
             let parameters = self.parameters(model)?;
+            for (leaf, x) in self.leaves().zip(&parameters) {
+                check_parameter("parameter", &**x, true).map_err(|error| error.at(leaf.path()))?;
+            }
             // Each rank refreshes its own parts, so the parameters have to be the same on all ranks.
             let aspects = match self.is_divided() {
                 true => self
@@ -347,10 +351,16 @@ impl StateTree {
                         .get(*path)
                         .is_some_and(|other| identity(other) == identity(x))
             };
-            let value = leaf
+            let mut named_values = leaf
                 .paths()
                 .filter(may_name_value)
-                .find_map(|path| values.get(path))
+                .filter_map(|path| Some((path, values.get(path)?)));
+            let first = named_values.next();
+            if let Some((first, value)) = first {
+                named_values.try_for_each(|(path, other)| check_equal([first, path], [value, other]))?;
+            }
+            let value = first
+                .map(|(_, value)| value)
                 .or_else(|| values.get(*path_in_model.get(&identity(x))?))
                 .ok_or_else(missing)?;
             leaves.push((x.clone(), convert_value(leaf.path(), &**x, value, from_files)?));
@@ -435,6 +445,19 @@ pub(super) fn checksum(role: &'static str, values: &dyn Lend) -> Result<u32> {
     let mut sum = Checksum(crc32fast::Hasher::new());
     send_bytes(role, values, &mut sum)?;
     Ok(sum.0.finalize())
+}
+
+/// Refuses different values for two paths of one variable, because only one of them could be set.
+pub(crate) fn check_equal([path, other_path]: [&str; 2], values: [&Tensor; 2]) -> Result<()> {
+    let [checksum, other_checksum] = values.map(|value| checksum("value", value));
+    if checksum? == other_checksum? {
+        return Ok(());
+    }
+    let problem =
+        format!("{path:?} and {other_path:?} are one variable in the model, but their new values differ");
+    Err(Error::new(ErrorKind::Model, problem)
+        .at(path)
+        .with_remedy("untie the two in the model, or pass the same values for both"))
 }
 
 /// A writer that hashes the bytes.

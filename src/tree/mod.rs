@@ -41,7 +41,7 @@ pub(crate) use drives::{
 pub use entries::StateValue;
 pub use leaf::Leaf;
 pub use masters::MasterValues;
-pub(crate) use masters::{WeightFiles, values_aspect};
+pub(crate) use masters::{WeightFiles, check_equal, values_aspect};
 pub use norms::Outlier;
 pub(crate) use norms::{LimitedNorms, NormHistories};
 pub(crate) use parameters::not_in_state_error;

@@ -42,9 +42,11 @@ impl Selection<'_> {
     ///
     /// Returns, for each parameter, which entries of its state were kept.
     ///
-    /// A state tensor fits if it has the same name and shape, wherever the rule stands in a chain. A rule
-    /// that finds all its tensors keeps them and its counters, such as Adam's step count for the bias
-    /// correction. A rule that lacks a tensor starts anew. So `Adam` can become `AdamW` or move into a chain,
+    /// A state tensor fits if it has the same name and shape, wherever the rule stands in a chain, and both
+    /// rules declare it alike: as a [copy](crate::Slot::parameter) or [average](crate::Slot::average) of the
+    /// parameter, or as [never negative](crate::Slot::non_negative). A rule that finds all its tensors keeps
+    /// them and its counters, such as Adam's step count for the bias correction. A rule that lacks a tensor
+    /// starts anew. So `Adam` can become `AdamW` or move into a chain,
     /// and [`MixedPrecision`](crate::MixedPrecision) can be put around a rule in a running training, or taken
     /// off again. Values are converted to the dtype of the new state.
     ///
@@ -246,6 +248,12 @@ impl Leaf {
         let mut state = fresh_state(optimiser, x, self.shape.elem_count())?;
         let mut transfer = state.take_over(&self.state)?;
         self.convert_master(optimiser, &mut state, x, &mut transfer)?;
+        if self.steps > 0 && !transfer.kept.is_empty() && state.needs_checksum() {
+            // The master is the last that shows whether the parameter was changed. The copies that were taken
+            // over would lead a changed parameter back.
+            self.check_unchanged(x, Extent::Whole)
+                .map_err(|error| error.counted_from(self.part().start))?;
+        }
         // The rule copies the master, which may be more precise than the parameter.
         let x_of_rule = optimiser.x_of_rule(&state, x)?;
         state.renew_except(&x_of_rule, &transfer.kept)?;

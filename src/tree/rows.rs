@@ -123,7 +123,10 @@ impl StateTree {
             self.targets.add(leaf.written_storages());
             change
         };
-        let changes = places.into_iter().zip(new_rows).map(apply).collect();
+        let changes: Vec<StateChange> = places.into_iter().zip(new_rows).map(apply).collect();
+        // With other rows, a parameter no longer begins as in a restored file.
+        self.saved_starts
+            .retain(|(path, _)| changes.iter().all(|change| change.path != *path));
         self.drop_caches();
         Ok(changes)
     }

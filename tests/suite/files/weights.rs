@@ -5,7 +5,9 @@ use std::path::PathBuf;
 
 use candle_core::{DType, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap, layer_norm_no_bias, linear};
-use optimisers::{Adam, Error, ErrorKind, Lookahead, MixedPrecision, OptimiserChain, Weights, setup_with};
+use optimisers::{
+    Adam, Error, ErrorKind, Lookahead, MixedPrecision, OptimiserChain, Weights, setup, setup_with,
+};
 use tempfile::TempDir;
 
 use crate::model::models::{CPU, of, var_map};
@@ -269,6 +271,38 @@ fn tied_weights_are_found_under_any_of_their_paths() {
         );
         assert_eq!(values(&shared), [3.0]);
     }
+}
+
+/// Only one of two different values could be that of a tied variable.
+#[test]
+fn different_values_for_one_tied_variable_are_refused() {
+    let folder = folder();
+    let path = saved(
+        &folder,
+        "untied",
+        [("in", of(&[3.0], DType::F32)), ("out", of(&[4.0], DType::F32))],
+    );
+    let shared = var(&of(&[0.0], DType::BF16));
+    let model = BTreeMap::from([("in", shared.clone()), ("out", shared.clone())]);
+    let weights = Weights::open([path]).expect("a file");
+    let rule = || MixedPrecision::new(DType::F32, Adam::new(0.1));
+    let mut state = setup(rule(), &model).expect("a state");
+    let by_path =
+        [("in", 3.0), ("out", 4.0)].map(|(path, value)| (path.to_string(), of(&[value], DType::F32)));
+    let values_by_path = BTreeMap::from(by_path);
+    let refused = [
+        weights.load_into(&model),
+        state.set_masters(&model, &weights),
+        state.set_masters(&model, &values_by_path),
+    ];
+    for refused in refused {
+        is_kind(
+            &refused.expect_err("two values"),
+            ErrorKind::Model,
+            &["\"in\" and \"out\" are one variable", "untie the two"],
+        );
+    }
+    assert_eq!(values(&shared), [0.0]);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use candle_core::{DType, Device, Shape, Tensor, Var};
 use optimisers::{
     Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Descent, Engine, Error, ErrorKind, Gradients,
     Lend, MemoryMut, MixedPrecision, Model, Optimiser, OptimiserChain, ParameterSlices, Result, Setup,
-    StochasticRounding, Update, View, Visitor, setup, update,
+    StochasticRounding, Update, View, Visitor, Weights, setup, update,
 };
 use optimisers_plain::Vector;
 
@@ -524,7 +524,11 @@ fn new_weights_for_owners_that_do_not_lend_to_write_are_refused() -> Tested {
             .map(drop)
     });
     let set = state.set_masters(&(&model.0, &model.1), &masters).map(drop);
-    for refused in [restored, set] {
+    let refreshed = state.refresh_masters(&(&model.0, &model.1));
+    let loaded = Weights::open([&file])
+        .and_then(|weights| weights.load_into(&(&model.0, &model.1)))
+        .map(drop);
+    for refused in [restored, set, refreshed, loaded] {
         is_kind(
             &refused.expect_err("a refusal"),
             ErrorKind::Memory,

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Device, Tensor};
 use half::bf16;
 use optimisers::{
-    AdamW, Descent, ErrorKind, Kahan, MixedPrecision, Momentum, Offload, Optimiser, Rule, SplitMaster,
-    StateTree, StochasticRounding, setup, update,
+    AdamW, Descent, ErrorKind, Kahan, Lookahead, MixedPrecision, Momentum, Offload, Optimiser,
+    OptimiserChain, Rule, SplitMaster, StateTree, StochasticRounding, setup, update,
 };
 
 use support::common::{
@@ -215,6 +215,34 @@ fn a_run_with_other_masters_in_between_has_the_same_bits() {
             "call {call}"
         );
     }
+}
+
+/// Without a master nothing would show that the parameter is not the one that a copy was taken from.
+#[test]
+fn a_parameter_that_was_changed_is_refused_where_its_master_goes_and_a_copy_stays() {
+    let x = model(&[tensor(1, &[7], DType::BF16)]);
+    let rule = || OptimiserChain::new((Momentum::new(0.1), Lookahead::new(6)));
+    let stochastic = || StochasticRounding::new(7, rule());
+    let mut state = setup(MixedPrecision::new(DType::F32, rule()), &x).expect("a state");
+    step(&mut state, &x, 1);
+    let unchanged = state.all().replace(stochastic(), &x).expect("no master");
+    assert!(unchanged[0].kept.contains(&"1.slow".to_string()));
+
+    let mut state = setup(MixedPrecision::new(DType::F32, rule()), &x).expect("a state");
+    step(&mut state, &x, 1);
+    x["0"].set(&tensor(5, &[7], DType::BF16)).expect("other numbers");
+    let before = snapshot(&x, &state);
+    let error = state
+        .all()
+        .replace(stochastic(), &x)
+        .expect_err("another parameter");
+    is_kind(&error, ErrorKind::Changed, &["its value is", "`refresh_masters`"]);
+    assert_same(&[snapshot(&x, &state)], &[before], "replaced");
+    // A rule without a copy takes over nothing that the parameter decides.
+    state
+        .all()
+        .replace(StochasticRounding::new(7, Momentum::new(0.1)), &x)
+        .expect("a velocity");
 }
 
 /// A master in another form would hide that the parameter is another.

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    AccumGrad, AdaBelief, Adam, AdamW, Adjust, ClipGrad, Descent, Error, ErrorKind, GradientSlices, LAMB,
-    Lion, MixedPrecision, Momentum, Nesterov, Optimiser, OptimiserChain, ParameterSlices, Rule, Scale,
-    StateChange, StateTree, WeightDecay, setup, setup_with, update,
+    AccumGrad, AdEMAMix, AdaBelief, Adam, AdamW, Adjust, ClipGrad, Descent, Elementwise, Error, ErrorKind,
+    GradientSlices, LAMB, Lion, Lookahead, MixedPrecision, Momentum, Nesterov, Optimiser, OptimiserChain,
+    ParameterSlices, RMSProp, Rule, Scale, Slot, StateChange, StateTree, WeightDecay, hyper_parameters,
+    range, setup, setup_with, update, value::Value,
 };
 
 use support::common::{
@@ -677,6 +678,55 @@ fn replacing_keeps_all_tensors_of_a_rule_or_none() {
         replaced([Optimiser::new(Adam::new(0.1)), Optimiser::new(LAMB::new(0.1))]),
         ["m", "v", "t"]
     );
+    // The slow mean of gradients would become the weights to which Lookahead leads the parameter back.
+    assert_eq!(
+        replaced([
+            Optimiser::new(AdEMAMix::new(0.1)),
+            Optimiser::new(Lookahead::new(5))
+        ]),
+        [""; 0]
+    );
+    // RMSProp would take the root of negative numbers.
+    assert_eq!(
+        replaced([
+            Optimiser::new(SignedMean::default()),
+            Optimiser::new(RMSProp::new(0.1))
+        ]),
+        [""; 0]
+    );
+    assert_eq!(
+        replaced([
+            Optimiser::new(RMSProp::new(0.1)),
+            Optimiser::new(SignedMean::default())
+        ]),
+        ["v", "t"]
+    );
+}
+
+hyper_parameters! {
+    /// A mean of gradients whose slot has the name of RMSProp's mean of squares.
+    struct SignedMean {
+        /// The weight of the earlier mean.
+        decay: f64 = 0.5 => range::decay,
+    }
+}
+
+impl Elementwise for SignedMean {
+    type Scalars = f64;
+    type Slots<T> = [T; 1];
+
+    fn slots(&self) -> [Slot; 1] {
+        [Slot::zeros("v")]
+    }
+
+    fn scalars(&self, _t: u64) -> f64 {
+        self.decay
+    }
+
+    fn step<V: Value>(decay: f64, _x: V, dx: V, [v]: &mut [V; 1]) -> V {
+        *v = *v * decay + dx * (1.0 - decay);
+        *v
+    }
 }
 
 /// A rule that replaces itself changes nothing, and moments that were kept go on as if the rule had always
@@ -763,4 +813,42 @@ fn maximising_is_minimising_the_negative() {
     }
     let decaying = OptimiserChain::new((WeightDecay::new(0.1), Descent::new(0.1)));
     assert_eq!(run(maximise(decaying.clone()), -1.0), run(decaying, 1.0));
+}
+
+/// A program may write frozen parameters, so the first step after `thaw` compares all of a parameter.
+#[test]
+fn a_parameter_that_was_written_while_it_was_frozen_is_noticed() {
+    let step = |state: &mut StateTree, x: &Vars| {
+        let ones = x["x"].ones_like().expect("ones");
+        update(state, x, &[("x", ones)]).map(drop)
+    };
+    let run = |freezes: bool, index: usize| {
+        let x = Vars::from([(
+            "x".to_string(),
+            var(&random(1, &[70_000], DType::BF16, &Device::Cpu)),
+        )]);
+        let mut state = setup(MixedPrecision::new(DType::F32, Descent::new(0.1)), &x).expect("a state");
+        for _ in 0..2 {
+            step(&mut state, &x).expect("a step");
+        }
+        if freezes {
+            state.at("x").expect("a leaf").freeze();
+        }
+        let other = Tensor::full(9f32, 1, &Device::Cpu).and_then(|other| other.to_dtype(DType::BF16));
+        x["x"]
+            .slice_set(&other.expect("another number"), 0, index)
+            .expect("written");
+        if freezes {
+            state.at("x").expect("a leaf").thaw();
+        }
+        step(&mut state, &x)
+    };
+    // A sample does not see each element.
+    let index = (0..70_000)
+        .step_by(1009)
+        .find(|index| run(false, *index).is_ok())
+        .expect("an element");
+    let error = run(true, index).expect_err("another parameter");
+    is_kind(&error, ErrorKind::Changed, &["its value is"]);
+    assert_eq!(error.element(), Some(index));
 }

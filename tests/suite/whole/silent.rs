@@ -1,6 +1,6 @@
 //! What hurts a run without an error: each is said once, with the remedy, and what is meant is not said.
 
-use candle_core::{DType, Device};
+use candle_core::{DType, Device, Tensor};
 use candle_nn::{Module, Optimizer, VarBuilder, VarMap, linear, loss::mse};
 use optimisers::{
     AccumGrad, Adam, AdamW, Adjust, CandleOptimizer, Checkpoint, ClipGlobalNorm, Descent, ErrorKind,
@@ -8,7 +8,7 @@ use optimisers::{
     Warning, setup, update,
 };
 
-use support::common::{Vars, bits, constant, grads, is_kind, logged, model, random};
+use support::common::{Vars, bits, constant, grads, is_kind, logged, model, random, var};
 use support::crafted_checkpoints::{file_of, open};
 
 const CPU: &Device = &Device::Cpu;
@@ -335,6 +335,25 @@ fn t53_a_model_that_was_not_restored() {
         let outcome = update(&mut state, &other, &named.collect::<support::common::Grads>());
         assert_eq!(outcome.is_err(), is_master);
         assert_eq!(not_restored(state.warnings()), !is_master);
+        // A parameter that is another one, or has other rows, is not compared with the file.
+        let (mut state, other) = resumed();
+        for (x, saved) in other.values().zip(saved.values()) {
+            x.set(saved).expect("the same");
+        }
+        let mut changed = Vars::from([("0".to_string(), other["0"].clone())]);
+        state.remove("1").expect("a leaf");
+        changed.insert("1".to_string(), var(&random(9, &[5], dtype, CPU)));
+        state.add(optimiser(), &changed).expect("a leaf");
+        let rows: Vec<Option<usize>> = (0..6).rev().map(Some).collect();
+        let reversed: Vec<Tensor> = rows
+            .iter()
+            .flatten()
+            .map(|row| saved["0"].narrow(0, *row, 1).expect("a row"))
+            .collect();
+        changed.insert("0".to_string(), var(&Tensor::cat(&reversed, 0).expect("rows")));
+        state.resize_rows("0", &changed, &rows).expect("other rows");
+        step(&mut state, &changed);
+        assert_eq!(state.warnings(), []);
         // A file without the model has nothing to compare.
         let (mut state, other) = (
             setup(Momentum::new(0.1), &pair(DType::F32)).expect("a state"),
