@@ -259,7 +259,7 @@ fn check_copies(leaf: &mut Leaf, x: &dyn Lend) -> Result<()> {
     let result = if leaf.is_unreached() {
         leaf.catch_up(x)
     } else {
-        leaf.check_copies(x, Extent::First)
+        leaf.check_copies(&leaf.state, x, Extent::First)
     };
     result.map_err(|error| error.counted_from(leaf.part().start))
 }

@@ -2,12 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use smallvec::SmallVec;
-
 use crate::error::{Error, Result};
 use crate::rule::field::{FieldValue, Number};
 use crate::rule::{RATE, out_of_range, range};
-use crate::tree::{Adjustment, DrivenNumber, Leaf, Selection, SetField, available_fields, driven_numbers};
+use crate::tree::{
+    Adjustment, DrivenNumber, Leaf, OptimiserEdit, Selection, SetField, available_fields, driven_numbers,
+};
 
 /// Whether a metric is to fall or to rise.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -146,9 +146,6 @@ pub struct ReduceOnPlateau {
     cooling: u64,
 }
 
-/// The fields of a leaf that a reduction sets, with their new values.
-type Reductions = SmallVec<[(SetField<'static>, f64); 1]>;
-
 impl Default for ReduceOnPlateau {
     fn default() -> Self {
         Self::new()
@@ -257,14 +254,7 @@ impl ReduceOnPlateau {
         let has_changed = next.count(metric) && reductions.iter().any(|fields| !fields.is_empty());
         // The adjustment is prepared in each observation, so that the first observation is refused if a
         // reduction would have no effect.
-        let setting = |reductions: Reductions| {
-            reductions
-                .into_iter()
-                .map(|(field, value)| (field, value.into()))
-                .collect()
-        };
-        let settings = reductions.into_iter().map(setting);
-        let adjustment = Adjustment::per_leaf(leaves.leaves(), leaves.steps, settings)?;
+        let adjustment = Adjustment::per_leaf(leaves.leaves(), leaves.steps, reductions)?;
         if has_changed {
             leaves.commit(adjustment);
         }
@@ -309,12 +299,12 @@ impl ReduceOnPlateau {
     }
 
     /// For each leaf, the fields that a reduction would set.
-    fn reductions(&self, leaves: &Selection<'_>) -> Result<Vec<Reductions>> {
+    fn reductions(&self, leaves: &Selection<'_>) -> Result<Vec<OptimiserEdit<'static>>> {
         let mut has_field = false;
         let leaf_reductions = |leaf: &Leaf| {
             let numbers = driven_numbers(&self.field, leaf.optimiser().description());
             let Some(numbers) = numbers.map_err(|error| error.at(leaf.path()))? else {
-                return Ok(Reductions::new());
+                return Ok(Vec::new());
             };
             has_field = true;
             Ok(numbers
@@ -335,12 +325,12 @@ impl ReduceOnPlateau {
 
     /// The field of a number, and the value that a reduction would give it. `None` if the reduction would be
     /// `epsilon` or less.
-    fn reduction(&self, number: &DrivenNumber) -> Option<(SetField<'static>, f64)> {
+    fn reduction(&self, number: &DrivenNumber) -> Option<(SetField<'static>, FieldValue)> {
         let rate = number.field.rate();
         let next = (rate * self.factor).max(self.min_eta);
         let is_due = rate - next > self.epsilon;
         let value = number.field.value_for(next).filter(|_| is_due)?;
-        Some((SetField::Number(number.place()), value))
+        Some((SetField::Number(number.place()), value.into()))
     }
 
     /// The best metric so far; `None` before the first observation, or if all were NaN or the worst infinity.

@@ -308,23 +308,6 @@ impl Drive {
 }
 
 impl Drives {
-    /// A copy with one more schedule for the same optimiser; `None` if the optimiser lacks the field.
-    ///
-    /// # Errors
-    /// As [`ScheduleResolver::resolve`].
-    pub(super) fn with_schedule(
-        &self,
-        assignment: ScheduleAssignment,
-        optimiser: &Optimiser,
-    ) -> Result<Option<Drives>> {
-        let mut drives = self.clone();
-        if !drives.add(assignment, optimiser)? {
-            return Ok(None);
-        }
-        drives.check(optimiser)?;
-        Ok(Some(drives))
-    }
-
     /// Tries the steps with the least and the greatest value of each curve, so that no step leaves the range.
     ///
     /// A trial has the values of all schedules in its step, because two schedules may drive the two numbers of

@@ -199,7 +199,7 @@ impl StateTree {
                 .filter(|(leaf, _)| !leaf.is_unreached());
             trained.try_for_each(|(leaf, x)| {
                 let part = leaf.own_part(leaf.parameter(&**x))?;
-                leaf.check_unchanged(&*part, Extent::Whole)
+                leaf.check_unchanged(&leaf.state, &*part, Extent::Whole)
                     .map_err(|error| error.counted_from(leaf.part().start))
             })
         };

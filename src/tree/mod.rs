@@ -48,7 +48,7 @@ pub(crate) use parameters::not_in_state_error;
 pub use replace::StateChange;
 pub(crate) use scratch::ParameterExchange;
 pub use selection::Selection;
-pub(crate) use selection::{Adjustment, SetField, available_fields};
+pub(crate) use selection::{Adjustment, OptimiserEdit, SetField, available_fields};
 
 use crate::engine::{JobPool, UpdateTargets};
 use crate::error::warning::Warnings;
@@ -320,30 +320,17 @@ impl StateTree {
 
     /// This tree with other leaves and empty caches.
     fn with_leaves(&self, leaves: Leaves, left_out: Vec<LeftOut>) -> Self {
-        let StateTree {
-            steps,
-            began_at,
-            acting_at,
-            calls,
-            skipped,
-            ..
-        } = *self;
-        let StateTree {
-            requires_all,
-            allows_others,
-            ..
-        } = *self;
         StateTree {
-            steps,
-            began_at,
-            acting_at,
+            steps: self.steps,
+            began_at: self.began_at,
+            acting_at: self.acting_at,
             schedules: self.schedules.clone(),
-            calls,
-            skipped,
+            calls: self.calls,
+            skipped: self.skipped,
             norms: self.norms.clone(),
             saved_starts: self.saved_starts.clone(),
-            requires_all,
-            allows_others,
+            requires_all: self.requires_all,
+            allows_others: self.allows_others,
             warnings: self.warnings.for_other_leaves(),
             world: self.world.clone(),
             ..StateTree::new(leaves, left_out)

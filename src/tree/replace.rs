@@ -3,7 +3,7 @@
 //! All new states are made before the first leaf gets one, so that an error changes nothing. For each leaf:
 //! 1. Make fresh state, and take over the tensors with the same name and shape (`State::take_over`).
 //! 2. If the new store keeps the precise value in another form, convert it (`convert_master`).
-//! 3. Set those copies of the parameter that were not taken over (`renew_except`). Step 3 comes last, because
+//! 3. Set those copies of the parameter that were not taken over (`renew`). Step 3 comes last, because
 //!    a rule copies the master, which step 2 has set.
 
 use std::collections::{HashMap, HashSet};
@@ -251,12 +251,12 @@ impl Leaf {
         if self.steps > 0 && !transfer.kept.is_empty() && state.needs_checksum() {
             // The master is the last that shows whether the parameter was changed. The copies that were taken
             // over would lead a changed parameter back.
-            self.check_unchanged(x, Extent::Whole)
+            self.check_unchanged(&self.state, x, Extent::Whole)
                 .map_err(|error| error.counted_from(self.part().start))?;
         }
         // The rule copies the master, which may be more precise than the parameter.
         let x_of_rule = optimiser.x_of_rule(&state, x)?;
-        state.renew_except(&x_of_rule, &transfer.kept)?;
+        state.renew(&x_of_rule, &transfer.kept)?;
         Ok((state, transfer))
     }
 
@@ -279,7 +279,7 @@ impl Leaf {
         }
         // Before the first step a changed parameter is no error, because `master` then returns the parameter.
         if self.steps > 0 {
-            self.check_unchanged(x, Extent::Whole)
+            self.check_unchanged(&self.state, x, Extent::Whole)
                 .map_err(|error| error.counted_from(self.part().start))?;
         }
         if optimiser.keep_precise(state, x, &self.master(x)?)? {

@@ -183,7 +183,7 @@ impl NewRows {
         let transfer = state.take_rows(&leaf.state, sources).map_err(with_path)?;
         // A leaf that no gradient has reached follows its variable, so the leaf is not compared.
         if !leaf.is_unreached() {
-            leaf.check_unchanged_in(&state, x, Extent::Whole)
+            leaf.check_unchanged(&state, x, Extent::Whole)
                 .map_err(|error| row_error(error, x, rows))?;
         }
         Ok(NewRows {

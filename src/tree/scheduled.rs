@@ -1,11 +1,9 @@
 //! Giving schedules to a state, and the count of steps at which they are read.
 
-use std::sync::Arc;
-
 use smallvec::SmallVec;
 
-use super::acting::{KeyedCache, acting_optimisers};
-use super::drives::{Drives, ScheduleAssignment, ScheduleResolver, check_equal_own_values, give_to_all};
+use super::acting::acting_optimisers;
+use super::drives::{ScheduleAssignment, ScheduleResolver, check_equal_own_values, give_to_all};
 use super::schedule::Schedule;
 use super::{Leaf, Selection, StateTree, available_fields};
 use crate::error::warning::Warning;
@@ -22,22 +20,14 @@ impl Selection<'_> {
         schedule.check()?;
         let assignment = ScheduleAssignment::new(schedule, self.steps, false);
         let field = assignment.schedule.driven_field();
-        let (mut cache, mut has_field, no_drives) = (KeyedCache::default(), false, Drives::default());
+        let (mut resolver, mut has_field) = (ScheduleResolver::default(), false);
         let new_drives = |leaf: &Leaf| {
-            let old = leaf.drives.as_deref();
-            let key = (
-                Arc::as_ptr(&leaf.optimiser).cast::<()>(),
-                old.map(std::ptr::from_ref),
-            );
-            let make = || {
-                old.unwrap_or(&no_drives)
-                    .with_schedule(assignment.clone(), &leaf.optimiser)
-            };
-            let drives: Option<Arc<Drives>> = cache
-                .get_or_make(key, || Ok(make()?.map(Arc::new)))
+            let assignments = leaf.schedules().chain([&assignment]).cloned();
+            let resolved = resolver
+                .resolve(&leaf.optimiser, assignments)
                 .map_err(|error| error.at(&leaf.path))?;
-            has_field |= drives.is_some();
-            Ok(drives.or_else(|| leaf.drives.clone()))
+            has_field |= resolved.missing.is_empty();
+            Ok(resolved.drives)
         };
         let drives = self.leaves().map(new_drives).collect::<Result<Vec<_>>>()?;
         if !has_field {

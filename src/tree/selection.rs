@@ -266,7 +266,7 @@ impl<'f> SetField<'f> {
 }
 
 /// New values of fields of one optimiser, which are set together.
-type OptimiserEdit<'f> = Vec<(SetField<'f>, FieldValue)>;
+pub(crate) type OptimiserEdit<'f> = Vec<(SetField<'f>, FieldValue)>;
 
 /// A leaf's own optimiser, and the leaf's schedules resolved in it.
 type AdjustedOptimiser = (Arc<Optimiser>, Option<Arc<Drives>>);

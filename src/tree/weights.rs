@@ -5,7 +5,7 @@ use crate::engine::owned_on;
 use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::{Lend, Lent, copy_of};
-use crate::rule::{Difference, Extent, State, check_rounded, difference, sample_checksum};
+use crate::rule::{Extent, State, check_rounded, difference, sample_checksum};
 use crate::tensors::{Tensor, dtype_of, in_dtype};
 
 impl Leaf {
@@ -33,24 +33,18 @@ impl Leaf {
 
     /// Refuses a parameter `x` that is not its master rounded; before the first step also a parameter that
     /// differs from the copies that rules keep.
-    pub(crate) fn check_unchanged(&self, x: &dyn Lend, extent: Extent) -> Result<()> {
-        self.check_unchanged_in(&self.state, x, extent)
-    }
-
-    /// [`Leaf::check_unchanged`] with a state that the leaf is to get.
-    pub(super) fn check_unchanged_in(&self, state: &State, x: &dyn Lend, extent: Extent) -> Result<()> {
+    ///
+    /// `state` is the leaf's, or a state that the leaf is to get.
+    pub(super) fn check_unchanged(&self, state: &State, x: &dyn Lend, extent: Extent) -> Result<()> {
         if let Some(master) = state.outer_master() {
             check_rounded(master, x, extent).map_err(|error| error.at(&self.path))?;
         }
-        self.check_copies_in(state, x, extent)
+        self.check_copies(state, x, extent)
     }
 
-    /// Refuses a parameter `x` that, before its first step, differs from the copies that rules keep of it.
-    pub(crate) fn check_copies(&self, x: &dyn Lend, extent: Extent) -> Result<()> {
-        self.check_copies_in(&self.state, x, extent)
-    }
-
-    fn check_copies_in(&self, state: &State, x: &dyn Lend, extent: Extent) -> Result<()> {
+    /// Refuses a parameter `x` that, before its first step, differs from the copies that rules keep of it in
+    /// `state`.
+    pub(crate) fn check_copies(&self, state: &State, x: &dyn Lend, extent: Extent) -> Result<()> {
         if self.steps > 0 || !state.has_copies() {
             return Ok(());
         }
@@ -59,22 +53,15 @@ impl Leaf {
             .changed_copy(&x_of_rule, extent)
             .map_err(|error| error.at(&self.path))?
         {
-            Some((
-                slot,
-                Difference {
-                    index,
-                    parameter,
-                    master: copy,
-                },
-            )) => {
-                let error = Error::new(ErrorKind::Changed, "its value is").with_got(parameter);
-                let expected =
-                    format!("{copy}, as in {slot:?}, which the rule started as a copy of the parameter");
+            Some((slot, difference)) => {
+                let expected = format_args!(
+                    "{}, as in {slot:?}, which the rule started as a copy of the parameter",
+                    difference.master
+                );
                 let remedy = "the parameter was changed after the state was made: call `refresh_masters` to \
                               start from the parameters, or `Update::keep_masters` to keep the copy as it is";
-                Err(error
-                    .at_element(index)
-                    .with_expected(expected)
+                Err(difference
+                    .error("its value is", expected)
                     .with_remedy(remedy)
                     .at(&self.path))
             }
@@ -84,7 +71,7 @@ impl Leaf {
 
     /// Whether [`Leaf::check_unchanged`] refuses the parameter `x`.
     fn is_stale(&self, x: &dyn Lend, extent: Extent) -> Result<bool> {
-        match self.check_unchanged(x, extent) {
+        match self.check_unchanged(&self.state, x, extent) {
             Err(error) if error.kind() == ErrorKind::Changed => Ok(true),
             outcome => outcome.map(|()| false),
         }
@@ -118,7 +105,7 @@ impl Leaf {
         } = self;
         let outcome = optimiser
             .set_precise(state, x, values)
-            .and_then(|()| state.renew(&optimiser.x_of_rule(state, x)?));
+            .and_then(|()| state.renew(&optimiser.x_of_rule(state, x)?, &[]));
         if outcome.is_ok() {
             // After an error the checksum stays, because a copy may still have the old weights, and only the
             // checksum reveals such a copy.
@@ -181,12 +168,7 @@ impl StateTree {
             let part = parameters[place].part(0..start.elem_count());
             let comparison = part.and_then(|part| difference(&start, &*part, Extent::Whole));
             // An error is dropped, because the checks of the step refuse such a parameter.
-            let Some(Difference {
-                index,
-                parameter,
-                master: saved,
-            }) = comparison.ok().flatten()
-            else {
+            let Some(difference) = comparison.ok().flatten() else {
                 continue;
             };
             if self.leaves[place].state.outer_master().is_none() {
@@ -197,11 +179,8 @@ impl StateTree {
                               to go on from the parameters, or `Update::keep_masters` to go on from the masters";
                 let problem =
                     "it is not the parameter of the file that the state was restored from: its value is";
-                let expected = format!("{saved}, as in the file");
-                let error = Error::new(ErrorKind::Changed, problem)
-                    .with_got(parameter)
-                    .at_element(index);
-                return Err(error.with_expected(expected).with_remedy(remedy).at(&path));
+                let expected = format_args!("{}, as in the file", difference.master);
+                return Err(difference.error(problem, expected).with_remedy(remedy).at(&path));
             }
         }
         Ok(None)

@@ -130,35 +130,18 @@ pub(super) struct LeafRecord {
     pub(super) schedules: Vec<usize>,
 }
 
-/// The description of a schedule.
+/// A schedule in the format of a file. The serde format of [`Schedule`] itself is that of configurations.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct ScheduleRecord {
+pub(super) struct ScheduleRecord(#[serde(with = "ScheduleFormat")] pub(super) Schedule);
+
+/// The fields of a [`Schedule`] in a file.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Schedule", expecting = "struct ScheduleRecord")]
+struct ScheduleFormat {
     curve: Curve,
     field: Option<String>,
-    relative: bool,
-}
-
-impl ScheduleRecord {
-    fn new(schedule: &Schedule) -> Self {
-        let Schedule {
-            curve,
-            field,
-            is_relative,
-        } = schedule.clone();
-        ScheduleRecord {
-            curve,
-            field,
-            relative: is_relative,
-        }
-    }
-
-    pub(super) fn schedule(&self) -> Schedule {
-        Schedule {
-            curve: self.curve.clone(),
-            field: self.field.clone(),
-            is_relative: self.relative,
-        }
-    }
+    #[serde(rename = "relative")]
+    is_relative: bool,
 }
 
 /// Returns [`LeafRecord::set_up`].
@@ -196,7 +179,7 @@ impl Record {
             *schedule_indices
                 .entry(Arc::as_ptr(&assignment.schedule))
                 .or_insert_with(|| {
-                    schedules.push(ScheduleRecord::new(&assignment.schedule));
+                    schedules.push(ScheduleRecord(Schedule::clone(&assignment.schedule)));
                     schedules.len() - 1
                 })
         };

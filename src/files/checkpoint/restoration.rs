@@ -60,28 +60,13 @@ pub(super) struct EntryPart {
     pub(super) elements: Range<usize>,
 }
 
-/// The schedules that a leaf goes on with, and the values that it takes over.
+/// The optimiser and the schedules that a leaf goes on with, and the tensors that it takes over.
 pub(super) struct LeafRestoration {
+    pub(super) optimiser: Arc<Optimiser>,
     pub(super) drives: Option<Arc<Drives>>,
     pub(super) acting: Option<Arc<Optimiser>>,
-    /// `None` if the leaf is left out.
-    pub(super) values: Option<LeafValues>,
-}
-
-impl LeafRestoration {
-    /// The optimiser that the leaf has after the restore.
-    fn optimiser<'r>(&'r self, leaf: &'r Leaf) -> &'r Arc<Optimiser> {
-        self.values
-            .as_ref()
-            .map_or(&leaf.optimiser, |values| &values.optimiser)
-    }
-}
-
-/// The values that a leaf takes over besides the values of its record.
-pub(super) struct LeafValues {
-    pub(super) optimiser: Arc<Optimiser>,
-    /// The source of each state tensor, in the order of the tensors.
-    pub(super) tensors: Vec<EntryPart>,
+    /// The source of each state tensor, in the order of the tensors. `None` if the leaf is left out.
+    pub(super) tensors: Option<Vec<EntryPart>>,
 }
 
 /// The options and results that the checks of all leaves share.
@@ -168,7 +153,7 @@ impl CheckpointFile {
         let optimisers = state
             .leaves()
             .zip(&plans)
-            .map(|(leaf, plan)| (leaf.path(), plan.optimiser(leaf), plan.drives.as_ref()));
+            .map(|(leaf, plan)| (leaf.path(), &plan.optimiser, plan.drives.as_ref()));
         let acting = acting_optimisers(optimisers, shared.saved_schedules.steps.unwrap_or(state.steps))?;
         plans
             .iter_mut()
@@ -198,24 +183,28 @@ impl CheckpointFile {
                     .ok_or_else(|| missing_error(path, leaves.keys()))?,
             )
         };
-        let values = record
-            .map(|record| self.check_values(leaf, record, shared))
-            .transpose()?;
-        let mut plan = LeafRestoration {
-            drives: None,
-            acting: None,
-            values,
+        let (optimiser, tensors) = match record {
+            Some(record) => {
+                let (optimiser, tensors) = self.check_values(leaf, record, shared)?;
+                (optimiser, Some(tensors))
+            }
+            None => (leaf.optimiser.clone(), None),
         };
-        plan.drives = shared
+        let drives = shared
             .saved_schedules
-            .resolve(leaf, record, plan.optimiser(leaf))
+            .resolve(leaf, record, &optimiser)
             .map_err(|error| error.at(path))?;
         if let Some(record) = record.filter(|_| !self.keep_settings) {
             shared
                 .replaced
-                .compare(leaf, record, plan.optimiser(leaf), plan.drives.as_deref());
+                .compare(leaf, record, &optimiser, drives.as_deref());
         }
-        Ok(plan)
+        Ok(LeafRestoration {
+            optimiser,
+            drives,
+            acting: None,
+            tensors,
+        })
     }
 
     /// Refuses a pattern that leaves out nothing, because it may be mistyped.
@@ -237,13 +226,13 @@ impl CheckpointFile {
             .map_err(|error| error.in_file("checkpoint", &self.path))
     }
 
-    /// The values that a leaf takes over from its record, checked.
+    /// The optimiser and the sources of the state tensors that a leaf takes over from its record, checked.
     fn check_values(
         &self,
         leaf: &Leaf,
         record: &LeafRecord,
         shared: &mut SharedChecks,
-    ) -> Result<LeafValues> {
+    ) -> Result<(Arc<Optimiser>, Vec<EntryPart>)> {
         let path = leaf.path();
         if record.shape != leaf.shape() {
             let error = Error::shape(in_file(path), &record.shape, leaf.shape());
@@ -270,7 +259,7 @@ impl CheckpointFile {
         check_same_names(path, saved_optimiser, "numbers", saved_numbers, numbers)?;
         self.check_numbers(leaf, record).map_err(|error| error.at(path))?;
         let tensors = self.check_tensors(leaf, record, saved_optimiser, *with_model)?;
-        Ok(LeafValues { optimiser, tensors })
+        Ok((optimiser, tensors))
     }
 
     /// Refuses a parameter of another dtype, unless the file is converted.

@@ -170,7 +170,7 @@ impl CheckpointFile {
     fn assign_leaf(&self, leaf: &mut Leaf, restoration: LeafRestoration) -> Vec<EntryPart> {
         (leaf.drives, leaf.acting) = (restoration.drives, restoration.acting);
         let record = self.record.leaves.get(leaf.path());
-        let Some((values, record)) = restoration.values.zip(record) else {
+        let Some((tensors, record)) = restoration.tensors.zip(record) else {
             return Vec::new();
         };
         let StateParts {
@@ -183,7 +183,7 @@ impl CheckpointFile {
             *number = *value;
         }
         if !self.keep_settings {
-            leaf.set_optimiser(values.optimiser, record.frozen, true);
+            leaf.set_optimiser(restoration.optimiser, record.frozen, true);
         }
         leaf.steps = record.steps;
         (leaf.missing_gradients.calls, leaf.missing_gradients.received) =
@@ -191,7 +191,7 @@ impl CheckpointFile {
         // The next step compares parameter and master, as before a first step, because the program may have
         // loaded the parameter itself.
         leaf.unsettle();
-        values.tensors
+        tensors
     }
 
     /// Passes elements of an entry to `set` in ranges, each with the index of its first element.

@@ -72,23 +72,13 @@ impl CheckpointFile {
             .filter(|(_, leaf)| !self.convert && !leaf.is_unreached());
         for (path, leaf) in leaves.filter(|(path, _)| !self.is_excepted(state, path)) {
             let part = state.leaf(path).map_or(0..0, Leaf::part);
-            if let Some(Difference {
-                index,
-                parameter,
-                master,
-            }) = self.stale_element(path, leaf, part)?
-            {
+            if let Some(difference) = self.stale_element(path, leaf, part)? {
                 let problem =
                     "it was changed outside of `update` before it was saved: its value in the file is";
                 let remedy = "use `restore`, load the parameters separately, and call `refresh_masters` or \
                               `Update::keep_masters`";
-                let error = Error::new(ErrorKind::Changed, problem)
-                    .with_got(parameter)
-                    .at_element(index);
-                return Err(error
-                    .with_expected(format_args!("that of its master, {master}"))
-                    .with_remedy(remedy)
-                    .at(path));
+                let expected = format_args!("that of its master, {}", difference.master);
+                return Err(difference.error(problem, expected).with_remedy(remedy).at(path));
             }
         }
         Ok(())

@@ -25,12 +25,11 @@ impl SavedSchedules {
             ..
         }: &CheckpointFile,
     ) -> Result<Self> {
-        let assignment = |saved: &ScheduleRecord| {
-            let schedule = saved.schedule();
+        let assignment = |ScheduleRecord(schedule): &ScheduleRecord| {
             // `Schedule::check` is not called, because files may have periods that get shorter. Their factor
             // counts as 1, as in the run that was saved.
             match schedule.curve.is_ordered() {
-                true => Ok(ScheduleAssignment::new(schedule, record.steps, true)),
+                true => Ok(ScheduleAssignment::new(schedule.clone(), record.steps, true)),
                 false => Err(damage_error("the parts of a schedule are not in order")),
             }
         };

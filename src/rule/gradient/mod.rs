@@ -269,7 +269,7 @@ impl<'a> Gradient<'a> {
     }
 
     /// [`Gradient::next_step`] with the counter `t`.
-    fn count_step(self, t: &'a mut u64) -> (Self, u64) {
+    pub(crate) fn count_step(self, t: &'a mut u64) -> (Self, u64) {
         let next = counts::add(*t, 1);
         (
             if self.missing {
@@ -318,12 +318,9 @@ impl<'a> Gradient<'a> {
 /// The norms of a leaf, which the reduce stage sets. The cells are shared, because two closures of the
 /// leaf's job set norms.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct LeafNorms(Arc<NormCells>);
-
-#[derive(Debug, Default)]
-struct NormCells {
-    gradient: OnceLock<f64>,
-    step: OnceLock<Norms>,
+pub(crate) struct LeafNorms {
+    gradient: Arc<OnceLock<f64>>,
+    step: Arc<OnceLock<Norms>>,
 }
 
 /// The request for the norms of a gradient and of its step.
@@ -337,15 +334,15 @@ struct NormRequest {
 impl LeafNorms {
     pub(crate) fn set_gradient(&self, norm: f64) {
         // The value is set only once, because the norm is planned only once.
-        let _ = self.0.gradient.set(norm);
+        let _ = self.gradient.set(norm);
     }
 
     pub(crate) fn set_step(&self, norms: Norms) {
-        let _ = self.0.step.set(norms);
+        let _ = self.step.set(norms);
     }
 
     /// The norm of the gradient and the norms of its step; `None` for a leaf without a step.
     pub(crate) fn get(&self) -> Option<(f64, Norms)> {
-        Some((*self.0.gradient.get()?, *self.0.step.get()?))
+        Some((*self.gradient.get()?, *self.step.get()?))
     }
 }

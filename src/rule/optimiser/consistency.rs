@@ -19,6 +19,7 @@
 //! For each run the engine converts the master, and bits are compared. Only if bits differ, numbers are
 //! compared one by one: NaN is then equal to NaN, and 0 to -0.
 
+use std::fmt::Display;
 use std::ops::Range;
 
 use half::slice::HalfFloatSliceExt;
@@ -130,6 +131,16 @@ pub(crate) struct Difference {
     pub(crate) master: f64,
 }
 
+impl Difference {
+    /// The error that the program has changed the parameter.
+    pub(crate) fn error(self, problem: &'static str, expected: impl Display) -> Error {
+        Error::new(ErrorKind::Changed, problem)
+            .with_got(self.parameter)
+            .at_element(self.index)
+            .with_expected(expected)
+    }
+}
+
 /// The first element of `parameter` that is not the element of `master`, rounded to nearest even.
 ///
 /// If `parameter` and `master` have one dtype, their elements have to be equal.
@@ -158,22 +169,14 @@ pub(crate) fn difference(
 
 /// Refuses a parameter that is not its master rounded, because the program has changed it.
 pub(crate) fn check_rounded(master: &dyn Lend, parameter: &dyn Lend, extent: Extent) -> Result<()> {
-    let Some(Difference {
-        index,
-        parameter,
-        master,
-    }) = difference(master, parameter, extent)?
-    else {
+    let Some(changed) = difference(master, parameter, extent)? else {
         return Ok(());
     };
     let remedy = "it was changed outside of `update`, which would overwrite it: call `refresh_masters` to go \
                   on from the parameters, or `Update::keep_masters` to go on from the masters. If it has a state \
                   in another tree that moves it, too, make one tree for both, by `setup_with`";
-    Err(Error::new(ErrorKind::Changed, "its value is")
-        .with_got(parameter)
-        .at_element(index)
-        .with_expected(format_args!("that of its master, {master}"))
-        .with_remedy(remedy))
+    let expected = format_args!("that of its master, {}", changed.master);
+    Err(changed.error("its value is", expected).with_remedy(remedy))
 }
 
 /// The first element of a copy in the state that is not `parameter`, rounded to the dtype of the copy.

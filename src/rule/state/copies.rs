@@ -92,18 +92,13 @@ impl State {
                 || self.children.iter().any(|child| child.state.needs_checksum()))
     }
 
-    /// Sets copies and averages to new weights, and counts and sums to 0. `x` is the x of the rule, which has
-    /// the new weights.
-    pub(crate) fn renew(&mut self, x: &Tensor) -> Result<()> {
-        self.renew_where("", x, &|_| true)
+    /// Sets copies and averages to new weights, and counts and sums to 0, except for entries with a full name
+    /// in `except`. `x` is the x of the rule, which has the new weights.
+    pub(crate) fn renew(&mut self, x: &Tensor, except: &[String]) -> Result<()> {
+        self.renew_below("", x, except)
     }
 
-    /// [`State::renew`] for all entries except those with a full name in `except`.
-    pub(crate) fn renew_except(&mut self, x: &Tensor, except: &[String]) -> Result<()> {
-        self.renew_where("", x, &|name| !except.iter().any(|other| other == name))
-    }
-
-    fn renew_where(&mut self, prefix: &str, x: &Tensor, is_renewed: &dyn Fn(&str) -> bool) -> Result<()> {
+    fn renew_below(&mut self, prefix: &str, x: &Tensor, except: &[String]) -> Result<()> {
         let Self {
             traits,
             tensors,
@@ -115,7 +110,7 @@ impl State {
         let renewals = traits
             .iter()
             .filter_map(|(name, entry_traits)| Some((name, entry_traits.renewal?)));
-        for (name, renewal) in renewals.filter(|(name, _)| is_renewed(&format!("{prefix}{name}"))) {
+        for (name, renewal) in renewals.filter(|(name, _)| !except.contains(&format!("{prefix}{name}"))) {
             for (_, buffer) in tensors.iter_mut().filter(|(tensor_name, _)| tensor_name == name) {
                 match renewal {
                     // x is broadcast, because a slot may have another shape than x: see `with_slot`.
@@ -136,7 +131,7 @@ impl State {
         }
         children.iter_mut().try_for_each(|child| {
             let child_prefix = child.prefix(prefix);
-            child.state.renew_where(&child_prefix, x, is_renewed)
+            child.state.renew_below(&child_prefix, x, except)
         })
     }
 

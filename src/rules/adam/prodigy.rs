@@ -1,5 +1,4 @@
 use crate::error::Result;
-use crate::numbers::counts;
 use crate::numbers::value::{Value, above_zero};
 use crate::rule::{
     Arithmetic, Flow, Gradient, Kind, Numbers, Parameter, Resolved, Rule, Slot, Slots, State, Sums, range,
@@ -173,7 +172,8 @@ impl Rule for Prodigy {
         else {
             return state_of_another_rule(self);
         };
-        let (d, r, next_t) = (*d, *r, counts::add(*t, 1));
+        let (d, r) = (*d, *r);
+        let (dx, next_t) = dx.count_step(t);
         let Prodigy {
             beta,
             lambda,
@@ -189,12 +189,6 @@ impl Rule for Prodigy {
             factor,
         };
 
-        // `set_counter` would also count a missing gradient, which is no step.
-        let dx = if dx.is_missing() {
-            dx
-        } else {
-            dx.set_counter(t, next_t)
-        };
         let sums = Sums::new(Slots(tensors), Numbers(numbers))
             .sum(ProgressTerm { factor }, 0..1)
             .sum_of_absolutes(path, 3..4)
