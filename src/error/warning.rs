@@ -54,7 +54,8 @@ pub enum Warning {
     /// Variables that the loss reaches and the state does not have, such as those of a later layer.
     ///
     /// [`CandleOptimizer`](crate::CandleOptimizer) looks for such variables in the graph of the loss in its
-    /// first step. An update gets only gradients, and the gradient of a variable looks like that of a
+    /// first step, and [`Segments::train`](crate::Segments::train) in those of the segments. An update gets
+    /// only gradients, and the gradient of a variable looks like that of a
     /// constant. For programs that call `update`, [`audit`](crate::audit) finds such variables.
     NotInState {
         /// The number of these variables.

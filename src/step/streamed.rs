@@ -12,7 +12,7 @@
 //!   ending, also when the step is dropped.
 
 #[cfg(feature = "candle")]
-mod candle;
+pub(crate) mod candle;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::slice;
@@ -104,8 +104,8 @@ pub struct StreamedStep<'s> {
     overflow_path: OnceLock<String>,
     /// 0 until the leaves are back in the state, then the number of pushed leaves that have moved.
     moved_count: usize,
-    /// The warning that the model is not that of the restored file, for the outcome.
-    not_restored: Option<Warning>,
+    /// The warnings of the beginning, for the outcome.
+    warnings: Vec<Warning>,
 }
 
 /// A leaf while its step is open.
@@ -170,7 +170,7 @@ impl<'s> Update<'s> {
             scaler,
             overflow_path: OnceLock::new(),
             moved_count: 0,
-            not_restored,
+            warnings: Vec::from_iter(not_restored),
         })
     }
 }
@@ -329,7 +329,7 @@ impl StreamedStep<'_> {
             .map(Option::unwrap_or_default)
             .collect();
         let mut outcome = step(call, self.state, &self.parameters, &(), sources_by_leaf)?;
-        outcome.warnings.extend(self.not_restored.take());
+        outcome.warnings.append(&mut self.warnings);
         if let Some(scaler) = self.scaler.take() {
             let overflow_path = self.overflow_path.take();
             let ends_windows = scaler.account_overflow(&mut outcome, self.call.loss_scale, overflow_path)?;

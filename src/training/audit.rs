@@ -117,13 +117,23 @@ impl StateTree {
     /// Warns once of variables that the loss reaches and this state does not have. If the state requires all
     /// gradients, refuses such variables.
     pub(crate) fn warn_of_others(&mut self, loss: &Tensor) -> Result<Option<Warning>> {
-        let has_warned = !self
-            .warnings
-            .would_record(|warning| matches!(warning, Warning::NotInState { .. }));
-        if self.allows_others || has_warned && !self.requires_all {
+        if !self.looks_for_others() {
             return Ok(None);
         }
         let outside = unknown_variables(&loss.sorted_nodes(), |x| self.by_id().contains_key(&x.id()));
+        self.warn_of_outside(&outside)
+    }
+
+    /// Whether [`StateTree::warn_of_others`] would warn of or refuse such variables.
+    pub(crate) fn looks_for_others(&self) -> bool {
+        let would_record = self
+            .warnings
+            .would_record(|warning| matches!(warning, Warning::NotInState { .. }));
+        !self.allows_others && (would_record || self.requires_all)
+    }
+
+    /// [`StateTree::warn_of_others`] with the shapes and dtypes of the variables that the state does not have.
+    pub(crate) fn warn_of_outside(&mut self, outside: &[(Vec<usize>, DType)]) -> Result<Option<Warning>> {
         if outside.is_empty() {
             return Ok(None);
         }

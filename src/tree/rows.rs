@@ -44,9 +44,10 @@ impl StateTree {
     /// Bias corrections have one step count for all rows, so a new row starts with longer steps than in a new
     /// training. With Adam the steps are at most (1 - β₁) / √(1 - β₂) times η long, 3.2 times for its
     /// defaults; with [`RMSProp`](crate::RMSProp) 1 / √(1 - α) times. In the code of 3D Gaussian splatting,
-    /// which extends moments by zeros, the first steps are as long. Random numbers
-    /// ([`GradNoise`](crate::GradNoise), [`StochasticRounding`](crate::StochasticRounding)) belong to places
-    /// of elements, not to rows.
+    /// which extends moments by zeros, the first steps are as long. In a mean over all steps
+    /// ([`UniformAverage`](crate::UniformAverage), [`ScheduleFree`](crate::ScheduleFree)) the first numbers of
+    /// a new row have the weight of all steps before. Random numbers ([`GradNoise`](crate::GradNoise),
+    /// [`StochasticRounding`](crate::StochasticRounding)) belong to places of elements, not to rows.
     ///
     /// # Errors
     /// If nothing is at `path`; if `model` lacks a parameter there, or ties other parameters than the state;

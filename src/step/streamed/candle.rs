@@ -1,6 +1,6 @@
 //! The methods of a streamed step for [`Segments`](crate::Segments).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 
 use candle_core::{Tensor, TensorId};
@@ -13,6 +13,14 @@ use crate::engine::Progress;
 use crate::error::Result;
 use crate::model::candle::not_candle_variable;
 use crate::model::lent::Lent;
+use crate::numbers::DType;
+
+/// A variable that a segment reads, and that is not the input of the segment.
+pub(crate) struct ReadVariable {
+    pub(crate) id: TensorId,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) dtype: DType,
+}
 
 impl StreamedStep<'_> {
     /// The scale of the loss that the gradients belong to.
@@ -32,6 +40,24 @@ impl StreamedStep<'_> {
             Ok((variable.id(), path.clone()))
         };
         self.leaves.iter_mut().zip(&self.parameters).map(path).collect()
+    }
+
+    /// Warns once of variables that a segment reads and the state does not have. If the state requires all
+    /// gradients, refuses such variables.
+    pub(crate) fn warn_of_others(&mut self, read: &[ReadVariable]) -> Result<()> {
+        if !self.state.looks_for_others() {
+            return Ok(());
+        }
+        let in_leaves = self.parameters.iter().filter_map(|x| Some(x.tensor()?.id()));
+        let left_out = self.state.left_out.iter().filter_map(|variable| variable.id);
+        let known: HashSet<TensorId> = in_leaves.chain(left_out).collect();
+        let outside: Vec<_> = read
+            .iter()
+            .filter(|variable| !known.contains(&variable.id))
+            .map(|variable| (variable.shape.clone(), variable.dtype))
+            .collect();
+        self.warnings.extend(self.state.warn_of_outside(&outside)?);
+        Ok(())
     }
 
     /// Refuses the step before the first push, if a required gradient will not come. `will_come` is true for

@@ -22,6 +22,7 @@
 
 mod activations;
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -37,6 +38,7 @@ use crate::model::Model;
 use crate::model::cuts::{USUAL, cut_hint};
 use crate::step::loss_scaler::scaled::scale_loss;
 use crate::step::outcome::Outcome;
+use crate::step::streamed::candle::ReadVariable;
 use crate::step::update::Update;
 
 pub use activations::Activations;
@@ -236,6 +238,7 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
         let mut step = update.begin(model)?;
         let paths = step.paths()?;
         let (pass, graph_loss) = self.forward(loss, is_first)?;
+        step.warn_of_others(&pass.read_variables)?;
         step.check_complete(|x| pass.first_reader.contains_key(&x.id()))?;
         let (root, loss) = (scale_loss(&graph_loss, step.loss_scale())?, graph_loss.detach());
         drop(graph_loss);
@@ -308,6 +311,7 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
             inputs: vec![input],
             reads: Vec::new(),
             first_reader: HashMap::new(),
+            read_variables: Vec::new(),
         };
         for segment in 0..pass.runs.len() {
             pass.advance(segment, repeats_at_once)?;
@@ -331,6 +335,8 @@ struct ForwardPass<'a> {
     reads: Vec<HashSet<TensorId>>,
     /// The first segment that reads each variable.
     first_reader: HashMap<TensorId, usize>,
+    /// The variables that segments read, without the inputs of segments.
+    read_variables: Vec<ReadVariable>,
 }
 
 impl ForwardPass<'_> {
@@ -361,12 +367,20 @@ impl ForwardPass<'_> {
     /// Records which variables a segment reads, and returns which of its outputs depend on a variable.
     fn record_reads(&mut self, segment: usize, y: &[Tensor]) -> Result<Vec<bool>> {
         let reads: Vec<Vec<Tensor>> = y.iter().map(variables).collect();
-        reads
-            .iter()
-            .flatten()
-            .for_each(|x| _ = self.first_reader.entry(x.id()).or_insert(segment));
-        self.reads.push(reads.iter().flatten().map(Tensor::id).collect());
         let inputs: Vec<_> = self.inputs[segment].iter().filter(|x| x.is_variable()).collect();
+        for x in reads.iter().flatten() {
+            if let Entry::Vacant(entry) = self.first_reader.entry(x.id()) {
+                entry.insert(segment);
+                if inputs.iter().all(|input| input.id() != x.id()) {
+                    self.read_variables.push(ReadVariable {
+                        id: x.id(),
+                        shape: x.dims().to_vec(),
+                        dtype: x.dtype().into(),
+                    });
+                }
+            }
+        }
+        self.reads.push(reads.iter().flatten().map(Tensor::id).collect());
         if !inputs.is_empty() && !inputs.iter().any(|x| self.first_reader.contains_key(&x.id())) {
             let name = self.name(segment);
             let problem = format!("no output of {name} depends on its input");

@@ -275,7 +275,7 @@ fn tied_weights_are_found_under_any_of_their_paths() {
 
 /// Only one of two different values could be that of a tied variable.
 #[test]
-fn different_values_for_one_tied_variable_are_refused() {
+fn t61_different_values_for_one_tied_variable_are_refused() {
     let folder = folder();
     let path = saved(
         &folder,

@@ -542,7 +542,7 @@ fn gradients_of_a_scaled_loss_go_to_its_scaler_alone() {
 
 /// A mean carries the scale of the gradients in it, so that an update cannot forget it.
 #[test]
-fn a_mean_of_scaled_gradients_carries_their_scale() {
+fn t59_a_mean_of_scaled_gradients_carries_their_scale() {
     let x = Var::new(&[2f32], &Device::Cpu).expect("a variable");
     let mut state = setup(Descent::new(0.25), &x).expect("a state");
     let scaled = |scaler: &mut LossScaler| {

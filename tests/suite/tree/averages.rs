@@ -632,7 +632,7 @@ fn averages_that_the_engine_computes() {
 
 /// x̄ stays where it is if β changes, although it is computed from y, z and β.
 #[test]
-fn a_schedule_free_mean_stays_if_beta_changes() {
+fn t60_a_schedule_free_mean_stays_if_beta_changes() {
     let rules: [(Box<dyn Rule>, FieldValue); 3] = [
         (Box::new(ScheduleFree::new(0.1)), (0.5, 0.999).into()),
         (Box::new(ScheduleFreeRAdam::new(0.1)), (0.5, 0.999).into()),

@@ -4,8 +4,8 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::{Module, Optimizer, VarBuilder, VarMap, linear, loss::mse};
 use optimisers::{
     AccumGrad, Adam, AdamW, Adjust, CandleOptimizer, Checkpoint, ClipGlobalNorm, Descent, ErrorKind,
-    FieldValue, MixedPrecision, Momentum, OptimiserChain, ReduceOnPlateau, Schedule, StateTree, Update,
-    Warning, setup, update,
+    FieldValue, MixedPrecision, Momentum, OptimiserChain, Parameter, ReduceOnPlateau, Schedule, Segments,
+    StateTree, Update, Warning, setup, setup_with, update,
 };
 
 use support::common::{Vars, bits, constant, grads, is_kind, logged, model, random, var};
@@ -105,6 +105,57 @@ fn t51_a_layer_that_no_optimiser_has() {
             .backward_step(&loss(&output).expect("a loss"))
             .is_err()
     );
+}
+
+/// A layer that was made after the state, in a segment.
+#[test]
+fn t51_a_segment_that_no_state_has() {
+    let variable = |seed| var(&random(seed, &[4], DType::F32, CPU));
+    let (body, head, running) = (variable(1), variable(2), variable(3));
+    let input = random(4, &[4], DType::F32, CPU);
+    let train = |state: &mut StateTree| {
+        Segments::new(&input)
+            .then(|x| x * body.as_tensor())
+            .then(|x| (x * head.as_tensor())? + running.as_tensor())
+            .then(|x| x.tanh())
+            .train(Update::new(state), &body, |y| y.sqr()?.sum_all())
+            .map(|(_, outcome)| outcome)
+    };
+    let mut state = setup(Descent::new(0.1), &body).expect("a state");
+    let outcome = train(&mut state).expect("a step");
+    let expected = [Warning::NotInState {
+        variables: 2,
+        shapes: vec!["[4] of F32".to_string(); 2],
+    }];
+    assert_eq!(
+        (&outcome.warnings[..], state.warnings()),
+        (&expected[..], &expected[..])
+    );
+    assert_eq!(train(&mut state).expect("a step").warnings, []);
+
+    let mut strict = setup(Descent::new(0.1), &body).expect("a state");
+    strict.require_all();
+    let before = bits(&body);
+    let error = train(&mut strict).expect_err("two variables");
+    is_kind(
+        &error,
+        ErrorKind::Model,
+        &["reaches 2 variables", "`StateTree::allow_others`"],
+    );
+    assert_eq!((bits(&body), strict.steps()), (before, 0));
+    strict.allow_others();
+    assert_eq!(train(&mut strict).expect("a step").warnings, []);
+
+    // A variable that the state leaves out is known to it.
+    let all = [&body, &head, &running];
+    let choose = |path: &str, _: Parameter<'_>| (path == "0").then(|| Descent::new(0.1));
+    let mut knowing = setup_with(&all, choose).expect("a state");
+    let outcome = Segments::new(&input)
+        .each(&all, |w, x| x * w.as_tensor())
+        .train(Update::new(&mut knowing), &all, |y| y.sum_all())
+        .expect("a step")
+        .1;
+    assert_eq!(outcome.warnings, []);
 }
 
 type Settle = fn(&mut StateTree);
