@@ -55,8 +55,8 @@ pub enum Warning {
     ///
     /// [`CandleOptimizer`](crate::CandleOptimizer) looks for such variables in the graph of the loss in its
     /// first step, and [`Segments::train`](crate::Segments::train) in those of the segments. An update gets
-    /// only gradients, and the gradient of a variable looks like that of a
-    /// constant. For programs that call `update`, [`audit`](crate::audit) finds such variables.
+    /// only gradients, and the gradient of a variable looks like that of a constant. For programs that call
+    /// `update`, [`audit`](crate::audit) finds such variables.
     NotInState {
         /// The number of these variables.
         variables: usize,

@@ -128,8 +128,8 @@ impl Weights {
     /// # Errors
     /// If a tensor is missing, or has another shape than its variable, a dtype that is not converted, or a
     /// number that is not finite, before or after rounding. If the model has one variable under two names,
-    /// and the files have different values there. Nothing changes then. If a device fails, or memory
-    /// is not lent again, the error says how many variables were written before.
+    /// and the files have different values there. Nothing changes then. If a device fails, or memory is not
+    /// lent again, the error says how many variables were written before.
     pub fn load_into<M: Model + ?Sized>(&self, model: &M) -> Result<Vec<String>> {
         let (values, unused) = self.values(model, |name, x| {
             check_parameter("variable", x, true).map_err(|error| error.at(name))?;

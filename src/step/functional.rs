@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::model::gradients::{GradientLookUp, Gradients, with_look_up};
 use crate::model::lent::Lend;
 use crate::tensors::{Tensor, Var};
-use crate::tree::{Leaf, StateTree, not_in_state_error};
+use crate::tree::{Leaf, StateTree, check_equal, not_in_state_error};
 
 impl<'s> Update<'s, &'s StateTree> {
     /// An update without side effects: its `apply` returns the new state and parameters.
@@ -109,8 +109,12 @@ fn apply_to_copies(
     Ok((state, copies, outcome))
 }
 
-/// The parameter of a leaf, by any of its paths.
+/// The parameter of a leaf, by any of its paths. Refuses different values for several paths.
 fn parameter<'p>(leaf: &Leaf, parameters: &'p BTreeMap<String, Tensor>) -> Result<(&'p String, &'p Tensor)> {
-    let entry = leaf.paths().find_map(|path| parameters.get_key_value(path));
-    entry.ok_or_else(|| leaf.not_in_model_error())
+    let mut entries = leaf.paths().filter_map(|path| parameters.get_key_value(path));
+    let (name, x) = entries.next().ok_or_else(|| leaf.not_in_model_error())?;
+    entries
+        .filter(|(_, other)| other.id() != x.id())
+        .try_for_each(|(other_name, other)| check_equal([name, other_name], [x, other]))?;
+    Ok((name, x))
 }

@@ -322,9 +322,9 @@ pub(crate) fn variables<M: Model + ?Sized>(model: &M) -> Result<Vec<Variable<'_>
 /// `broadcast` first, on all ranks. `broadcast` sends the variables in ranges, so it takes little memory.
 ///
 /// # Errors
-/// On all ranks, before anything has changed, if the models differ in paths, shapes or dtypes, or if the
-/// transport has a [device](crate::Communicator::device) and a variable is on another device. Also if a rank
-/// has left.
+/// On all ranks, before anything has changed, if the models differ in paths, shapes or dtypes, if the
+/// transport has a [device](crate::Communicator::device) and a variable is on another device, or if a
+/// variable's owner does not lend the memory. Also if a rank has left.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -368,7 +368,8 @@ where
 fn variable_aspect(world: &StateWorld, variable: &Variable<'_>) -> Result<Aspect> {
     let (path, x) = (variable.path(), &*variable.x);
     world.check_device(path, x.device())?;
-    check_parameter("variable", x, true).map_err(|error| error.at(path))?;
+    // Rank 0 only reads its values.
+    check_parameter("variable", x, world.rank() > 0).map_err(|error| error.at(path))?;
     if !x.tensor().is_none_or(Tensor::is_contiguous) {
         return Err(Error::new(
             ErrorKind::Memory,

@@ -12,7 +12,7 @@
 //!   ending, also when the step is dropped.
 
 #[cfg(feature = "candle")]
-pub(crate) mod candle;
+mod candle;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::slice;

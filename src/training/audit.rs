@@ -132,7 +132,7 @@ impl StateTree {
         !self.allows_others && (would_record || self.requires_all)
     }
 
-    /// [`StateTree::warn_of_others`] with the shapes and dtypes of the variables that the state does not have.
+    /// [`StateTree::warn_of_others`] with the shapes and dtypes of variables that the state does not have.
     pub(crate) fn warn_of_outside(&mut self, outside: &[(Vec<usize>, DType)]) -> Result<Option<Warning>> {
         if outside.is_empty() {
             return Ok(None);

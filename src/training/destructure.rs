@@ -261,7 +261,8 @@ impl Structure {
             .iter()
             .zip(tensors.into_values())
             .map(|(variable, tensor)| {
-                check_parameter("variable", &variable.tensor, true)?;
+                check_parameter("variable", &variable.tensor, true)
+                    .map_err(|error| error.at(&variable.paths[0]))?;
                 let tensor = tensor.to_device(variable.tensor.device())?;
                 Ok((Var::from_tensor(&variable.tensor)?, tensor))
             });

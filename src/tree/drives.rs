@@ -1,6 +1,7 @@
 //! Schedules resolved in an optimiser: which numbers of its fields they drive.
 //!
-//! A step must not fail because of a schedule. So whenever a leaf gets a schedule or another optimiser:
+//! A step must not fail because of a schedule (except two on the numbers of one pair). So whenever a leaf
+//! gets a schedule or another optimiser:
 //! 1. `driven_numbers` finds the numbers by the name of the field: a learning rate (in a chain the last one),
 //!    a real field, or one number of a pair (`beta1`).
 //! 2. A schedule replaces earlier ones of the same numbers, also under another name (`eta` and `1.eta`).
@@ -310,22 +311,16 @@ impl Drive {
 impl Drives {
     /// Tries the steps with the least and the greatest value of each curve, so that no step leaves the range.
     ///
-    /// A trial has the values of all schedules in its step, because two schedules may drive the two numbers of
-    /// one pair.
+    /// A trial has the values of all schedules in its step, because two schedules may drive the two numbers
+    /// of one pair. Curves of a pair that cross between these steps are refused by `acting_optimiser`.
     fn check(&self, optimiser: &Optimiser) -> Result<()> {
         for drive in &self.0 {
             let schedule = &*drive.assignment.schedule;
             for step in schedule.curve.extremes() {
                 let (value, mut trial) = (schedule.at(step), optimiser.clone());
-                let range_error = || {
-                    Error::new(
-                        ErrorKind::Argument,
-                        format!("in step {step} the schedule leaves the range"),
-                    )
-                };
                 if value.is_nan() {
                     let not_a_number = out_of_range("Schedule", schedule.driven_field(), value, "a number");
-                    return Err(range_error().caused_by(not_a_number));
+                    return Err(range_error(step).caused_by(not_a_number));
                 }
                 let mut fields = drive.numbers.iter().map(|number| &number.field);
                 if !schedule.is_relative
@@ -333,11 +328,29 @@ impl Drives {
                 {
                     return Err(unreachable_rate_error(optimiser.description(), field, value));
                 }
-                trial.write(&fields_with(optimiser, self.values(step)))?;
-                trial.check().map_err(|error| range_error().caused_by(error))?;
+                let values = fields_with(optimiser, self.values(step));
+                trial.write(&values)?;
+                trial
+                    .check()
+                    .map_err(|error| self.with_pair_remedy(&values, range_error(step).caused_by(error)))?;
             }
         }
         Ok(())
+    }
+
+    /// Whether two schedules drive the numbers of one pair, so that there are fewer fields than numbers.
+    fn drive_a_pair(&self, fields: &FieldValues) -> bool {
+        fields.len() < self.0.iter().map(|drive| drive.numbers.len()).sum()
+    }
+
+    fn with_pair_remedy(&self, fields: &FieldValues, error: Error) -> Error {
+        match self.drive_a_pair(fields) {
+            true => error.with_remedy(
+                "two schedules drive the two numbers of one pair: let neither cross the other. To replace \
+                 both, first give the one that makes room",
+            ),
+            false => error,
+        }
     }
 
     /// The values of all driven numbers in a step.
@@ -408,15 +421,28 @@ impl Drives {
     /// A copy of the optimiser with the values of a step.
     ///
     /// # Errors
-    /// If the rule describes other fields than when it got the schedules.
+    /// If the rule describes other fields than when it got the schedules, or if two schedules of one pair
+    /// cross.
     pub(super) fn acting_optimiser(&self, optimiser: &Optimiser, step: u64) -> Result<Optimiser> {
         let (values, mut acting) = (
             fields_with(optimiser, self.values(step)),
             optimiser.clone_to_describe(),
         );
         acting.write(&values)?;
+        if self.drive_a_pair(&values) {
+            acting
+                .check()
+                .map_err(|error| self.with_pair_remedy(&values, range_error(step).caused_by(error)))?;
+        }
         Ok(acting)
     }
+}
+
+fn range_error(step: u64) -> Error {
+    Error::new(
+        ErrorKind::Argument,
+        format!("in step {step} the schedule leaves the range"),
+    )
 }
 
 /// Refuses different own values under one schedule that is not relative, because they would become equal.

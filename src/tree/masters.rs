@@ -12,10 +12,10 @@ use crate::engine::{owned_on, set_lent};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::{Lend, Lent, check_parameter, send_bytes};
 use crate::model::{Identity, Model, Variable, identity, in_path_order};
-use crate::numbers::{Requirements, ranges_to_read};
+use crate::numbers::{Requirements, is_supported, ranges_to_read};
 use crate::ranks::{Agreement, Aspect, Call, Held};
-use crate::rule::Extent;
-use crate::tensors::Tensor;
+use crate::rule::{Extent, difference};
+use crate::tensors::{Tensor, dtype_of};
 
 impl StateTree {
     /// Copies of the most precise value of each parameter, by path.
@@ -91,10 +91,9 @@ impl StateTree {
     /// # Errors
     /// If a value is missing, unknown, of another shape or a wrong dtype, not finite (unless the files are
     /// [accepted](crate::Weights::accepting_non_finite)) or too large for its dtype; if two paths of one
-    /// variable have different values; if a file cannot be
-    /// read; if the model has averages instead of its parameters; if `model` is not the state's. Nothing
-    /// changes then. If another rank fails after all ranks have agreed, this call is an error, too, but this
-    /// rank has all of the new weights.
+    /// variable have different values; if a file cannot be read; if the model has averages instead of its
+    /// parameters; if `model` is not the state's. Nothing changes then. If another rank fails after all ranks
+    /// have agreed, this call is an error, too, but this rank has all of the new weights.
     ///
     /// ```
     /// use std::collections::BTreeMap;
@@ -447,14 +446,26 @@ pub(super) fn checksum(role: &'static str, values: &dyn Lend) -> Result<u32> {
     Ok(sum.0.finalize())
 }
 
-/// Refuses different values for two paths of one variable, because only one of them could be set.
-pub(crate) fn check_equal([path, other_path]: [&str; 2], values: [&Tensor; 2]) -> Result<()> {
-    let [checksum, other_checksum] = values.map(|value| checksum("value", value));
-    if checksum? == other_checksum? {
+/// Refuses different values for two paths of one variable, because only one of them could be used.
+pub(crate) fn check_equal([path, other_path]: [&str; 2], [value, other]: [&Tensor; 2]) -> Result<()> {
+    // Numbers of two dtypes are equal if each is the other rounded.
+    let is_rounded = |value: &Tensor, other: &Tensor| -> Result<bool> {
+        Ok(difference(value, other, Extent::Whole)?.is_none())
+    };
+    let are_floats = [value, other]
+        .into_iter()
+        .all(|value| is_supported(dtype_of(value)));
+    let are_equal = value.shape() == other.shape()
+        && if are_floats {
+            is_rounded(value, other)? && is_rounded(other, value)?
+        } else {
+            value.dtype() == other.dtype() && checksum("value", value)? == checksum("value", other)?
+        };
+    if are_equal {
         return Ok(());
     }
     let problem =
-        format!("{path:?} and {other_path:?} are one variable in the model, but their new values differ");
+        format!("{path:?} and {other_path:?} are one variable in the model, but their values differ");
     Err(Error::new(ErrorKind::Model, problem)
         .at(path)
         .with_remedy("untie the two in the model, or pass the same values for both"))

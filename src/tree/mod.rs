@@ -490,8 +490,9 @@ impl StateTree {
 
     /// Declares that losses also reach variables which other states train, as in a GAN.
     ///
-    /// Otherwise a [`CandleOptimizer`](crate::CandleOptimizer) [warns](crate::Warning::NotInState) of such
-    /// variables, or refuses the step if the state [requires all](StateTree::require_all) gradients.
+    /// Otherwise a [`CandleOptimizer`](crate::CandleOptimizer) and
+    /// [`Segments::train`](crate::Segments::train) [warn](crate::Warning::NotInState) of such variables, or
+    /// refuse the step if the state [requires all](StateTree::require_all) gradients.
     pub fn allow_others(&mut self) {
         self.allows_others = true;
     }

@@ -43,10 +43,11 @@ impl Selection<'_> {
     /// Returns, for each parameter, which entries of its state were kept.
     ///
     /// A state tensor fits if it has the same name and shape, wherever the rule stands in a chain, and both
-    /// rules declare it alike: as a [copy](crate::Slot::parameter) or [average](crate::Slot::average) of the
-    /// parameter, or as [never negative](crate::Slot::non_negative). A rule that finds all its tensors keeps
-    /// them and its counters, such as Adam's step count for the bias correction. A rule that lacks a tensor
-    /// starts anew. So `Adam` can become `AdamW` or move into a chain,
+    /// rules declare alike whether it is a [copy](crate::Slot::parameter) or an
+    /// [average](crate::Slot::average) of the parameter. For a tensor that is
+    /// [never negative](crate::Slot::non_negative) the old one has to be that, too. A rule that finds all its
+    /// tensors keeps them and its counters, such as Adam's step count for the bias correction. A rule that
+    /// lacks a tensor starts anew. So `Adam` can become `AdamW` or move into a chain,
     /// and [`MixedPrecision`](crate::MixedPrecision) can be put around a rule in a running training, or taken
     /// off again. Values are converted to the dtype of the new state.
     ///
@@ -70,8 +71,9 @@ impl Selection<'_> {
     ///
     /// # Errors
     /// If a hyper-parameter is out of range; if a schedule does not go with the optimiser; if `model` is not
-    /// the state's, or has averages instead of these parameters; if a master has to be converted although its
-    /// parameter was changed outside of updates; if a device has no memory left. Nothing changes then.
+    /// the state's, or has averages instead of these parameters; if a master has to be converted, or goes
+    /// while a copy of the parameter stays, although the parameter was changed outside of updates; if a
+    /// device has no memory left. Nothing changes then.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -248,9 +250,9 @@ impl Leaf {
         let mut state = fresh_state(optimiser, x, self.shape.elem_count())?;
         let mut transfer = state.take_over(&self.state)?;
         self.convert_master(optimiser, &mut state, x, &mut transfer)?;
-        if self.steps > 0 && !transfer.kept.is_empty() && state.needs_checksum() {
-            // The master is the last that shows whether the parameter was changed. The copies that were taken
-            // over would lead a changed parameter back.
+        if self.steps > 0 && state.outer_master().is_none() && state.moves_weights(&transfer.kept) {
+            // The old master is the last that shows whether the parameter was changed. What was taken over
+            // would lead a changed parameter back.
             self.check_unchanged(&self.state, x, Extent::Whole)
                 .map_err(|error| error.counted_from(self.part().start))?;
         }

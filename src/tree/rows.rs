@@ -45,8 +45,8 @@ impl StateTree {
     /// training. With Adam the steps are at most (1 - β₁) / √(1 - β₂) times η long, 3.2 times for its
     /// defaults; with [`RMSProp`](crate::RMSProp) 1 / √(1 - α) times. In the code of 3D Gaussian splatting,
     /// which extends moments by zeros, the first steps are as long. In a mean over all steps
-    /// ([`UniformAverage`](crate::UniformAverage), [`ScheduleFree`](crate::ScheduleFree)) the first numbers of
-    /// a new row have the weight of all steps before. Random numbers ([`GradNoise`](crate::GradNoise),
+    /// ([`UniformAverage`](crate::UniformAverage), [`ScheduleFree`](crate::ScheduleFree)) the first numbers
+    /// of a new row have the weight of all steps before. Random numbers ([`GradNoise`](crate::GradNoise),
     /// [`StochasticRounding`](crate::StochasticRounding)) belong to places of elements, not to rows.
     ///
     /// # Errors

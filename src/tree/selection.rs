@@ -86,8 +86,6 @@ impl Selection<'_> {
         for leaf in self.leaves.into_iter().filter(|leaf| leaf.frozen) {
             leaf.set_optimiser(leaf.optimiser.clone(), false, self.steps > 0);
             leaf.missing_gradients.calls = 0;
-            // The next step compares all of the parameter, because a program may write frozen parameters.
-            leaf.unsettled_at = leaf.steps;
         }
     }
 

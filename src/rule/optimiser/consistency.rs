@@ -169,14 +169,14 @@ pub(crate) fn difference(
 
 /// Refuses a parameter that is not its master rounded, because the program has changed it.
 pub(crate) fn check_rounded(master: &dyn Lend, parameter: &dyn Lend, extent: Extent) -> Result<()> {
-    let Some(changed) = difference(master, parameter, extent)? else {
+    let Some(element) = difference(master, parameter, extent)? else {
         return Ok(());
     };
     let remedy = "it was changed outside of `update`, which would overwrite it: call `refresh_masters` to go \
                   on from the parameters, or `Update::keep_masters` to go on from the masters. If it has a state \
                   in another tree that moves it, too, make one tree for both, by `setup_with`";
-    let expected = format_args!("that of its master, {}", changed.master);
-    Err(changed.error("its value is", expected).with_remedy(remedy))
+    let expected = format_args!("that of its master, {}", element.master);
+    Err(element.error("its value is", expected).with_remedy(remedy))
 }
 
 /// The first element of a copy in the state that is not `parameter`, rounded to the dtype of the copy.

@@ -80,16 +80,31 @@ impl State {
     /// The state then has copies of the old weights, numbers that follow from the old weights, or a rounding
     /// loss. Averages do not count, because an average never moves the parameter.
     pub(crate) fn needs_checksum(&self) -> bool {
+        self.outer_master().is_none()
+            && (self.own_weight_movers().next().is_some()
+                || self.children.iter().any(|child| child.state.needs_checksum()))
+    }
+
+    /// Whether one of the entries with these full names would move new weights.
+    pub(crate) fn moves_weights(&self, names: &[String]) -> bool {
+        let mut moves = false;
+        self.walk("", &mut |prefix, state| {
+            let mut own_names = state.own_weight_movers().map(|name| format!("{prefix}{name}"));
+            moves |= own_names.any(|name| names.contains(&name));
+        });
+        moves
+    }
+
+    /// The names of this state's entries, not those of a child, that would move new weights.
+    fn own_weight_movers(&self) -> impl Iterator<Item = &'static str> {
         let is_number = |name: &str| self.numbers.iter().any(|(number_name, _)| *number_name == name);
-        let moves_weights = |(name, traits): &(&str, EntryTraits)| match traits.renewal {
+        let moves_weights = move |(name, traits): &&(&str, EntryTraits)| match traits.renewal {
             _ if traits.is_rounding_loss => true,
             Some(Renewal::Copy) => true,
             Some(Renewal::Zero) => is_number(name),
             Some(Renewal::Average) | None => false,
         };
-        self.outer_master().is_none()
-            && (self.traits.iter().any(moves_weights)
-                || self.children.iter().any(|child| child.state.needs_checksum()))
+        self.traits.iter().filter(moves_weights).map(|(name, _)| *name)
     }
 
     /// Sets copies and averages to new weights, and counts and sums to 0, except for entries with a full name

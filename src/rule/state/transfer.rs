@@ -4,8 +4,8 @@
 //! of `State::walk`:
 //!
 //! 1. A state with tensors chooses the first old state that has all these tensors: with equal names, shapes
-//!    and meanings (`State::fits`). If a tensor is missing, the rule starts anew, because all tensors share counters such as
-//!    those of bias corrections.
+//!    and meanings (`State::fits`). If a tensor is missing, the rule starts anew, because all tensors share
+//!    counters such as those of bias corrections.
 //! 2. For a state with a master, a master of the same dtype in the old state is enough.
 //! 3. A state with neither tensors nor a master chooses the old state at the same place among held rules, if
 //!    the names of the entries of both states are equal.
@@ -42,8 +42,8 @@ impl State {
             *other == name && old.shape() == new.shape() && has_low_bits(old) == has_low_bits(new)
         };
         let (new_traits, old_traits) = (self.traits_of(name), old_state.traits_of(name));
-        // A copy of the weights is no mean of gradients, and a rule may take the root of a tensor whose numbers
-        // are promised to be 0 or more.
+        // A copy of the weights is no mean of gradients, and a rule may take the root of a tensor whose
+        // numbers are promised to be 0 or more.
         new_traits.renewal == old_traits.renewal
             && (new_traits.sign.is_none() || old_traits.sign.is_some())
             && old_state.tensors.iter().any(can_replace)

@@ -95,13 +95,13 @@ fn up_to_largest(eta: f64) -> Option<&'static str> {
     (!(0.0..=LARGEST_RATE).contains(&eta)).then_some("a number in [0, 1e100]")
 }
 
-/// The smallest b, below which x̄ would be too far from y and z to be computed. A smaller β counts as this
-/// number.
-const SMALLEST_WEIGHT: f64 = 1e-9;
+/// The smallest b. A smaller β counts as this number, because the rounding of y goes into x̄ divided by b,
+/// and from there into the next y.
+const SMALLEST_WEIGHT: f64 = 1e-3;
 
 /// The check of the β of the last step.
 fn from_smallest(beta: f64) -> Option<&'static str> {
-    (!(SMALLEST_WEIGHT..1.0).contains(&beta)).then_some("a number in [1e-9, 1)")
+    (!(SMALLEST_WEIGHT..1.0).contains(&beta)).then_some("a number in [1e-3, 1)")
 }
 
 /// Makes the state: z, the rule's own slots, and the numbers that the factors follow from. New weights of the

@@ -28,8 +28,9 @@ crate::hyper_parameters! {
     ///
     /// The parameter is y. To evaluate with x̄ use
     /// [`StateTree::with_averages`](crate::StateTree::with_averages). x̄ is not stored but computed from y
-    /// and z: x̄ = y + (y - z)·(1 - β₁) / β₁, with the β₁ of the last step. So if β₁ changes, the next step
-    /// moves y, and x̄ stays. Put this rule last in a chain.
+    /// and z: x̄ = y + (y - z)·(1 - β₁) / β₁, with the β₁ of the last step (at least 1e-3). So if β₁ changes,
+    /// the next step moves y, and x̄ stays. What y has lost by rounding is divided by that β₁, so a parameter
+    /// in 16 bits needs a master before a small β₁ grows. Put this rule last in a chain.
     ///
     /// If [`set_masters`](crate::StateTree::set_masters) or
     /// [`refresh_masters`](crate::StateTree::refresh_masters) gives the model new weights, x̄ and z start

@@ -15,13 +15,6 @@ use crate::model::candle::not_candle_variable;
 use crate::model::lent::Lent;
 use crate::numbers::DType;
 
-/// A variable that a segment reads, and that is not the input of the segment.
-pub(crate) struct ReadVariable {
-    pub(crate) id: TensorId,
-    pub(crate) shape: Vec<usize>,
-    pub(crate) dtype: DType,
-}
-
 impl StreamedStep<'_> {
     /// The scale of the loss that the gradients belong to.
     pub(crate) fn loss_scale(&self) -> f64 {
@@ -43,20 +36,20 @@ impl StreamedStep<'_> {
     }
 
     /// Warns once of variables that a segment reads and the state does not have. If the state requires all
-    /// gradients, refuses such variables.
-    pub(crate) fn warn_of_others(&mut self, read: &[ReadVariable]) -> Result<()> {
+    /// gradients, refuses such variables. `unknown` gets the ids of the variables that the state has, and
+    /// returns the shapes and dtypes of the others.
+    pub(crate) fn warn_of_others(
+        &mut self,
+        unknown: impl FnOnce(&HashSet<TensorId>) -> Vec<(Vec<usize>, DType)>,
+    ) -> Result<()> {
         if !self.state.looks_for_others() {
             return Ok(());
         }
         let in_leaves = self.parameters.iter().filter_map(|x| Some(x.tensor()?.id()));
         let left_out = self.state.left_out.iter().filter_map(|variable| variable.id);
         let known: HashSet<TensorId> = in_leaves.chain(left_out).collect();
-        let outside: Vec<_> = read
-            .iter()
-            .filter(|variable| !known.contains(&variable.id))
-            .map(|variable| (variable.shape.clone(), variable.dtype))
-            .collect();
-        self.warnings.extend(self.state.warn_of_outside(&outside)?);
+        self.warnings
+            .extend(self.state.warn_of_outside(&unknown(&known))?);
         Ok(())
     }
 

@@ -36,9 +36,9 @@ use candle_core::{Tensor, TensorId, Var};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::Model;
 use crate::model::cuts::{USUAL, cut_hint};
+use crate::numbers::DType;
 use crate::step::loss_scaler::scaled::scale_loss;
 use crate::step::outcome::Outcome;
-use crate::step::streamed::candle::ReadVariable;
 use crate::step::update::Update;
 
 pub use activations::Activations;
@@ -192,6 +192,8 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
     /// - No output of a segment depends on its input, because something [cuts](crate::guide::cuts) the graph.
     /// - Neither a segment nor the loss reads a parameter, and all gradients are
     ///   [required](crate::StateTree::require_all).
+    /// - A segment or the loss reads a variable that the state does not have, and all gradients are required
+    ///   (see [`allow_others`](crate::StateTree::allow_others)).
     /// - A segment reads other variables or returns other numbers when it runs again, and the state has no
     ///   step yet.
     ///
@@ -238,7 +240,7 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
         let mut step = update.begin(model)?;
         let paths = step.paths()?;
         let (pass, graph_loss) = self.forward(loss, is_first)?;
-        step.warn_of_others(&pass.read_variables)?;
+        step.warn_of_others(|known| pass.unknown_variables(known))?;
         step.check_complete(|x| pass.first_reader.contains_key(&x.id()))?;
         let (root, loss) = (scale_loss(&graph_loss, step.loss_scale())?, graph_loss.detach());
         drop(graph_loss);
@@ -336,7 +338,7 @@ struct ForwardPass<'a> {
     /// The first segment that reads each variable.
     first_reader: HashMap<TensorId, usize>,
     /// The variables that segments read, without the inputs of segments.
-    read_variables: Vec<ReadVariable>,
+    read_variables: Vec<(TensorId, Vec<usize>, DType)>,
 }
 
 impl ForwardPass<'_> {
@@ -364,6 +366,15 @@ impl ForwardPass<'_> {
         Ok(())
     }
 
+    /// The shapes and dtypes of the variables that segments read and whose ids are not `known`.
+    fn unknown_variables(&self, known: &HashSet<TensorId>) -> Vec<(Vec<usize>, DType)> {
+        self.read_variables
+            .iter()
+            .filter(|(id, ..)| !known.contains(id))
+            .map(|(_, shape, dtype)| (shape.clone(), *dtype))
+            .collect()
+    }
+
     /// Records which variables a segment reads, and returns which of its outputs depend on a variable.
     fn record_reads(&mut self, segment: usize, y: &[Tensor]) -> Result<Vec<bool>> {
         let reads: Vec<Vec<Tensor>> = y.iter().map(variables).collect();
@@ -372,11 +383,8 @@ impl ForwardPass<'_> {
             if let Entry::Vacant(entry) = self.first_reader.entry(x.id()) {
                 entry.insert(segment);
                 if inputs.iter().all(|input| input.id() != x.id()) {
-                    self.read_variables.push(ReadVariable {
-                        id: x.id(),
-                        shape: x.dims().to_vec(),
-                        dtype: x.dtype().into(),
-                    });
+                    self.read_variables
+                        .push((x.id(), x.dims().to_vec(), x.dtype().into()));
                 }
             }
         }

@@ -430,8 +430,8 @@ fn numbers_that_ruin_a_run_are_refused() {
         (
             Optimiser::new(ScheduleFree::new(0.1)),
             "beta",
-            1e-10,
-            "a number in [1e-9, 1)",
+            1e-4,
+            "a number in [1e-3, 1)",
         ),
     ];
     for (optimiser, name, value, expected) in rules {

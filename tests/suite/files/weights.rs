@@ -303,6 +303,32 @@ fn t61_different_values_for_one_tied_variable_are_refused() {
         );
     }
     assert_eq!(values(&shared), [0.0]);
+
+    // One number in two dtypes is one value, and so are both zeros; the same bytes of two shapes are not.
+    let mut set = |of_in: Tensor, of_out: Tensor| {
+        let both = BTreeMap::from([("in".to_string(), of_in), ("out".to_string(), of_out)]);
+        state.set_masters(&model, &both).map(|_| values(&shared))
+    };
+    for value in [3.0, 0.1] {
+        let equal = set(
+            of(&[value], DType::BF16),
+            of(&[value], DType::BF16).to_dtype(DType::F64).expect("f64"),
+        );
+        assert_eq!(equal.expect("one value"), values(&of(&[value], DType::BF16)));
+    }
+    set(of(&[0.0], DType::F32), of(&[-0.0], DType::F32)).expect("one value");
+    let of_two_shapes = [
+        of(&[3.0], DType::F32),
+        of(&[3.0], DType::F32).reshape((1, 1)).expect("a matrix"),
+    ];
+    for (one, other) in [
+        (of(&[0.1], DType::BF16), of(&[0.1], DType::F32)),
+        (of(&[0.1], DType::F32), of(&[0.1], DType::BF16)),
+        (of_two_shapes[0].clone(), of_two_shapes[1].clone()),
+    ] {
+        let error = set(one, other).expect_err("two values");
+        is_kind(&error, ErrorKind::Model, &["their values differ"]);
+    }
 }
 
 #[test]

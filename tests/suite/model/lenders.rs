@@ -9,9 +9,9 @@ use std::sync::{Arc, PoisonError, RwLock};
 use candle_core::DType::{BF16, F16, F32, F64};
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use optimisers::{
-    Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Descent, Engine, Error, ErrorKind, Gradients,
-    Lend, MemoryMut, MixedPrecision, Model, Optimiser, OptimiserChain, ParameterSlices, Result, Setup,
-    StochasticRounding, Update, View, Visitor, Weights, setup, update,
+    Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, Communicator, Descent, Engine, Error, ErrorKind,
+    Gradients, Lend, MemoryMut, MixedPrecision, Model, Optimiser, OptimiserChain, ParameterSlices, Result,
+    Setup, StochasticRounding, Update, View, Visitor, Weights, broadcast, setup, update,
 };
 use optimisers_plain::Vector;
 
@@ -537,6 +537,33 @@ fn new_weights_for_owners_that_do_not_lend_to_write_are_refused() -> Tested {
     }
     assert!(all(&state) == before);
     Ok(())
+}
+
+/// A rank whose owner lends no memory to write is known before any rank has other values. Rank 0 only reads.
+#[test]
+fn a_broadcast_to_owners_that_do_not_lend_to_write_is_refused() {
+    let outcomes = |refuses: usize| {
+        on(2, move |world| {
+            let model = (
+                Locked::new(&tensor(1 + world.rank() as u64, &[10], F32)),
+                Faulty::new(),
+            );
+            if world.rank() == refuses {
+                model.1.begin(Fault::RefusesToWrite, 0);
+            }
+            let before = model.0.numbers();
+            let outcome = broadcast(&world, &(&model.0, &model.1));
+            (outcome, model.0.numbers() == before)
+        })
+    };
+    for (rank, (outcome, is_unchanged)) in outcomes(0).into_iter().enumerate() {
+        outcome.expect("rank 0 lends to read");
+        assert_eq!(is_unchanged, rank == 0);
+    }
+    for (outcome, is_unchanged) in outcomes(1) {
+        says(&outcome.expect_err("a refusal"), &["1.x"]);
+        assert!(is_unchanged);
+    }
 }
 
 /// Something of which the owner says and lends something else from some question on.

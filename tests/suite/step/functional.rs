@@ -149,6 +149,28 @@ fn it_refuses_parameters_that_are_not_the_states() {
 }
 
 /// A gradient for a variable that was left out is no error, and moves nothing, in either form.
+/// Only one of two values of a tied parameter could make the step.
+#[test]
+fn t61_two_values_of_a_tied_parameter_are_refused() {
+    let x = random(1, &[4], DType::F32, &Device::Cpu);
+    let shared = var(&x);
+    let model = Vars::from(["in", "out"].map(|path| (path.to_string(), shared.clone())));
+    let state = setup(Adam::new(0.1), &model).expect("a state");
+    let apply = |out: Tensor| {
+        let parameters = BTreeMap::from([("in".to_string(), x.clone()), ("out".to_string(), out)]);
+        let gradients = [("in", random(3, &[4], DType::F32, &Device::Cpu))];
+        Update::functional(&state)
+            .apply(&parameters, &gradients)
+            .map(|(_, parameters, _)| parameters.into_keys().collect::<Vec<_>>())
+    };
+    let equal = [x.clone(), x.copy().expect("a copy")];
+    for out in equal {
+        assert_eq!(apply(out).expect("one value"), ["in"]);
+    }
+    let error = apply(random(2, &[4], DType::F32, &Device::Cpu)).expect_err("two values");
+    is_kind(&error, ErrorKind::Model, &["\"in\" and \"out\" are one variable"]);
+}
+
 #[test]
 fn what_was_left_out_stays_left_out() {
     let all = model(&[

@@ -238,11 +238,20 @@ fn a_parameter_that_was_changed_is_refused_where_its_master_goes_and_a_copy_stay
         .expect_err("another parameter");
     is_kind(&error, ErrorKind::Changed, &["its value is", "`refresh_masters`"]);
     assert_same(&[snapshot(&x, &state)], &[before], "replaced");
-    // A rule without a copy takes over nothing that the parameter decides.
+    // Without the copy nothing is taken over that follows from the old weights.
     state
         .all()
         .replace(StochasticRounding::new(7, Momentum::new(0.1)), &x)
         .expect("a velocity");
+
+    // A fresh copy has the new weights.
+    let mut state = setup(MixedPrecision::new(DType::F32, Momentum::new(0.1)), &x).expect("a state");
+    step(&mut state, &x, 1);
+    x["0"].set(&tensor(5, &[7], DType::BF16)).expect("other numbers");
+    let replaced = state.all().replace(stochastic(), &x).expect("a copy");
+    assert!(replaced[0].kept.contains(&"0.velocity".to_string()));
+    let slow = state.leaf("0").and_then(|leaf| leaf.tensor("1.slow").ok());
+    assert_eq!(slow.map(|slow| values(&slow)), Some(values(&x["0"])));
 }
 
 /// A master in another form would hide that the parameter is another.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use candle_core::{DType, Device, Var};
+use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::Optimizer;
 use optimisers::config::OptimiserConfig;
 use optimisers::{
@@ -1189,8 +1189,33 @@ fn schedules_of_one_pair_are_tried_together() {
     is_kind(
         &error,
         ErrorKind::Argument,
-        &["in step 10 the schedule leaves the range", "gamma is (40, 1)"],
+        &[
+            "in step 10 the schedule leaves the range",
+            "gamma is (40, 1)",
+            "give the one that makes room",
+        ],
     );
+
+    // Curves that cross only between the steps of their extremes are refused by the step itself.
+    let mut state = make();
+    let late = Schedule::cosine(1.5, 10.5, 10).field("gamma2");
+    state.schedule(late).expect("above 1e-6");
+    let early = Schedule::linear(1.0, 10.0, 10).field("gamma1");
+    state.schedule(early).expect("in order at 0 and 10");
+    let gradient = Tensor::ones(2, DType::F32, &Device::Cpu).expect("ones");
+    let mut step = || update(&mut state, &x, &[("", &gradient)]);
+    step().expect("in order");
+    let before = values(&x);
+    let error = step().expect_err("the two cross");
+    is_kind(
+        &error,
+        ErrorKind::Argument,
+        &[
+            "in step 1 the schedule leaves the range",
+            "let neither cross the other",
+        ],
+    );
+    assert_eq!(values(&x), before);
 
     // The smallest is above the own value of the largest, but never above that of its schedule.
     let mut state = make();

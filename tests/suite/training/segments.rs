@@ -7,8 +7,8 @@ use candle_core::{D, Device, Module, Result, Tensor, Var};
 use candle_nn::{LayerNorm, loss::cross_entropy, ops::softmax};
 use optimisers::{
     AccumGrad, AdamW, Average, Checkpoint, ClipGlobalNorm, ClipNorm, Descent, DynamicScale, Ema, ErrorKind,
-    LossScaler, MixedPrecision, Muon, Optimiser, OptimiserChain, Outcome, Segments, Setup, SplitMaster,
-    StateTree, Update, Warning, ranks, setup,
+    Lookahead, LossScaler, MixedPrecision, Muon, Optimiser, OptimiserChain, Outcome, Segments, Setup,
+    SplitMaster, StateTree, Update, Warning, ranks, setup, update,
 };
 
 use crate::step::streamed_steps::says_of;
@@ -856,4 +856,40 @@ fn unusual_outputs() {
             }
         }
     }
+}
+
+/// A step that is refused before anything is written leaves the comparison with the last step as it was.
+#[test]
+fn a_refused_step_still_notices_a_changed_parameter() {
+    let model = Vars::from(["x", "y", "z"].map(|path| (path.to_string(), var(&tensor(1, &[4], F32)))));
+    let rule = OptimiserChain::new((AccumGrad::new(2), Descent::new(0.1), Lookahead::new(6)));
+    let mut state = setup(rule, &model).expect("a state");
+    let ones = |paths: &[&str]| {
+        let gradient = |path: &&str| (path.to_string(), tensor(2, &[4], F32));
+        paths.iter().map(gradient).collect::<Vec<_>>()
+    };
+    let all = ones(&["x", "y", "z"]);
+    for gradients in [&all, &all, &ones(&["x", "y"])] {
+        update(&mut state, &model, gradients).expect("a call");
+    }
+    // The next call ends the window of y without a gradient, and z has none in the whole window.
+    state.require_all();
+    let refused = Segments::new(&tensor(3, &[4], F32))
+        .then(|input| input * model["x"].as_tensor())
+        .then(|input| input.tanh())
+        .train(Update::new(&mut state), &model, |y| y.sum_all());
+    let error = refused.map(drop).expect_err("z has no gradient");
+    is_kind(
+        &error,
+        ErrorKind::NoGradient,
+        &["1 of 3 parameters have no gradient", ": z;"],
+    );
+
+    model["y"].set(&tensor(9, &[4], F32)).expect("other numbers");
+    let error = update(&mut state, &model, &all).expect_err("another parameter");
+    is_kind(
+        &error,
+        ErrorKind::Changed,
+        &["\"y\"", "it was changed outside of `update`"],
+    );
 }

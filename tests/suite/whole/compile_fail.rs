@@ -335,6 +335,19 @@ fn the_compiler_sees_results_that_are_dropped() {
     }
 }
 
+/// A scaled loss is no tensor, and its gradients are no `GradStore`: `backward_step` and `step` of an optimiser
+/// would not know the scale.
+#[test]
+fn t59_a_scale_is_not_dropped_by_a_coercion() {
+    refused(
+        "scaled_loss",
+        &[
+            "expected `&Tensor`, found `&ScaledLoss`",
+            "expected `&GradStore`, found `&ScaledGradients<GradStore>`",
+        ],
+    );
+}
+
 /// An update between an ascent and its restore, and one while averages are in the model.
 #[test]
 fn a_state_is_lent_while_the_model_is_away() {
