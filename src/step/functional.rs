@@ -7,11 +7,11 @@ use super::leaf::GradientSource;
 use super::outcome::Outcome;
 use super::pipeline::step;
 use super::update::{Update, UpdateOptions, check_known};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::model::gradients::{GradientLookUp, Gradients, with_look_up};
 use crate::model::lent::Lend;
 use crate::tensors::{Tensor, Var};
-use crate::tree::{Leaf, StateTree, check_equal, not_in_state_error};
+use crate::tree::{Leaf, StateTree, not_in_state_error};
 
 impl<'s> Update<'s, &'s StateTree> {
     /// An update without side effects: its `apply` returns the new state and parameters.
@@ -55,7 +55,8 @@ impl<'s> Update<'s, &'s StateTree> {
     ///
     /// # Errors
     /// As [`update`](crate::update). Also if a parameter is missing or unknown, or has another shape or dtype
-    /// than its leaf. With a [scaler](Update::scaler) also as [`Update::apply`](crate::Update::apply).
+    /// than its leaf; if two paths of one leaf have two tensors. With a [scaler](Update::scaler) also as
+    /// [`Update::apply`](crate::Update::apply).
     pub fn apply<G: Gradients + ?Sized>(
         self,
         parameters: &BTreeMap<String, Tensor>,
@@ -109,12 +110,18 @@ fn apply_to_copies(
     Ok((state, copies, outcome))
 }
 
-/// The parameter of a leaf, by any of its paths. Refuses different values for several paths.
+/// The parameter of a leaf, by any of its paths. Refuses several tensors, because only one of them would get
+/// its gradient and move.
 fn parameter<'p>(leaf: &Leaf, parameters: &'p BTreeMap<String, Tensor>) -> Result<(&'p String, &'p Tensor)> {
     let mut entries = leaf.paths().filter_map(|path| parameters.get_key_value(path));
     let (name, x) = entries.next().ok_or_else(|| leaf.not_in_model_error())?;
-    entries
-        .filter(|(_, other)| other.id() != x.id())
-        .try_for_each(|(other_name, other)| check_equal([name, other_name], [x, other]))?;
-    Ok((name, x))
+    let Some((other_name, _)) = entries.find(|(_, other)| other.id() != x.id()) else {
+        return Ok((name, x));
+    };
+    let problem = format!(
+        "{name:?} and {other_name:?} are one variable in the state, but two tensors in the parameters"
+    );
+    Err(Error::new(ErrorKind::Model, problem)
+        .at(name)
+        .with_remedy("pass one tensor under both paths, or leave one path out"))
 }

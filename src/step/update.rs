@@ -72,6 +72,7 @@ use crate::tree::{Leaf, StateTree};
 ///   errors](crate::Kahan). Or the model holds other weights instead of its parameters. Both are errors of
 ///   the kind [`Changed`](crate::ErrorKind::Changed).
 /// - A clipping rule refuses a norm that is not finite.
+/// - Two [schedules](StateTree::schedule) on numbers of one field cross.
 /// - A device fails, usually for lack of memory.
 /// - The state is [divided](crate::Setup::over) among ranks, and another rank refuses the call, has left,
 ///   makes another call, or brings data that does not match.

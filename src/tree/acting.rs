@@ -23,7 +23,8 @@ use crate::rule::Optimiser;
 /// The optimisers that act in a step, for leaves with these paths, own optimisers and schedules.
 ///
 /// # Errors
-/// If a rule describes other fields than when it got its schedules.
+/// If a rule describes other fields than when it got its schedules, or if two schedules on numbers of one
+/// field leave the range together.
 pub(crate) fn acting_optimisers<'l>(
     leaves: impl Iterator<Item = (&'l str, &'l Arc<Optimiser>, Option<&'l Arc<Drives>>)>,
     step: u64,

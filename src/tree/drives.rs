@@ -1,7 +1,8 @@
 //! Schedules resolved in an optimiser: which numbers of its fields they drive.
 //!
-//! A step must not fail because of a schedule (except two on the numbers of one pair). So whenever a leaf
-//! gets a schedule or another optimiser:
+//! No step fails because of one schedule. Two schedules on the numbers of one field can cross between their
+//! extremes, and `acting_optimiser` then refuses the step. Whenever a leaf gets a schedule or another
+//! optimiser:
 //! 1. `driven_numbers` finds the numbers by the name of the field: a learning rate (in a chain the last one),
 //!    a real field, or one number of a pair (`beta1`).
 //! 2. A schedule replaces earlier ones of the same numbers, also under another name (`eta` and `1.eta`).
@@ -309,10 +310,10 @@ impl Drive {
 }
 
 impl Drives {
-    /// Tries the steps with the least and the greatest value of each curve, so that no step leaves the range.
+    /// Tries the steps with the least and the greatest value of each curve.
     ///
     /// A trial has the values of all schedules in its step, because two schedules may drive the two numbers
-    /// of one pair. Curves of a pair that cross between these steps are refused by `acting_optimiser`.
+    /// of one pair.
     fn check(&self, optimiser: &Optimiser) -> Result<()> {
         for drive in &self.0 {
             let schedule = &*drive.assignment.schedule;
@@ -330,27 +331,30 @@ impl Drives {
                 }
                 let values = fields_with(optimiser, self.values(step));
                 trial.write(&values)?;
-                trial
-                    .check()
-                    .map_err(|error| self.with_pair_remedy(&values, range_error(step).caused_by(error)))?;
+                self.check_trial(&trial, &values, step)?;
             }
         }
         Ok(())
     }
 
-    /// Whether two schedules drive the numbers of one pair, so that there are fewer fields than numbers.
-    fn drive_a_pair(&self, fields: &FieldValues) -> bool {
+    /// Whether several schedules drive numbers of one field, so that there are fewer fields than numbers.
+    fn share_fields(&self, fields: &FieldValues) -> bool {
         fields.len() < self.0.iter().map(|drive| drive.numbers.len()).sum()
     }
 
-    fn with_pair_remedy(&self, fields: &FieldValues, error: Error) -> Error {
-        match self.drive_a_pair(fields) {
-            true => error.with_remedy(
-                "two schedules drive the two numbers of one pair: let neither cross the other. To replace \
-                 both, first give the one that makes room",
-            ),
-            false => error,
-        }
+    /// Checks an optimiser with the values of a step, which are those of `fields`.
+    fn check_trial(&self, trial: &Optimiser, fields: &FieldValues, step: u64) -> Result<()> {
+        trial.check().map_err(|error| {
+            let error = range_error(step).caused_by(error);
+            if self.share_fields(fields) {
+                error.with_remedy(
+                    "if two schedules drive two numbers that have to be in order, let neither cross the \
+                     other; to replace both schedules, first give the one that makes room",
+                )
+            } else {
+                error
+            }
+        })
     }
 
     /// The values of all driven numbers in a step.
@@ -421,18 +425,16 @@ impl Drives {
     /// A copy of the optimiser with the values of a step.
     ///
     /// # Errors
-    /// If the rule describes other fields than when it got the schedules, or if two schedules of one pair
-    /// cross.
+    /// If the rule describes other fields than when it got the schedules, or if two schedules on numbers of
+    /// one field leave the range together.
     pub(super) fn acting_optimiser(&self, optimiser: &Optimiser, step: u64) -> Result<Optimiser> {
         let (values, mut acting) = (
             fields_with(optimiser, self.values(step)),
             optimiser.clone_to_describe(),
         );
         acting.write(&values)?;
-        if self.drive_a_pair(&values) {
-            acting
-                .check()
-                .map_err(|error| self.with_pair_remedy(&values, range_error(step).caused_by(error)))?;
+        if self.share_fields(&values) {
+            self.check_trial(&acting, &values, step)?;
         }
         Ok(acting)
     }

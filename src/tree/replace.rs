@@ -72,8 +72,8 @@ impl Selection<'_> {
     /// # Errors
     /// If a hyper-parameter is out of range; if a schedule does not go with the optimiser; if `model` is not
     /// the state's, or has averages instead of these parameters; if a master has to be converted, or goes
-    /// while a copy of the parameter stays, although the parameter was changed outside of updates; if a
-    /// device has no memory left. Nothing changes then.
+    /// while a copy, a norm or rounding errors of the parameter stay, although the parameter was changed
+    /// outside of updates; if a device has no memory left. Nothing changes then.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -238,8 +238,9 @@ impl Replacement {
         (leaf.state, leaf.drives, leaf.acting) = (state, drives, acting);
         let last_checksum = leaf.last_checksum;
         leaf.unsettle();
-        // A state that was taken over follows from the same values of the parameter as before.
-        leaf.last_checksum = last_checksum.filter(|_| leaf.needs_checksum && !change.kept.is_empty());
+        // What was taken over follows from the same values of the parameter as before.
+        leaf.last_checksum =
+            last_checksum.filter(|_| leaf.needs_checksum && leaf.state.moves_weights(&change.kept));
         change
     }
 }

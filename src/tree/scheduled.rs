@@ -112,6 +112,10 @@ impl StateTree {
     /// schedule is not relative; if no value of the last member of a chain makes the rate right; if a value
     /// of any step is out of range, or the factor of [restarts](Schedule::cosine_restarts) below 1. Nothing
     /// changes then.
+    ///
+    /// Two schedules on the two numbers of a field, such as `gamma1` and `gamma2` of [`Rprop`](crate::Rprop),
+    /// are tried together in the steps of their extremes. If they cross between these steps, the update of
+    /// that step is an error, and nothing moves.
     pub fn schedule(&mut self, schedule: Schedule) -> Result<()> {
         self.at("")?.schedule(schedule)
     }
@@ -129,7 +133,7 @@ impl StateTree {
     /// [torch](crate::guide::coming_from#torch), set it to the count of steps there.
     ///
     /// # Errors
-    /// If the count is above `u64::MAX / 2`.
+    /// If the count is above `u64::MAX / 2`, or two schedules on numbers of one field cross there.
     ///
     /// ```
     /// use candle_core::{Device, Var};

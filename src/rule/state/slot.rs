@@ -171,7 +171,7 @@ impl Slot {
     /// An [`update`](crate::update) refuses weights that were changed without such a call. Before the first
     /// step, `update` compares the parameter with the tensor. Later, on the CPU, it compares a sample of the
     /// parameter with the sample after the last step. After a copy of the state, a restore, other rows, a
-    /// [`replace`](crate::Selection::replace) that brings the first such tensor, or a
+    /// [`replace`](crate::Selection::replace) that takes over no such tensor or takes a master away, or a
     /// [`rebind`](crate::StateTree::rebind), the comparison begins again with the next step.
     pub fn parameter(name: &'static str) -> Self {
         Slot {

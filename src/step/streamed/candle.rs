@@ -35,21 +35,26 @@ impl StreamedStep<'_> {
         self.leaves.iter_mut().zip(&self.parameters).map(path).collect()
     }
 
-    /// Warns once of variables that a segment reads and the state does not have. If the state requires all
-    /// gradients, refuses such variables. `unknown` gets the ids of the variables that the state has, and
-    /// returns the shapes and dtypes of the others.
-    pub(crate) fn warn_of_others(
+    /// Warns once of variables that no leaf has, unless the state leaves them out. If the state requires all
+    /// gradients, refuses such variables. `without_leaf` has their ids, shapes and dtypes.
+    pub(crate) fn warn_of_others<'v>(
         &mut self,
-        unknown: impl FnOnce(&HashSet<TensorId>) -> Vec<(Vec<usize>, DType)>,
+        without_leaf: impl Iterator<Item = &'v (TensorId, Vec<usize>, DType)>,
     ) -> Result<()> {
         if !self.state.looks_for_others() {
             return Ok(());
         }
-        let in_leaves = self.parameters.iter().filter_map(|x| Some(x.tensor()?.id()));
-        let left_out = self.state.left_out.iter().filter_map(|variable| variable.id);
-        let known: HashSet<TensorId> = in_leaves.chain(left_out).collect();
-        self.warnings
-            .extend(self.state.warn_of_outside(&unknown(&known))?);
+        let left_out: HashSet<_> = self
+            .state
+            .left_out
+            .iter()
+            .filter_map(|variable| variable.id)
+            .collect();
+        let outside: Vec<_> = without_leaf
+            .filter(|(id, ..)| !left_out.contains(id))
+            .map(|(_, shape, dtype)| (shape.clone(), *dtype))
+            .collect();
+        self.warnings.extend(self.state.warn_of_outside(&outside)?);
         Ok(())
     }
 

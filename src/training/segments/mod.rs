@@ -240,7 +240,8 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
         let mut step = update.begin(model)?;
         let paths = step.paths()?;
         let (pass, graph_loss) = self.forward(loss, is_first)?;
-        step.warn_of_others(|known| pass.unknown_variables(known))?;
+        let read_variables = pass.read_variables.iter();
+        step.warn_of_others(read_variables.filter(|(id, ..)| !paths.contains_key(id)))?;
         step.check_complete(|x| pass.first_reader.contains_key(&x.id()))?;
         let (root, loss) = (scale_loss(&graph_loss, step.loss_scale())?, graph_loss.detach());
         drop(graph_loss);
@@ -337,7 +338,7 @@ struct ForwardPass<'a> {
     reads: Vec<HashSet<TensorId>>,
     /// The first segment that reads each variable.
     first_reader: HashMap<TensorId, usize>,
-    /// The variables that segments read, without the inputs of segments.
+    /// The ids, shapes and dtypes of the variables that segments read, without the inputs of segments.
     read_variables: Vec<(TensorId, Vec<usize>, DType)>,
 }
 
@@ -364,15 +365,6 @@ impl ForwardPass<'_> {
             self.run_again(segment, &self.inputs[segment + 1])?;
         }
         Ok(())
-    }
-
-    /// The shapes and dtypes of the variables that segments read and whose ids are not `known`.
-    fn unknown_variables(&self, known: &HashSet<TensorId>) -> Vec<(Vec<usize>, DType)> {
-        self.read_variables
-            .iter()
-            .filter(|(id, ..)| !known.contains(id))
-            .map(|(_, shape, dtype)| (shape.clone(), *dtype))
-            .collect()
     }
 
     /// Records which variables a segment reads, and returns which of its outputs depend on a variable.

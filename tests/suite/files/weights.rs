@@ -321,6 +321,14 @@ fn t61_different_values_for_one_tied_variable_are_refused() {
         of(&[3.0], DType::F32),
         of(&[3.0], DType::F32).reshape((1, 1)).expect("a matrix"),
     ];
+    let square = random(1, &[2, 2], DType::F32, CPU);
+    let transposed = square.t().expect("a view");
+    let shared_square = var(&square);
+    let squares = BTreeMap::from([("in", shared_square.clone()), ("out", shared_square)]);
+    let mut of_square = setup(rule(), &squares).expect("a state");
+    let strided = BTreeMap::from([("in".to_string(), square), ("out".to_string(), transposed)]);
+    let error = of_square.set_masters(&squares, &strided).expect_err("two values");
+    is_kind(&error, ErrorKind::Model, &["their values differ"]);
     for (one, other) in [
         (of(&[0.1], DType::BF16), of(&[0.1], DType::F32)),
         (of(&[0.1], DType::F32), of(&[0.1], DType::BF16)),

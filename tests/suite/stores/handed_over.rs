@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Device, Tensor};
 use half::bf16;
 use optimisers::{
-    AdamW, Descent, ErrorKind, Kahan, Lookahead, MixedPrecision, Momentum, Offload, Optimiser,
+    AdamW, Descent, ErrorKind, Hyperball, Kahan, Lookahead, MixedPrecision, Momentum, Offload, Optimiser,
     OptimiserChain, Rule, SplitMaster, StateTree, StochasticRounding, setup, update,
 };
 
@@ -252,6 +252,25 @@ fn a_parameter_that_was_changed_is_refused_where_its_master_goes_and_a_copy_stay
     assert!(replaced[0].kept.contains(&"0.velocity".to_string()));
     let slow = state.leaf("0").and_then(|leaf| leaf.tensor("1.slow").ok());
     assert_eq!(slow.map(|slow| values(&slow)), Some(values(&x["0"])));
+
+    // Without masters the next update decides: it refuses what follows from the old weights.
+    let nexts: [(Box<dyn Rule>, bool); 2] = [
+        (Box::new(Hyperball::new(Momentum::new(0.1))), false),
+        (
+            Box::new(OptimiserChain::new((Momentum::new(0.1), Lookahead::new(3)))),
+            true,
+        ),
+    ];
+    for (next, is_refused) in nexts {
+        let x = model(&[tensor(1, &[7], DType::F32)]);
+        let mut state = setup(rule(), &x).expect("a state");
+        step(&mut state, &x, 1);
+        x["0"].set(&tensor(5, &[7], DType::F32)).expect("other numbers");
+        let replaced = state.all().replace(next, &x).expect("a rule");
+        assert!(replaced[0].kept.iter().any(|name| name.ends_with("velocity")));
+        let outcome = update(&mut state, &x, &grads([Some(tensor(2, &[7], DType::F32))]));
+        assert_eq!(outcome.is_err(), is_refused, "{outcome:?}");
+    }
 }
 
 /// A master in another form would hide that the parameter is another.

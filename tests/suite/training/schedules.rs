@@ -1192,7 +1192,7 @@ fn schedules_of_one_pair_are_tried_together() {
         &[
             "in step 10 the schedule leaves the range",
             "gamma is (40, 1)",
-            "give the one that makes room",
+            "first give the one that makes room",
         ],
     );
 

@@ -335,8 +335,8 @@ fn the_compiler_sees_results_that_are_dropped() {
     }
 }
 
-/// A scaled loss is no tensor, and its gradients are no `GradStore`: `backward_step` and `step` of an optimiser
-/// would not know the scale.
+/// A scaled loss is no tensor, and its gradients are no `GradStore`: `backward_step` and `step` of an
+/// optimiser would not know the scale.
 #[test]
 fn t59_a_scale_is_not_dropped_by_a_coercion() {
     refused(
