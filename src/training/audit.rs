@@ -11,14 +11,13 @@ use std::ops::Range;
 
 use candle_core::{Device, Tensor, TensorId};
 
-use crate::error::warning::{TRAIN_OTHERS, Warning, others_reached_text};
-use crate::error::{Error, ErrorKind, Result, comma_separated, first_names};
+use crate::error::{Result, comma_separated, first_names};
 use crate::model::candle::{CandleVariable, candle_variables};
 use crate::model::cuts::{NORMS, QUERIES, STATISTICS, USUAL, cut_hint, is_running_statistic};
 use crate::model::lent::Lend;
 use crate::model::{Model, empty_model_error};
 use crate::numbers::DType;
-use crate::tree::{StateTree, is_trainable};
+use crate::tree::is_trainable;
 
 /// Finds out, by one backward pass, which variables of `model` the loss reaches.
 ///
@@ -76,7 +75,10 @@ pub fn audit<M: Model + ?Sized>(model: &M, loss: &Tensor) -> Result<Audit> {
     }
     let ids: HashSet<TensorId> = variables.iter().map(|variable| variable.tensor.id()).collect();
     let nodes = loss.sorted_nodes();
-    let outside = unknown_variables(&nodes, |x| ids.contains(&x.id()));
+    let outside = unknown_variables(&nodes, |x| ids.contains(&x.id()))
+        .into_iter()
+        .map(|variable| (variable.dims().to_vec(), variable.dtype().into()))
+        .collect();
     let (projections, gradients) = (Projections::new(&nodes), loss.backward()?);
     let audit_variable = |CandleVariable { paths, tensor }| {
         let (mut reach, mut cut_rows) = (Reach::Unreached, Vec::new());
@@ -105,53 +107,13 @@ pub fn audit<M: Model + ?Sized>(model: &M, loss: &Tensor) -> Result<Audit> {
     })
 }
 
-/// The shapes and dtypes of the variables in a graph for which `is_known` is false.
-fn unknown_variables(nodes: &[&Tensor], is_known: impl Fn(&Tensor) -> bool) -> Vec<(Vec<usize>, DType)> {
+/// The variables in a graph for which `is_known` is false.
+pub(super) fn unknown_variables<'n>(
+    nodes: &[&'n Tensor],
+    is_known: impl Fn(&Tensor) -> bool,
+) -> Vec<&'n Tensor> {
     let unknown = nodes.iter().filter(|node| node.is_variable() && !is_known(node));
-    unknown
-        .map(|variable| (variable.dims().to_vec(), variable.dtype().into()))
-        .collect()
-}
-
-impl StateTree {
-    /// Warns once of variables that the loss reaches and this state does not have. If the state requires all
-    /// gradients, refuses such variables.
-    pub(crate) fn warn_of_others(&mut self, loss: &Tensor) -> Result<Option<Warning>> {
-        if !self.looks_for_others() {
-            return Ok(None);
-        }
-        let outside = unknown_variables(&loss.sorted_nodes(), |x| self.by_id().contains_key(&x.id()));
-        self.warn_of_outside(&outside)
-    }
-
-    /// Whether [`StateTree::warn_of_others`] would warn of or refuse such variables.
-    pub(crate) fn looks_for_others(&self) -> bool {
-        let would_record = self
-            .warnings
-            .would_record(|warning| matches!(warning, Warning::NotInState { .. }));
-        !self.allows_others && (would_record || self.requires_all)
-    }
-
-    /// [`StateTree::warn_of_others`] with the shapes and dtypes of variables that the state does not have.
-    pub(crate) fn warn_of_outside(&mut self, outside: &[(Vec<usize>, DType)]) -> Result<Option<Warning>> {
-        if outside.is_empty() {
-            return Ok(None);
-        }
-        let shapes = first_names(
-            outside
-                .iter()
-                .map(|(shape, dtype)| format!("{shape:?} of {dtype}")),
-        );
-        if self.requires_all {
-            let problem = format!("{}:", others_reached_text(outside.len()));
-            let error = Error::new(ErrorKind::Model, problem).with_got(comma_separated(&shapes));
-            return Err(error.with_remedy(format!("to train them, {TRAIN_OTHERS}")));
-        }
-        Ok(self.warnings.record(Warning::NotInState {
-            variables: outside.len(),
-            shapes,
-        }))
-    }
+    unknown.copied().collect()
 }
 
 /// The result of [`audit`], which prints as a table with remarks.

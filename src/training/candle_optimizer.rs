@@ -13,6 +13,7 @@ use crate::rule::IntoOptimiser;
 use crate::step::outcome::Outcome;
 use crate::step::setup::setup;
 use crate::step::update::update;
+use crate::training::audit::unknown_variables;
 use crate::tree::{Leaf, StateTree, is_trainable};
 
 /// Any optimiser of this crate as a [`candle_nn::Optimizer`], for training loops that use that trait.
@@ -218,10 +219,12 @@ impl<O: IntoOptimiser> candle_nn::Optimizer for CandleOptimizer<O> {
     fn backward_step(&mut self, loss: &Tensor) -> candle_core::Result<()> {
         self.outcome = None;
         let requires_all = Some(self.state.requires_all());
-        let warning = if self.required_all_in_check == requires_all {
+        let warning = if self.required_all_in_check == requires_all || !self.state.looks_for_others() {
             None
         } else {
-            self.state.warn_of_others(loss)?
+            let nodes = loss.sorted_nodes();
+            let others = unknown_variables(&nodes, |x| self.state.by_id().contains_key(&x.id()));
+            self.state.warn_of_others(&others)?
         };
         self.step(&loss.backward()?)?;
         self.required_all_in_check = requires_all;

@@ -2,7 +2,7 @@
 //!
 //! All new states are made before the first leaf gets one, so that an error changes nothing. For each leaf:
 //! 1. Make fresh state, and take over the tensors with the same name and shape (`State::take_over`).
-//! 2. If the new store keeps the precise value in another form, convert it (`convert_master`).
+//! 2. If the new store keeps the precise value in another form, convert it (`keep_precise`).
 //! 3. Set those copies of the parameter that were not taken over (`renew`). Step 3 comes last, because
 //!    a rule copies the master, which step 2 has set.
 
@@ -246,50 +246,32 @@ impl Replacement {
 }
 
 impl Leaf {
-    /// The state of another optimiser for the parameter `x`, with all that fits of the leaf's state.
+    /// The state of another optimiser for the parameter `x`, with all that fits of the leaf's state. If the
+    /// new store keeps the precise value of `x` in another form, the value is converted.
     fn transferred_state(&self, optimiser: &Optimiser, x: &dyn Lend) -> Result<(State, Transfer)> {
         let mut state = fresh_state(optimiser, x, self.shape.elem_count())?;
         let mut transfer = state.take_over(&self.state)?;
-        self.convert_master(optimiser, &mut state, x, &mut transfer)?;
-        if self.steps > 0 && state.outer_master().is_none() && state.moves_weights(&transfer.kept) {
-            // The old master is the last that shows whether the parameter was changed. What was taken over
-            // would lead a changed parameter back.
+        let (old, new) = (self.state.store_tensor_names(), state.store_tensor_names());
+        let converts_master = self.optimiser.store().adds_precision()
+            && optimiser.store().adds_precision()
+            && !old.is_empty()
+            && !new.iter().all(|name| transfer.kept.contains(name));
+        // Without the old master nothing shows any more that the parameter was changed, and what was taken
+        // over would lead a changed parameter back.
+        let leads_back = state.outer_master().is_none() && state.moves_weights(&transfer.kept);
+        // Before the first step a changed parameter is no error, because `master` then returns the parameter.
+        if self.steps > 0 && (converts_master || leads_back) {
             self.check_unchanged(&self.state, x, Extent::Whole)
                 .map_err(|error| error.counted_from(self.part().start))?;
+        }
+        if converts_master && optimiser.keep_precise(&mut state, x, &self.master(x)?)? {
+            transfer.fresh.retain(|name| !new.contains(name));
+            transfer.dropped.retain(|name| !old.contains(name));
+            transfer.kept.splice(0..0, new);
         }
         // The rule copies the master, which may be more precise than the parameter.
         let x_of_rule = optimiser.x_of_rule(&state, x)?;
         state.renew(&x_of_rule, &transfer.kept)?;
         Ok((state, transfer))
-    }
-
-    /// Converts the precise value of the parameter `x`, if the new store keeps that value in another form.
-    fn convert_master(
-        &self,
-        optimiser: &Optimiser,
-        state: &mut State,
-        x: &dyn Lend,
-        transfer: &mut Transfer,
-    ) -> Result<()> {
-        let (old, new) = (self.state.store_tensor_names(), state.store_tensor_names());
-        let is_kept = new.iter().all(|name| transfer.kept.contains(name));
-        if is_kept
-            || old.is_empty()
-            || !self.optimiser.store().adds_precision()
-            || !optimiser.store().adds_precision()
-        {
-            return Ok(());
-        }
-        // Before the first step a changed parameter is no error, because `master` then returns the parameter.
-        if self.steps > 0 {
-            self.check_unchanged(&self.state, x, Extent::Whole)
-                .map_err(|error| error.counted_from(self.part().start))?;
-        }
-        if optimiser.keep_precise(state, x, &self.master(x)?)? {
-            transfer.fresh.retain(|name| !new.contains(name));
-            transfer.dropped.retain(|name| !old.contains(name));
-            transfer.kept.splice(0..0, new);
-        }
-        Ok(())
     }
 }

@@ -7,8 +7,8 @@
 //! - after a restore: the order of a list, and settings of the program that the file replaces;
 //! - in the update after a restore: a model that was not restored (`tree/weights.rs`).
 //!
-//! Rates of 0 are checked in `tree/scheduled.rs`, missing gradients in `step/summary.rs`, and variables
-//! without a leaf in `training/audit.rs`.
+//! Rates of 0 are checked in `tree/scheduled.rs`, and missing gradients in `step/summary.rs`. Variables
+//! without a leaf are known only to a caller that has the graph: `CandleOptimizer` and `Segments`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,9 +17,16 @@ use super::schedule::Schedule;
 use super::{Leaf, StateTree};
 use crate::error::first_names;
 use crate::error::warning::{Warning, Warnings};
+#[cfg(feature = "candle")]
+use crate::error::{
+    Error, ErrorKind, Result, comma_separated,
+    warning::{TRAIN_OTHERS, others_reached_text},
+};
 use crate::model::lent::Lent;
 use crate::numbers::DType;
 use crate::rule::{FieldValue, first_non_finite, order_faults};
+#[cfg(feature = "candle")]
+use crate::tensors::Tensor;
 
 /// The most parameters that are checked in a call.
 const PARAMETERS_PER_CALL: usize = 16;
@@ -35,6 +42,39 @@ const LARGEST_RATE: f64 = 0.1;
 /// The fewest skipped calls without a step between them that are a warning. A dynamic loss scale that starts
 /// too high needs a few skipped calls.
 const SKIPPED_CALLS: u64 = 10;
+
+#[cfg(feature = "candle")]
+impl StateTree {
+    /// Whether [`StateTree::warn_of_others`] would warn of variables or refuse them.
+    pub(crate) fn looks_for_others(&self) -> bool {
+        let would_record = self
+            .warnings
+            .would_record(|warning| matches!(warning, Warning::NotInState { .. }));
+        !self.allows_others && (would_record || self.requires_all)
+    }
+
+    /// Warns once of variables that a loss reaches and this state does not have. If the state requires all
+    /// gradients, refuses such variables.
+    pub(crate) fn warn_of_others(&mut self, others: &[&Tensor]) -> Result<Option<Warning>> {
+        if others.is_empty() {
+            return Ok(None);
+        }
+        let shapes = first_names(
+            others
+                .iter()
+                .map(|x| format!("{:?} of {}", x.dims(), DType::from(x.dtype()))),
+        );
+        if self.requires_all {
+            let problem = format!("{}:", others_reached_text(others.len()));
+            let error = Error::new(ErrorKind::Model, problem).with_got(comma_separated(&shapes));
+            return Err(error.with_remedy(format!("to train them, {TRAIN_OTHERS}")));
+        }
+        Ok(self.warnings.record(Warning::NotInState {
+            variables: others.len(),
+            shapes,
+        }))
+    }
+}
 
 impl StateTree {
     /// The [warnings](Warning) of this state, one of each kind, in the order in which they were raised.

@@ -193,8 +193,8 @@ impl State {
     }
 }
 
-/// Both masters, if their dtypes are equal. Otherwise `Leaf::convert_master` lets the store convert the old
-/// master.
+/// Both masters, if their dtypes are equal. Otherwise `Leaf::transferred_state` lets the store convert the
+/// old master.
 fn masters_of_one_dtype<N: Borrow<Buffer>>(new: Option<N>, old: Option<&Buffer>) -> Option<(N, &Buffer)> {
     new.zip(old)
         .filter(|(new, old)| new.borrow().dtype() == old.dtype())

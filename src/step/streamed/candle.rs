@@ -13,7 +13,6 @@ use crate::engine::Progress;
 use crate::error::Result;
 use crate::model::candle::not_candle_variable;
 use crate::model::lent::Lent;
-use crate::numbers::DType;
 
 impl StreamedStep<'_> {
     /// The scale of the loss that the gradients belong to.
@@ -35,11 +34,11 @@ impl StreamedStep<'_> {
         self.leaves.iter_mut().zip(&self.parameters).map(path).collect()
     }
 
-    /// Warns once of variables that no leaf has, unless the state leaves them out. If the state requires all
-    /// gradients, refuses such variables. `without_leaf` has their ids, shapes and dtypes.
+    /// [`StateTree::warn_of_others`](crate::StateTree::warn_of_others) for variables that no leaf has, unless
+    /// the state leaves them out.
     pub(crate) fn warn_of_others<'v>(
         &mut self,
-        without_leaf: impl Iterator<Item = &'v (TensorId, Vec<usize>, DType)>,
+        without_leaf: impl Iterator<Item = &'v Tensor>,
     ) -> Result<()> {
         if !self.state.looks_for_others() {
             return Ok(());
@@ -50,11 +49,8 @@ impl StreamedStep<'_> {
             .iter()
             .filter_map(|variable| variable.id)
             .collect();
-        let outside: Vec<_> = without_leaf
-            .filter(|(id, ..)| !left_out.contains(id))
-            .map(|(_, shape, dtype)| (shape.clone(), *dtype))
-            .collect();
-        self.warnings.extend(self.state.warn_of_outside(&outside)?);
+        let others: Vec<_> = without_leaf.filter(|x| !left_out.contains(&x.id())).collect();
+        self.warnings.extend(self.state.warn_of_others(&others)?);
         Ok(())
     }
 

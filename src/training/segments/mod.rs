@@ -36,7 +36,6 @@ use candle_core::{Tensor, TensorId, Var};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::Model;
 use crate::model::cuts::{USUAL, cut_hint};
-use crate::numbers::DType;
 use crate::step::loss_scaler::scaled::scale_loss;
 use crate::step::outcome::Outcome;
 use crate::step::update::Update;
@@ -240,8 +239,8 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
         let mut step = update.begin(model)?;
         let paths = step.paths()?;
         let (pass, graph_loss) = self.forward(loss, is_first)?;
-        let read_variables = pass.read_variables.iter();
-        step.warn_of_others(read_variables.filter(|(id, ..)| !paths.contains_key(id)))?;
+        let without_leaf = |x: &&Tensor| !paths.contains_key(&x.id());
+        step.warn_of_others(pass.variables.iter().filter(without_leaf))?;
         step.check_complete(|x| pass.first_reader.contains_key(&x.id()))?;
         let (root, loss) = (scale_loss(&graph_loss, step.loss_scale())?, graph_loss.detach());
         drop(graph_loss);
@@ -314,7 +313,7 @@ impl<'a, X: Activations + 'a> Segments<'a, X> {
             inputs: vec![input],
             reads: Vec::new(),
             first_reader: HashMap::new(),
-            read_variables: Vec::new(),
+            variables: Vec::new(),
         };
         for segment in 0..pass.runs.len() {
             pass.advance(segment, repeats_at_once)?;
@@ -338,8 +337,8 @@ struct ForwardPass<'a> {
     reads: Vec<HashSet<TensorId>>,
     /// The first segment that reads each variable.
     first_reader: HashMap<TensorId, usize>,
-    /// The ids, shapes and dtypes of the variables that segments read, without the inputs of segments.
-    read_variables: Vec<(TensorId, Vec<usize>, DType)>,
+    /// The variables that segments read, without the inputs of segments.
+    variables: Vec<Tensor>,
 }
 
 impl ForwardPass<'_> {
@@ -375,8 +374,7 @@ impl ForwardPass<'_> {
             if let Entry::Vacant(entry) = self.first_reader.entry(x.id()) {
                 entry.insert(segment);
                 if inputs.iter().all(|input| input.id() != x.id()) {
-                    self.read_variables
-                        .push((x.id(), x.dims().to_vec(), x.dtype().into()));
+                    self.variables.push(x.clone());
                 }
             }
         }

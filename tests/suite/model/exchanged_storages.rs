@@ -406,3 +406,16 @@ fn an_exchanged_storage_on_one_rank_is_an_error_on_all() {
         );
     }
 }
+
+/// All variables are asked before the first gets its values.
+#[test]
+fn destructured_values_are_refused_before_the_first_is_written() {
+    let model = model(F32);
+    let (flat, structure) = optimisers::destructure(&model).expect("a vector");
+    exchange(&model["b"], storage(F32, LENGTH - 1));
+    let before = bits(&model["a"]);
+    let flat = (flat * 3.0).expect("other values");
+    let error = structure.assign(&flat, &model).expect_err("another storage");
+    assert_exchanged(&error, "b", "variable", (F32, LENGTH), (F32, LENGTH - 1), &[]);
+    assert_eq!(bits(&model["a"]), before);
+}

@@ -659,48 +659,33 @@ fn replacing_keeps_all_tensors_of_a_rule_or_none() {
             .kept
             .clone()
     };
-    assert_eq!(
-        replaced([
-            Optimiser::new(Adam::new(0.1)),
-            Optimiser::new(AdaBelief::new(0.1))
-        ]),
-        [""; 0]
+    let adam = || Optimiser::new(Adam::new(0.1));
+    let lion = || Optimiser::new(Lion::new(0.1));
+    let (rms_prop, signed) = (
+        || Optimiser::new(RMSProp::new(0.1)),
+        || Optimiser::new(SignedMean::default()),
     );
-    assert_eq!(
-        replaced([Optimiser::new(Lion::new(0.1)), Optimiser::new(Adam::new(0.1))]),
-        [""; 0]
-    );
-    assert_eq!(
-        replaced([Optimiser::new(Adam::new(0.1)), Optimiser::new(Lion::new(0.1))]),
-        ["m", "t"]
-    );
-    assert_eq!(
-        replaced([Optimiser::new(Adam::new(0.1)), Optimiser::new(LAMB::new(0.1))]),
-        ["m", "v", "t"]
-    );
-    // The slow mean of gradients would become the weights to which Lookahead leads the parameter back.
-    assert_eq!(
-        replaced([
-            Optimiser::new(AdEMAMix::new(0.1)),
-            Optimiser::new(Lookahead::new(5))
-        ]),
-        [""; 0]
-    );
-    // RMSProp would take the root of negative numbers.
-    assert_eq!(
-        replaced([
-            Optimiser::new(SignedMean::default()),
-            Optimiser::new(RMSProp::new(0.1))
-        ]),
-        [""; 0]
-    );
-    assert_eq!(
-        replaced([
-            Optimiser::new(RMSProp::new(0.1)),
-            Optimiser::new(SignedMean::default())
-        ]),
-        ["v", "t"]
-    );
+    let cases: [([Optimiser; 2], &[&str]); 7] = [
+        ([adam(), Optimiser::new(AdaBelief::new(0.1))], &[]),
+        ([lion(), adam()], &[]),
+        ([adam(), lion()], &["m", "t"]),
+        ([adam(), Optimiser::new(LAMB::new(0.1))], &["m", "v", "t"]),
+        // The slow mean of gradients would become the weights to which Lookahead leads the parameter back.
+        (
+            [
+                Optimiser::new(AdEMAMix::new(0.1)),
+                Optimiser::new(Lookahead::new(5)),
+            ],
+            &[],
+        ),
+        // RMSProp would take the root of negative numbers.
+        ([signed(), rms_prop()], &[]),
+        ([rms_prop(), signed()], &["v", "t"]),
+    ];
+    for (rules, kept) in cases {
+        let names = rules.each_ref().map(Adjust::name);
+        assert_eq!(replaced(rules), kept, "{names:?}");
+    }
 }
 
 hyper_parameters! {
