@@ -72,5 +72,5 @@ pub(crate) use plan::{
     check_gradient,
 };
 pub use plan::{Norms, Resolved};
-pub(crate) use reduce::{Gather, ReduceOutcome, reduce};
+pub(crate) use reduce::{ReduceOutcome, reduce};
 pub use route::Engine;

@@ -102,9 +102,7 @@ pub(super) fn commit<'a>(engine: Engine, mut jobs: Vec<&mut Job<'a>>) -> Result<
         .enumerate()
         .map(|(index, job)| cut_into_pieces(engine, index, job))
         .collect::<Result<Vec<_>>>()?;
-    let length_of = |PieceTransfer { piece, .. }: &PieceTransfer<'_>| {
-        piece.window.as_ref().map_or(jobs[piece.job].length, Range::len)
-    };
+    let length_of = |PieceTransfer { piece, .. }: &PieceTransfer<'_>| piece.elements.len();
     let mut batches = functions::batches(transfers.into_iter().flatten(), length_of, BATCH_LENGTH);
     let mut job_slots: Vec<Option<&mut Job<'a>>> = jobs.into_iter().map(Some).collect();
     let mut compute = |batch: Vec<PieceTransfer<'a>>| {
@@ -229,8 +227,7 @@ fn cut_into_pieces<'a>(engine: Engine, index: usize, job: &mut Job<'a>) -> Resul
     if !is_divided {
         let piece = Piece {
             job: index,
-            window: None,
-            is_last: true,
+            elements: 0..length,
             gradients: std::mem::take(&mut job.sources),
         };
         return Ok(vec![PieceTransfer {
@@ -249,8 +246,7 @@ fn cut_into_pieces<'a>(engine: Engine, index: usize, job: &mut Job<'a>) -> Resul
         let gradients = flat_gradients.iter().map(slice_of).collect::<Result<_>>()?;
         let piece = Piece {
             job: index,
-            is_last: range.end == length,
-            window: Some(range),
+            elements: range,
             gradients,
         };
         Ok(PieceTransfer {

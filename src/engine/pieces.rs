@@ -8,13 +8,12 @@ use super::route::{Engine, Route};
 use super::{cpu, functions};
 use crate::error::Result;
 
-/// A leaf, or a range of elements of a large leaf.
+/// The elements of a leaf, or a range of them.
 pub(crate) struct Piece<'a> {
     /// The index of the leaf's job.
     pub(crate) job: usize,
-    /// The elements of the piece. `None` for a whole leaf.
-    pub(crate) window: Option<Range<usize>>,
-    pub(crate) is_last: bool,
+    /// Counted from the first element of the job. The pieces of a job follow each other.
+    pub(crate) elements: Range<usize>,
     /// The gradients of these elements.
     pub(crate) gradients: Sources<'a>,
 }
@@ -38,17 +37,15 @@ pub(crate) fn commit_pieces<'a>(
     let mut whole_jobs = Vec::new();
     for Piece {
         job: index,
-        window,
-        is_last,
+        elements,
         gradients,
     } in pieces
     {
         let Some(job) = jobs[index].as_mut() else { continue };
         job.sources = gradients;
-        match (window, engine.route(job.x.device())) {
-            (Some(window), Route::Cpu(isa)) => {
-                cpu::commit_part(isa, job, window, is_last)?;
-            }
+        let (is_whole, is_last) = (elements.len() == job.length, elements.end == job.length);
+        match engine.route(job.x.device()) {
+            Route::Cpu(isa) if !is_whole => cpu::commit_part(isa, job, elements, is_last)?,
             _ => whole_jobs.extend(jobs[index].take()),
         }
     }

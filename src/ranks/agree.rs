@@ -19,11 +19,15 @@ use super::{Communicator, without_empty};
 use crate::error::{Error, ErrorKind, Result};
 use crate::tensors::Device;
 
-/// The ranks of a job, with the count of agreements of one state. Clones share the count.
-#[derive(Debug, Clone)]
-pub(crate) struct StateWorld {
-    communicator: Arc<dyn Communicator>,
-    count: Arc<Mutex<AgreementCount>>,
+/// The ranks among which a state is divided; by default this process alone. Clones count agreements together.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct StateWorld(Option<Arc<SharedWorld>>);
+
+/// The data that the clones of a world share.
+#[derive(Debug)]
+struct SharedWorld {
+    communicator: Box<dyn Communicator>,
+    count: Mutex<AgreementCount>,
 }
 
 /// The name of a state, and the count of its agreements. After the first agreement name and count are the
@@ -37,41 +41,47 @@ struct AgreementCount {
 }
 
 impl StateWorld {
+    /// This process alone.
+    pub(crate) const ALONE: StateWorld = StateWorld(None);
+
     /// The world of a new state, without agreements.
-    pub(crate) fn new(communicator: Arc<dyn Communicator>) -> Self {
+    pub(crate) fn over<C: Communicator + Clone + 'static>(communicator: &C) -> Self {
         static STATES: AtomicU64 = AtomicU64::new(0);
         let count = AgreementCount {
             state: STATES.fetch_add(1, Ordering::Relaxed),
             agreements: 0,
         };
-        StateWorld {
-            communicator,
-            count: Arc::new(Mutex::new(count)),
-        }
+        StateWorld(Some(Arc::new(SharedWorld {
+            communicator: Box::new(communicator.clone()),
+            count: Mutex::new(count),
+        })))
     }
 
+    /// The transport between the ranks, unless the state was made for this process alone.
+    pub(crate) fn communicator(&self) -> Option<&dyn Communicator> {
+        self.0.as_ref().map(|shared| &*shared.communicator)
+    }
+
+    /// The transport, if there are several ranks.
+    pub(crate) fn several(&self) -> Option<&dyn Communicator> {
+        self.communicator().filter(|communicator| communicator.size() > 1)
+    }
+
+    /// This process's rank; 0 without other ranks.
     pub(crate) fn rank(&self) -> usize {
-        self.communicator.rank()
+        self.communicator().map_or(0, |communicator| communicator.rank())
     }
 
+    /// The number of ranks, at least 1.
     pub(crate) fn size(&self) -> usize {
-        self.communicator.size()
-    }
-
-    /// The world, if it has more than one rank.
-    pub(crate) fn several(world: Option<&StateWorld>) -> Option<&StateWorld> {
-        world.filter(|world| world.size() > 1)
-    }
-
-    pub(crate) fn communicator(&self) -> &dyn Communicator {
-        &*self.communicator
+        self.communicator().map_or(1, |communicator| communicator.size())
     }
 
     /// If the transport has a device, refuses a tensor on any other device.
     pub(crate) fn check_device(&self, path: &str, device: &Device) -> Result<()> {
         match self
-            .communicator
-            .device()
+            .communicator()
+            .and_then(|communicator| communicator.device())
             .filter(|expected| !expected.same_device(device))
         {
             Some(expected) => {
@@ -84,77 +94,67 @@ impl StateWorld {
         }
     }
 
-    /// Agrees on a call or on a stage of a call. `own_message` has the bytes that this rank sends to the
-    /// others, or the error with which this rank refuses. Returns the bytes of all ranks, in rank order.
+    /// Agrees on a call or on a stage of a call. `prepared` has a value for this rank and the bytes that this
+    /// rank sends to the others, or the error with which this rank refuses. Returns the value, and the bytes
+    /// of all ranks in rank order.
     ///
     /// # Errors
     /// If a rank refuses or makes another call, on every rank. A rank that refuses gets its own error, the
     /// others get an error of the kind [`Ranks`](ErrorKind::Ranks) with the text of that error. In the next
     /// call all ranks have the same count.
-    pub(crate) fn agree(&self, call: Call, own_message: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
-        if self.size() == 1 {
-            return Ok(vec![own_message?]);
-        }
-        let (bytes, refusal) = match own_message {
-            Ok(bytes) => (bytes, None),
-            Err(error) => (error.to_string().into_bytes(), Some(error)),
+    pub(crate) fn agree<T>(&self, call: Call, prepared: Result<(T, Vec<u8>)>) -> Result<(T, Vec<Vec<u8>>)> {
+        let Some(shared) = self.0.as_ref().filter(|_| self.size() > 1) else {
+            return prepared.map(|(value, bytes)| (value, vec![bytes]));
+        };
+        let (value, bytes) = match prepared {
+            Ok((value, bytes)) => (Ok(value), bytes),
+            Err(error) => {
+                let text = error.to_string().into_bytes();
+                (Err(error), text)
+            }
         };
         // The count is locked until both messages are through, because agreements of two clones must not
         // interleave.
-        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut count = shared.count.lock().unwrap_or_else(PoisonError::into_inner);
         let AgreementCount { state, agreements } = *count;
-        let openings = self.gather_openings(Opening::new(
+        let openings = shared.gather_openings(Opening::new(
             call,
-            [state, agreements, refusal.is_some().into(), bytes.len() as u64],
+            [state, agreements, value.is_err().into(), bytes.len() as u64],
         ))?;
-        check_openings(&openings).inspect_err(|_| count.catch_up(&openings))?;
+        if let Err(error) = check_openings(&openings) {
+            count.catch_up(&openings);
+            return Err(value.err().unwrap_or(error));
+        }
         // Refusals are counted as well, because all ranks have taken part.
         *count = AgreementCount {
             state: openings[0].state,
             agreements: agreements + 1,
         };
-        let messages = self.gather_bytes(bytes, |rank| openings[rank].length as usize)?;
-        if let Some(error) = refusal {
-            return Err(error);
-        }
+        let messages = shared.gather_bytes(bytes, |rank| openings[rank].length as usize)?;
+        let value = value?;
         match openings.iter().position(|opening| opening.refuses != 0) {
             Some(rank) => {
                 let error = Error::new(ErrorKind::Ranks, format!("rank {rank} refused")).of_rank(rank);
                 Err(error.caused_by(String::from_utf8_lossy(&messages[rank])))
             }
-            None => Ok(messages),
+            None => Ok((value, messages)),
         }
     }
 
-    /// [`StateWorld::agree`] that also returns a value of this rank, which is prepared with the bytes.
-    pub(crate) fn agree_with<T>(
-        &self,
-        call: Call,
-        prepared: Result<(T, Vec<u8>)>,
-    ) -> Result<(T, Vec<Vec<u8>>)> {
-        match prepared {
-            Ok((value, bytes)) => Ok((value, self.agree(call, Ok(bytes))?)),
-            Err(error) => match self.agree(call, Err(error)) {
-                Err(error) => Err(error),
-                Ok(_) => Err(Error::other(
-                    "this rank refused, and the call went on; this is a defect of the library",
-                )),
-            },
-        }
-    }
-
-    /// [`StateWorld::agree_with`] without bytes: returns the value of `result` if no rank refuses. Without a
-    /// world this process is the only rank.
+    /// [`StateWorld::agree`] without bytes: returns the value of `result` if no rank refuses.
     ///
     /// # Errors
     /// As [`StateWorld::agree`].
-    pub(crate) fn settle<T>(world: Option<&StateWorld>, call: Call, result: Result<T>) -> Result<T> {
-        match world {
-            Some(world) => Ok(world.agree_with(call, result.map(|value| (value, Vec::new())))?.0),
-            None => result,
+    pub(crate) fn settle<T>(&self, call: Call, result: Result<T>) -> Result<T> {
+        if self.several().is_none() {
+            return result;
         }
+        let (value, _) = self.agree(call, result.map(|value| (value, Vec::new())))?;
+        Ok(value)
     }
+}
 
+impl SharedWorld {
     /// The openings of all ranks.
     fn gather_openings(&self, own_opening: Opening) -> Result<Vec<Opening>> {
         let messages = self.gather_bytes(own_opening.to_bytes(), |_| size_of::<Opening>())?;
@@ -164,8 +164,8 @@ impl StateWorld {
     /// Sends this rank's bytes to all ranks, and returns the bytes of all ranks. `length_of` returns the
     /// number of a rank's bytes.
     fn gather_bytes(&self, own_bytes: Vec<u8>, length_of: impl Fn(usize) -> usize) -> Result<Vec<Vec<u8>>> {
-        let rank = self.rank();
-        let mut messages: Vec<Vec<u8>> = (0..self.size())
+        let (rank, size) = (self.communicator.rank(), self.communicator.size());
+        let mut messages: Vec<Vec<u8>> = (0..size)
             .map(|other| vec![0; if other == rank { 0 } else { length_of(other) }])
             .collect();
         let mut from: Vec<Vec<&mut [u8]>> = messages
@@ -229,17 +229,17 @@ mod tests {
     }
 
     fn world(own: &LocalRank) -> StateWorld {
-        StateWorld::new(Arc::new(own.clone()))
+        StateWorld::over(own)
     }
 
     /// The result as text: an error, or `fine`.
-    fn result_text(result: Result<Vec<Vec<u8>>>) -> String {
+    fn result_text<T>(result: Result<T>) -> String {
         result.map_or_else(|error| error.to_string(), |_| "fine".to_string())
     }
 
     /// Agrees on a call, and returns the result as text.
     fn agree(world: &StateWorld, call: Call) -> String {
-        result_text(world.agree(call, Ok(vec![7])))
+        result_text(world.agree(call, Ok(((), vec![7]))))
     }
 
     /// Sends bytes that are no opening.
@@ -259,8 +259,9 @@ mod tests {
             let world = world(&own);
             let gather = |length: usize| {
                 world
-                    .agree(Call::Update, Ok(vec![world.rank() as u8; length]))
+                    .agree(Call::Update, Ok(((), vec![world.rank() as u8; length])))
                     .unwrap()
+                    .1
             };
             [gather(4), gather(world.rank()), gather(0)]
         });
@@ -280,7 +281,7 @@ mod tests {
                 let own_message = if refuses {
                     Err(Error::other(format!("no, says {}", own.rank())))
                 } else {
-                    Ok(vec![1; 9])
+                    Ok(((), vec![1; 9]))
                 };
                 world.agree(Call::Update, own_message)
             };
@@ -335,17 +336,30 @@ mod tests {
                 if own.rank() == 1 {
                     Err(Error::other("no"))
                 } else {
-                    Ok(vec![1])
+                    Ok(((), vec![1]))
                 },
             );
-            let refusal = result.unwrap_err();
-            assert_eq!((refusal.kind(), refusal.rank()), (ErrorKind::Ranks, Some(2)));
-            let unread = format!("rank 2 called setup, and rank 0 update; {ADVICE}");
+            let text = match own.rank() {
+                1 => "no".to_string(),
+                _ => format!("rank 2 called setup, and rank 0 update; {ADVICE}"),
+            };
             assert_eq!(
-                refusal.to_string(),
-                unread,
-                "nobody reads the reason of a refusal of something else"
+                result_text(result),
+                text,
+                "a rank that refuses gets its own error"
             );
+            let failed = match own.rank() {
+                1 => world.settle(Call::Plan, Err(Error::other("no memory"))),
+                _ => world.settle(Call::Reduce, Ok(())),
+            };
+            let text = match own.rank() {
+                1 => "no memory",
+                _ => {
+                    "rank 1 failed in the plan of an update, and rank 0 called the sums of an update; look for \
+                     the error that the rank that failed has returned"
+                }
+            };
+            assert_eq!(result_text(failed), text);
             (texts, agree(&world, Call::Update))
         });
         let texts = [
@@ -368,13 +382,17 @@ mod tests {
             };
             let new = world(&own);
             let swapped = [one, other, if own.rank() == 0 { one } else { &new }]
-                .map(|world| world.agree(Call::Update, Ok(vec![])));
+                .map(|world| world.agree(Call::Update, Ok(((), vec![]))));
             let swapped = swapped.map(|result| match result {
                 Err(error) => (error.kind(), error.rank(), error.to_string()),
                 Ok(messages) => panic!("{messages:?}"),
             });
-            let states = [&first, &second]
-                .map(|world| format!("update of the state {}", world.count.lock().unwrap().state));
+            let states = [&first, &second].map(|world| {
+                format!(
+                    "update of the state {}",
+                    world.0.as_ref().unwrap().count.lock().unwrap().state
+                )
+            });
             (
                 before,
                 swapped,
@@ -410,12 +428,20 @@ mod tests {
         let all = together(3, |own| {
             let world = world(&own);
             let before = agree(&world, Call::Setup);
-            world.count.lock().unwrap().agreements += own.rank() as u64;
+            world.0.as_ref().unwrap().count.lock().unwrap().agreements += own.rank() as u64;
             [
                 before,
                 agree(&world, Call::Update),
                 agree(&world, Call::Update),
-                world.count.lock().unwrap().agreements.to_string(),
+                world
+                    .0
+                    .as_ref()
+                    .unwrap()
+                    .count
+                    .lock()
+                    .unwrap()
+                    .agreements
+                    .to_string(),
             ]
         });
         let text = format!(
@@ -458,7 +484,9 @@ mod tests {
             let world = world(&own);
             if own.rank() == 1 {
                 return vec![
-                    send_bytes(world.communicator(), &[0; 5]).unwrap_err().to_string(),
+                    send_bytes(world.communicator().unwrap(), &[0; 5])
+                        .unwrap_err()
+                        .to_string(),
                     agree(&world, Call::Update),
                 ];
             }
@@ -479,7 +507,7 @@ mod tests {
     }
 
     /// A transport that must not be called.
-    #[derive(Debug)]
+    #[derive(Clone, Debug)]
     struct Alone;
 
     impl Communicator for Alone {
@@ -510,44 +538,17 @@ mod tests {
 
     #[test]
     fn one_rank_does_not_talk() {
-        let world = StateWorld::new(Arc::new(Alone));
-        assert_eq!(world.agree(Call::Setup, Ok(vec![1, 2])).unwrap(), [[1, 2]]);
+        let world = StateWorld::over(&Alone);
+        assert_eq!(
+            world.agree(Call::Setup, Ok((3, vec![1, 2]))).unwrap(),
+            (3, vec![vec![1, 2]])
+        );
         assert_eq!(
             world
-                .agree(Call::Update, Err(Error::other("no")))
+                .settle(Call::Update, Err::<(), _>(Error::other("no")))
                 .unwrap_err()
                 .to_string(),
             "no"
-        );
-    }
-
-    #[test]
-    fn calls_have_fixed_numbers() {
-        use Call::*;
-        let calls = [
-            Setup,
-            Update,
-            Reduce,
-            Commit,
-            Plan,
-            Masters,
-            Save,
-            SaveMasters,
-            File,
-            Pieces,
-            Saved,
-            Restore,
-            Restored,
-            NewMasters,
-            Averages,
-            End,
-            Broadcast,
-            Nccl,
-        ];
-        assert!(calls.iter().zip(1..).all(|(call, number)| *call as u64 == number));
-        assert_eq!(
-            [Call::name(Reduce as u64), Call::name(99)],
-            ["the sums of an update", "an unknown call"]
         );
     }
 }

@@ -15,7 +15,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::Fingerprint;
 
 /// An aspect that has to be the same on all ranks. The value is one word, or a list of words.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Aspect {
     name: String,
     value: Vec<String>,
@@ -25,7 +25,7 @@ pub(crate) struct Aspect {
 pub(crate) struct Agreement<'a> {
     fingerprints: Vec<u64>,
     /// Makes the aspect with an index.
-    aspect: Box<dyn Fn(usize) -> Aspect + 'a>,
+    aspect: Box<dyn FnOnce(usize) -> Aspect + 'a>,
 }
 
 impl Aspect {
@@ -55,30 +55,17 @@ impl Aspect {
 
 impl<'a> Agreement<'a> {
     /// An agreement on aspects whose words exist already.
-    pub(crate) fn new(mut aspects: Vec<Aspect>) -> Agreement<'static> {
+    pub(crate) fn new(aspects: Vec<Aspect>) -> Agreement<'static> {
         let fingerprints = aspects.iter().map(Aspect::fingerprint).collect();
         // An empty aspect stands for all indices at which only other ranks have an aspect.
-        aspects.push(Aspect {
-            name: String::new(),
-            value: Vec::new(),
-        });
-        let last = aspects.len() - 1;
-        let aspect = move |index: usize| {
-            let Aspect { name, value } = &aspects[index.min(last)];
-            Aspect {
-                name: name.clone(),
-                value: value.clone(),
-            }
-        };
-        Agreement {
-            fingerprints,
-            aspect: Box::new(aspect),
-        }
+        Agreement::lazy(fingerprints, |index| {
+            aspects.into_iter().nth(index).unwrap_or_default()
+        })
     }
 
     /// An agreement on aspects that `aspect` makes when an error needs their words. `fingerprints` has a
     /// fingerprint of each aspect.
-    pub(crate) fn lazy(fingerprints: Vec<u64>, aspect: impl Fn(usize) -> Aspect + 'a) -> Self {
+    pub(crate) fn lazy(fingerprints: Vec<u64>, aspect: impl FnOnce(usize) -> Aspect + 'a) -> Self {
         Agreement {
             fingerprints,
             aspect: Box::new(aspect),
@@ -96,7 +83,7 @@ impl<'a> Agreement<'a> {
 }
 
 impl StateWorld {
-    /// [`StateWorld::agree_with`] that also compares the aspects of an agreement.
+    /// [`StateWorld::agree`] that also compares the aspects of an agreement.
     ///
     /// # Errors
     /// As [`StateWorld::agree`]; if an aspect differs, on all ranks.
@@ -109,7 +96,7 @@ impl StateWorld {
             let message = agreement.message(&payload);
             ((value, agreement), message)
         });
-        let ((value, agreement), messages) = self.agree_with(call, prepared_with_message)?;
+        let ((value, agreement), messages) = self.agree(call, prepared_with_message)?;
         let contents = messages
             .iter()
             .enumerate()
@@ -132,27 +119,32 @@ impl StateWorld {
         }
     }
 
-    /// [`StateWorld::agree_on`]. Without a world this process is the only rank.
+    /// [`StateWorld::agree_on`] without bytes: returns the value of `prepared` if no rank refuses and all
+    /// have the same `aspects` of the value. A process alone makes no aspects.
     ///
     /// # Errors
     /// As [`StateWorld::agree_on`].
-    pub(crate) fn all_agree_on<T>(
-        world: Option<&StateWorld>,
+    pub(crate) fn compare<T>(
+        &self,
         call: Call,
-        prepared: Result<(T, Agreement<'_>, Vec<u8>)>,
-    ) -> Result<(T, Vec<Vec<u8>>)> {
-        match world {
-            Some(world) => world.agree_on(call, prepared),
-            None => prepared.map(|(value, _, bytes)| (value, vec![bytes])),
+        prepared: Result<T>,
+        aspects: impl FnOnce(&T) -> Result<Vec<Aspect>>,
+    ) -> Result<T> {
+        if self.several().is_none() {
+            return prepared;
         }
+        let with_aspects = prepared.and_then(|value| {
+            let agreement = Agreement::new(aspects(&value)?);
+            Ok((value, agreement, Vec::new()))
+        });
+        let (value, _) = self.agree_on(call, with_aspects)?;
+        Ok(value)
     }
 
     /// The error for an aspect that differs, with the words of all ranks.
     fn describe_difference(&self, own_aspect: Aspect) -> Result<Error> {
-        let messages = self.agree(
-            Call::Differ,
-            serde_json::to_vec(&own_aspect).map_err(Error::other),
-        )?;
+        let own_message = serde_json::to_vec(&own_aspect).map_err(Error::other);
+        let ((), messages) = self.agree(Call::Differ, own_message.map(|bytes| ((), bytes)))?;
         let aspect = |(rank, message): (usize, &Vec<u8>)| {
             serde_json::from_slice(message).map_err(|error| unreadable_error(rank).caused_by(error))
         };

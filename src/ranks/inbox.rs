@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{StateWorld, without_empty};
+use super::{Communicator, without_empty};
 use crate::engine::download;
 use crate::error::Result;
 use crate::model::lent::{check_extent, storage_of};
@@ -84,16 +84,18 @@ impl Inbox {
     /// has sent, which are overwritten when the inbox is used again.
     pub(crate) fn exchange(
         &mut self,
-        world: &StateWorld,
+        communicator: &dyn Communicator,
         to: &[Vec<Tensor>],
         expected: &[ExpectedTensors],
     ) -> Result<Vec<Vec<Tensor>>> {
         let to = to
             .iter()
-            .map(|tensors| make_sendable(world, tensors))
+            .map(|tensors| make_sendable(communicator, tensors))
             .collect::<Result<Vec<_>>>()?;
-        if let Some(device) = world.communicator().device() {
-            return self.on_device(world, device, &to, expected);
+        if let Some(device) = communicator.device() {
+            let views = self.views(expected, device)?;
+            communicator.exchange_tensors(&to, &views)?;
+            return Ok(views);
         }
         self.on_host(expected, |from| {
             let locks = to
@@ -102,48 +104,26 @@ impl Inbox {
                 .collect::<Result<Vec<_>>>()?;
             let slices = locks.iter().map(|locks| locked_bytes(locks));
             let slices = slices.collect::<crate::tensors::Result<Vec<_>>>()?;
-            Ok(world.communicator().exchange(&slices, from)?)
+            Ok(communicator.exchange(&slices, from)?)
         })
     }
 
     /// [`Inbox::exchange`] that sends the same tensors to all other ranks.
     pub(crate) fn gather(
         &mut self,
-        world: &StateWorld,
+        communicator: &dyn Communicator,
         own: &[Tensor],
         expected: &[ExpectedTensors],
     ) -> Result<Vec<Vec<Tensor>>> {
-        let own = make_sendable(world, own)?;
-        if let Some(device) = world.communicator().device() {
-            let to: Vec<Vec<Tensor>> = (0..world.size())
-                .map(|rank| {
-                    if rank == world.rank() {
-                        Vec::new()
-                    } else {
-                        own.clone()
-                    }
-                })
-                .collect();
-            return self.on_device(world, device, &to, expected);
+        if communicator.device().is_some() {
+            let mut to = vec![own.to_vec(); communicator.size()];
+            to[communicator.rank()].clear();
+            return self.exchange(communicator, &to, expected);
         }
+        let own = make_sendable(communicator, own)?;
         self.on_host(expected, |from| {
-            Ok(world
-                .communicator()
-                .gather(&locked_bytes(&lock_all(&own)?)?, from)?)
+            Ok(communicator.gather(&locked_bytes(&lock_all(&own)?)?, from)?)
         })
-    }
-
-    /// The tensors that arrive over a transport between devices.
-    fn on_device(
-        &mut self,
-        world: &StateWorld,
-        device: &Device,
-        to: &[Vec<Tensor>],
-        expected: &[ExpectedTensors],
-    ) -> Result<Vec<Vec<Tensor>>> {
-        let views = self.views(expected, device)?;
-        world.communicator().exchange_tensors(to, &views)?;
-        Ok(views)
     }
 
     /// The tensors that arrive over a transport of bytes; `talk` fills the slices.
@@ -165,10 +145,10 @@ impl Inbox {
 }
 
 /// Makes tensors contiguous, and brings them to the host unless the transport has a device.
-fn make_sendable(world: &StateWorld, tensors: &[Tensor]) -> Result<Vec<Tensor>> {
+fn make_sendable(communicator: &dyn Communicator, tensors: &[Tensor]) -> Result<Vec<Tensor>> {
     let prepare = |tensor: &Tensor| match tensor.device() {
         device if device.is_cpu() => Ok(tensor.contiguous()?),
-        _ if world.communicator().device().is_some() => Ok(tensor.contiguous()?),
+        _ if communicator.device().is_some() => Ok(tensor.contiguous()?),
         device => {
             // Not a `Once`, which would refuse all later calls after a panic of the logger.
             static WARNED: AtomicBool = AtomicBool::new(false);

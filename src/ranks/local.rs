@@ -18,7 +18,8 @@ use super::{Communicator, check_entries, fill, total_length};
 
 /// Makes the `size` ranks of a job in one process, in rank order.
 ///
-/// Move each rank into its thread. A rank leaves when its last handle is dropped, or when its thread panics
+/// Move each rank into its thread, and make a model of its own there: ranks that shared variables would wait
+/// for each other's locks. A rank leaves when its last handle is dropped, or when its thread panics
 /// and drops a handle. Calls of the other ranks then return [`CommunicationError::Gone`]. If a thread only
 /// borrows its handle, the end of the thread drops nothing, and others wait as long as the handle lives.
 ///

@@ -61,6 +61,8 @@ calls! {
     SetEntries = 27 "`set_entries`",
     EntriesSet = 28 "the end of `set_entries`",
     MastersSet = 29 "the end of `set_masters`",
+    Rebind = 30 "`rebind`",
+    Replace = 31 "`replace`",
 }
 
 /// The opening of a rank, as words of 8 bytes.
@@ -140,6 +142,11 @@ impl Opening {
         }
     }
 
+    /// The verb for this rank's call: `verb`, or that the rank failed.
+    fn failure_or(&self, verb: &'static str) -> &'static str {
+        if self.refuses == 0 { verb } else { "failed in " }
+    }
+
     /// The name of the state, if the ranks have agreed on one.
     fn agreed_state(&self) -> Option<u64> {
         (!self.has_new_state()).then_some(self.state)
@@ -167,13 +174,26 @@ pub(super) fn check_openings(openings: &[Opening]) -> Result<()> {
         .collect();
     if let Some(OddRank { rank, usual }) = odd_rank(&calls) {
         let (odd_opening, usual_opening) = (&openings[rank], &openings[usual]);
+        // A rank that fails between two agreements passes its error to an earlier one than the other ranks.
+        let has_failed = odd_opening.refuses | usual_opening.refuses != 0;
+        let (verb, remedy) = match has_failed {
+            true => (
+                "called ",
+                "look for the error that the rank that failed has returned",
+            ),
+            false => {
+                let remedy = "make the same calls in the same order on all ranks: look for a call that only \
+                              some of them reach";
+                ("", remedy)
+            }
+        };
         let problem = format!(
-            "rank {rank} called {}, and rank {usual} {}",
+            "rank {rank} {}{}, and rank {usual} {}{}",
+            odd_opening.failure_or("called "),
             odd_opening.call_text(usual_opening),
+            usual_opening.failure_or(verb),
             usual_opening.call_text(odd_opening)
         );
-        let remedy = "make the same calls in the same order on all ranks: look for a call that only some of \
-                      them reach";
         return Err(Error::new(ErrorKind::Ranks, problem)
             .of_rank(rank)
             .with_remedy(remedy));
@@ -201,6 +221,12 @@ pub(super) fn odd_rank<T: PartialEq>(values: &[T]) -> Option<OddRank> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn calls_have_names() {
+        let names = [Call::Reduce as u64, 99].map(Call::name);
+        assert_eq!(names, ["the sums of an update", "an unknown call"]);
+    }
 
     #[test]
     fn the_odd_rank_is_the_one_that_differs_from_most() {

@@ -30,22 +30,6 @@ pub(crate) struct LeafParts {
 }
 
 impl LeafParts {
-    /// The parts if rank 0 of `size` ranks has all elements, for use on `rank`.
-    pub(crate) fn all_on_first(length: usize, rank: usize, size: usize) -> Self {
-        LeafParts {
-            rank,
-            by_rank: (0..size)
-                .map(|rank| if rank == 0 { 0..length } else { length..length })
-                .collect(),
-            wire: None,
-        }
-    }
-
-    /// Sets the dtype in which gradients travel.
-    pub(crate) fn with_wire(self, wire: Option<DType>) -> Self {
-        LeafParts { wire, ..self }
-    }
-
     /// This rank's range.
     pub(crate) fn own(&self) -> Range<usize> {
         self.by_rank[self.rank].clone()

@@ -1,6 +1,6 @@
 //! `share`: each rank has a part of each tensor, and gets the parts of the other ranks.
 
-use super::StateWorld;
+use super::Communicator;
 use super::inbox::{ExpectedTensors, Inbox};
 use super::parts::LeafParts;
 use super::rounds::{Run, rounds};
@@ -10,11 +10,11 @@ use crate::model::lent::Lent;
 
 /// Fills tensors with the parts of the other ranks. The tensors are contiguous and of the whole shape. This
 /// rank's part of each tensor must have its values already.
-pub(crate) fn share(world: &StateWorld, tensors: &[(LeafParts, Lent<'_>)]) -> Result<()> {
+pub(crate) fn share(communicator: &dyn Communicator, tensors: &[(LeafParts, Lent<'_>)]) -> Result<()> {
     let indices: Vec<usize> = (0..tensors.len()).collect();
     let mut inbox = Inbox::default();
-    for round in rounds(&indices, world.size(), |index| &tensors[index].0) {
-        let own_runs = &round[world.rank()];
+    for round in rounds(&indices, communicator.size(), |index| &tensors[index].0) {
+        let own_runs = &round[communicator.rank()];
         let values = own_runs.iter().map(|Run { leaf, elements }| {
             let values = tensors[*leaf].1.part(elements.clone())?.tensor_or_copy()?;
             // Several runs are copied, because `gather` locks all tensors that it sends. At most one tensor
@@ -27,12 +27,12 @@ pub(crate) fn share(world: &StateWorld, tensors: &[(LeafParts, Lent<'_>)]) -> Re
             })
         });
         let from_rank = |(rank, runs): (usize, &Vec<Run>)| -> ExpectedTensors {
-            let runs = runs.iter().filter(|_| rank != world.rank());
+            let runs = runs.iter().filter(|_| rank != communicator.rank());
             runs.map(|run| (tensors[run.leaf].1.dtype(), run.elements.len()))
                 .collect()
         };
         let expected: Vec<ExpectedTensors> = round.iter().enumerate().map(from_rank).collect();
-        let received = inbox.gather(world, &values.collect::<Result<Vec<_>>>()?, &expected)?;
+        let received = inbox.gather(communicator, &values.collect::<Result<Vec<_>>>()?, &expected)?;
         for (run, values) in round
             .iter()
             .zip(&received)

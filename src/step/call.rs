@@ -57,6 +57,8 @@ pub(crate) struct UpdateCall {
     pub(crate) divisor: u64,
     /// The calls that windows of accumulation counted before this call.
     pub(crate) calls: u64,
+    /// The steps of the state before this call.
+    pub(crate) steps: u64,
     /// A hash of the norms of earlier calls, so that ranks can compare them; 0 without ranks.
     pub(crate) norms: u64,
     /// Whether the state requires all gradients.
@@ -80,7 +82,7 @@ impl UpdateCall {
         reported_scale: Option<f64>,
     ) -> Result<Self> {
         let scale = match scaler {
-            Some(scaler) => scaler.divisor(reported_scale)?,
+            Some(scaler) => scaler.divisor(reported_scale, options.weight)?,
             None => check_unscaled(reported_scale).map(|()| None)?,
         };
         counts::check("Update: weight is", options.weight)?;
@@ -95,6 +97,7 @@ impl UpdateCall {
             weight: options.weight,
             divisor: 1,
             calls: 0,
+            steps: 0,
             norms: 0,
             requires_all: false,
             is_streamed: false,
@@ -113,6 +116,7 @@ impl UpdateCall {
         let requires_all = state.requires_all && !self.options.releases_windows;
         UpdateCall {
             calls: state.calls,
+            steps: state.steps,
             norms,
             requires_all,
             ..self

@@ -1,9 +1,8 @@
 //! A rank's contribution to an update, and the aspects that must be the same on all ranks.
 //!
 //! Each call sends one fingerprint per aspect, some for the call and four for each leaf (a parameter with its
-//! state). The words of an aspect are made only if its fingerprint differs between ranks. So there are two
-//! pairs of functions whose order must agree: `call_fingerprints` with `call_aspect`, and `leaf_fingerprints`
-//! with `leaf_aspect`.
+//! state). The words of an aspect are made only if its fingerprint differs between ranks, so `visit_aspects`
+//! passes each fingerprint together with a function that makes the words.
 
 use super::call::UpdateCall;
 use crate::engine::{Sources, WrittenStorages, unshared};
@@ -40,7 +39,8 @@ impl<'x> OwnLeaf<'x> {
             gradient: own_gradient(leaf, x, sources?, targets)?,
         };
         // With `finite_only` an overflow on the wire skips the call, so an overflow is no error here.
-        if !call.options.finite_only && !call.options.takes_overflow && call.options.weight > 0 {
+        let takes_overflow = call.options.finite_only || call.options.takes_overflow;
+        if !takes_overflow && call.options.weight > 0 && !leaf.frozen {
             own_leaf.check_no_overflow(leaf.path())?;
         }
         Ok(own_leaf)
@@ -110,7 +110,7 @@ fn find_number(
 /// A rank's contribution to a call.
 pub(crate) struct Contribution {
     pub(crate) weight: u64,
-    /// The dtype in which each leaf's gradient travels; `None` without a gradient.
+    /// The dtype in which each leaf's gradient travels; `None` without a gradient or with weight 0.
     pub(crate) dtypes: Vec<Option<DType>>,
 }
 
@@ -144,59 +144,95 @@ fn own_gradient(
     Ok(Some(total.detach()))
 }
 
-/// The aspects of a call that must be the same on all ranks: those of the call, then those of each leaf.
+/// The aspects of a call that must be the same on all ranks.
 pub(crate) fn update_agreement<'a>(call: &'a UpdateCall, leaves: &'a [Box<Leaf>]) -> Agreement<'a> {
-    let fingerprints = call_fingerprints(call, leaves.len()).into_iter();
-    let fingerprints = fingerprints.chain(leaf_fingerprints(call, leaves)).collect();
-    Agreement::lazy(fingerprints, move |index| match index.checked_sub(CALL_ASPECTS) {
-        None => call_aspect(call, leaves.len(), index),
-        Some(index) => leaf_aspect(call, leaves, index / LEAF_ASPECTS, index % LEAF_ASPECTS),
+    let mut fingerprints = Vec::with_capacity(8 + 4 * leaves.len());
+    visit_aspects(call, leaves, |fingerprint, _| fingerprints.push(fingerprint));
+    Agreement::lazy(fingerprints, move |index| {
+        let (mut count, mut chosen) = (0, Aspect::default());
+        visit_aspects(call, leaves, |_, aspect| {
+            if count == index {
+                chosen = aspect();
+            }
+            count += 1;
+        });
+        chosen
     })
 }
 
-/// The number of aspects of the call.
-const CALL_ASPECTS: usize = 5;
-
-/// The number of aspects of a leaf.
-const LEAF_ASPECTS: usize = 4;
-
-/// The fingerprints of the call, in the order of [`call_aspect`].
-fn call_fingerprints(call: &UpdateCall, leaf_count: usize) -> [u64; CALL_ASPECTS] {
-    let flags = named_options(call)
+/// Calls `visit` for each aspect of a call and then for each aspect of each leaf, with the fingerprint of the
+/// aspect and a function that makes the aspect.
+fn visit_aspects(call: &UpdateCall, leaves: &[Box<Leaf>], mut visit: impl FnMut(u64, &dyn Fn() -> Aspect)) {
+    visit(leaves.len() as u64, &|| {
+        Aspect::new("the number of parameters in the state", leaves.len())
+    });
+    visit(call.loss_scale.to_bits(), &|| {
+        Aspect::new("the loss scale", call.loss_scale)
+    });
+    let options = named_options(call);
+    let flags = options
         .iter()
         .rev()
         .fold(0, |flags, (_, is_on)| flags << 1 | u64::from(*is_on));
-    [
-        leaf_count as u64,
-        call.loss_scale.to_bits(),
-        flags,
-        call.calls,
-        call.norms,
-    ]
-}
-
-/// The aspect with the index `aspect` of the call.
-fn call_aspect(call: &UpdateCall, leaf_count: usize, aspect: usize) -> Aspect {
-    match aspect {
-        0 => Aspect::new("the number of parameters in the state", leaf_count),
-        1 => Aspect::new("the loss scale", call.loss_scale),
-        2 => {
-            let names: Vec<_> = named_options(call)
-                .into_iter()
-                .filter(|(_, is_on)| *is_on)
-                .map(|(name, _)| name)
-                .collect();
+    visit(flags, &|| {
+        let names: Vec<_> = options
+            .iter()
+            .filter(|(_, is_on)| *is_on)
+            .map(|(name, _)| *name)
+            .collect();
+        let text = if names.is_empty() {
+            "none".to_string()
+        } else {
+            names.join(" and ")
+        };
+        Aspect::new("the options of the call", text)
+    });
+    visit(call.calls, &|| {
+        Aspect::new("the calls that windows of accumulation have counted", call.calls)
+    });
+    visit(call.steps, &|| {
+        Aspect::new("the count of applied steps", call.steps)
+    });
+    visit(call.norms, &|| {
+        Aspect::new("the history of norms", format!("checksum {:016x}", call.norms))
+    });
+    let mut last: Option<(*const (), u64)> = None;
+    for (index, leaf) in leaves.iter().enumerate() {
+        let name = |what: &str| format!("{what} of {:?}", leaf.path());
+        let path_fingerprint = Fingerprint::new().bytes(leaf.path().as_bytes()).finish();
+        visit(path_fingerprint, &|| {
             Aspect::new(
-                "the options of the call",
-                if names.is_empty() {
-                    "none".to_string()
-                } else {
-                    names.join(" and ")
-                },
+                format!("the name of parameter {index}"),
+                format!("{:?}", leaf.path()),
             )
-        }
-        3 => Aspect::new("the calls that windows of accumulation have counted", call.calls),
-        _ => Aspect::new("the history of norms", format!("checksum {:016x}", call.norms)),
+        });
+        // Neighbouring leaves usually have the same optimiser, which is then hashed once.
+        let acting = std::ptr::from_ref(leaf.acting()).cast::<()>();
+        let optimiser_fingerprint = match last {
+            Some((last_acting, fingerprint)) if last_acting == acting => fingerprint,
+            _ => leaf.acting().description().fingerprint(),
+        };
+        last = Some((acting, optimiser_fingerprint));
+        visit(optimiser_fingerprint, &|| leaf.optimiser_aspect());
+        // Steps and flags of the leaf in one number.
+        let may_lack = leaf.missing_gradients.is_allowed;
+        let progress = leaf.steps << 2 | u64::from(leaf.frozen) << 1 | u64::from(may_lack);
+        visit(progress, &|| {
+            let is_frozen = if leaf.is_frozen() { ", frozen" } else { "" };
+            let may_lack = if may_lack {
+                ", allowed to have no gradient"
+            } else {
+                ""
+            };
+            Aspect::new(
+                name("the progress"),
+                format!("{} steps{is_frozen}{may_lack}", leaf.steps),
+            )
+        });
+        let engine = call.options.engine;
+        visit(engine.is_fused_on_cpu(&leaf.device).into(), &|| {
+            Aspect::new(name("the engine"), format!("{engine:?} on {:?}", leaf.device))
+        });
     }
 }
 
@@ -210,63 +246,6 @@ fn named_options(call: &UpdateCall) -> [(&'static str, bool); 6] {
         ("figures", call.options.figures),
         ("release_windows", call.options.releases_windows),
     ]
-}
-
-/// The fingerprints of all leaves, of each in the order of [`leaf_aspect`].
-fn leaf_fingerprints(call: &UpdateCall, leaves: &[Box<Leaf>]) -> Vec<u64> {
-    let mut fingerprints = Vec::with_capacity(leaves.len() * LEAF_ASPECTS);
-    let mut last: Option<(*const (), u64)> = None;
-    for leaf in leaves {
-        // Neighbouring leaves usually have the same optimiser, which is then hashed once.
-        let acting = std::ptr::from_ref(leaf.acting()).cast::<()>();
-        let optimiser_fingerprint = match last {
-            Some((last_acting, fingerprint)) if last_acting == acting => fingerprint,
-            _ => leaf.acting().description().fingerprint(),
-        };
-        last = Some((acting, optimiser_fingerprint));
-        let path_fingerprint = Fingerprint::new().bytes(leaf.path().as_bytes()).finish();
-        fingerprints.extend([
-            path_fingerprint,
-            optimiser_fingerprint,
-            progress_fingerprint(leaf),
-            u64::from(call.options.engine.is_fused_on_cpu(&leaf.device)),
-        ]);
-    }
-    fingerprints
-}
-
-/// The aspect with the index `aspect` of the leaf with this index.
-fn leaf_aspect(call: &UpdateCall, leaves: &[Box<Leaf>], index: usize, aspect: usize) -> Aspect {
-    let leaf = &leaves[index];
-    let name = |what: &str| format!("{what} of {:?}", leaf.path());
-    match aspect {
-        0 => Aspect::new(
-            format!("the name of parameter {index}"),
-            format!("{:?}", leaf.path()),
-        ),
-        1 => leaf.optimiser_aspect(),
-        2 => {
-            let is_frozen = if leaf.is_frozen() { ", frozen" } else { "" };
-            let may_lack = if leaf.missing_gradients.is_allowed {
-                ", allowed to have no gradient"
-            } else {
-                ""
-            };
-            Aspect::new(
-                name("the progress"),
-                format!("{} steps{is_frozen}{may_lack}", leaf.steps),
-            )
-        }
-        _ => Aspect::new(
-            name("the engine"),
-            format!("{:?} on {:?}", call.options.engine, leaf.device),
-        ),
-    }
-}
-
-/// Steps and flags of a leaf in one number.
-fn progress_fingerprint(leaf: &Leaf) -> u64 {
-    leaf.steps << 2 | u64::from(leaf.frozen) << 1 | u64::from(leaf.missing_gradients.is_allowed)
 }
 
 impl Contribution {
@@ -283,15 +262,22 @@ impl Contribution {
             .collect()
     }
 
+    /// Whether the rank counts in the mean, but has no gradient at all.
+    pub(super) fn lacks_all(&self) -> bool {
+        self.weight > 0 && self.dtypes.iter().all(Option::is_none)
+    }
+
     /// The contribution in the message of a rank. The message must have a dtype for each leaf.
     pub(crate) fn from_message((rank, message): (usize, &Vec<u8>), leaf_count: usize) -> Result<Self> {
         let weight_and_codes = message
             .split_first_chunk()
             .filter(|(_, codes)| codes.len() == leaf_count);
         let (weight, codes) = weight_and_codes.ok_or_else(|| unreadable_error(rank))?;
+        let weight = u64::from_le_bytes(*weight);
+        let dtype = |code: &u8| dtype_of_code(*code).filter(|_| weight > 0);
         Ok(Contribution {
-            weight: u64::from_le_bytes(*weight),
-            dtypes: codes.iter().map(|code| dtype_of_code(*code)).collect(),
+            weight,
+            dtypes: codes.iter().map(dtype).collect(),
         })
     }
 }

@@ -5,9 +5,9 @@
 //! ways:
 //!
 //! 1. Its job (the plan for the leaf) needs all elements before it writes (norms, checks, functions, or a
-//!    device): `add_up` fetches the sum before the reduce stage, and the sum becomes the only source of the
+//!    device): `fetch_sums` fetches the sum before the reduce stage, and the sum becomes the only source of the
 //!    job.
-//! 2. Its job is elementwise on the fused CPU engine: `commit` fetches range after range, and each range is
+//! 2. Its job is elementwise on the fused CPU engine: `commit_all` fetches range after range, and each range is
 //!    added up and written by one pass of the engine.
 //!
 //! All ranks derive the same rounds from plans on which they have agreed. A rank waits for each run that it
@@ -15,13 +15,11 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
-use std::ops::Range;
-
-use smallvec::SmallVec;
 
 use super::call::UpdateCall;
 use super::contribution::{Contribution, OwnLeaf, update_agreement};
 use super::leaf::GradientSource;
+use super::ranks::Ranks;
 use crate::engine::{
     Engine, Job, Piece, Sources, UpdateTargets, commit, commit_pieces, filled, is_splittable, on_device,
     rounded, sum_to,
@@ -30,18 +28,11 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::model::gradients::GradientLookUp;
 use crate::model::lent::Lent;
 use crate::numbers::{DType, compute_dtype, counts};
-use crate::ranks::{Call, ExpectedTensors, Inbox, KeptSums, Round, Run, StateWorld, rounds};
+use crate::ranks::{
+    Call, ExpectedTensors, Inbox, KeptSums, Round, Run, StateWorld, rounds, unreadable_error,
+};
 use crate::tensors::{Tensor, in_dtype, product, zeros};
 use crate::tree::Leaf;
-
-/// The gradients of all ranks, as one rank has them: the rank's own gradients as a whole, and for its own
-/// parts the gradients of the other ranks, once these gradients are fetched.
-pub(super) struct RankGradients<'w> {
-    pub(super) world: &'w StateWorld,
-    pub(super) leaves: Vec<OwnLeaf<'w>>,
-    /// The contribution of each rank, by rank.
-    contributions: Vec<Contribution>,
-}
 
 /// Buffers that are kept from one round to the next.
 #[derive(Default)]
@@ -65,30 +56,17 @@ impl ExchangeBuffers {
         Ok(())
     }
 
-    /// This rank's values of a run, rounded to the dtype in which they travel; `None` without a gradient.
-    fn values(&self, Run { leaf, elements }: &Run, dtype: DType) -> Result<Option<Tensor>> {
-        let Some(gradient) = self.gradients.get(leaf) else {
-            return Ok(None);
-        };
-        Ok(Some(rounded(
-            &gradient.narrow(0, elements.start, elements.len())?,
-            dtype,
-        )?))
+    /// This rank's values of a run, rounded to the dtype in which they travel. The rank has a gradient.
+    fn values(&self, Run { leaf, elements }: &Run, dtype: DType) -> Result<Tensor> {
+        let values = self.gradients[leaf].narrow(0, elements.start, elements.len())?;
+        Ok(rounded(&values, dtype)?)
     }
 }
 
-/// The gradients that all ranks have sent for a run of this rank's part.
-struct ReceivedRun {
-    leaf: usize,
-    /// Counted from the first element of the part.
-    elements: Range<usize>,
-    gradients: SmallVec<[Tensor; 1]>,
-}
-
-impl<'w> RankGradients<'w> {
-    /// Agrees with all ranks on the call, and sets the call's weight and divisor to the values of all ranks
+impl<'w> Ranks<'w> {
+    /// Agrees with all other ranks on the call, and sets the call's weight and divisor to the values of all ranks
     /// together.
-    pub(super) fn agree(
+    pub(super) fn agree_with_others(
         world: &'w StateWorld,
         call: &mut UpdateCall,
         leaves: &[Box<Leaf>],
@@ -127,7 +105,8 @@ impl<'w> RankGradients<'w> {
         // multiplication rounds.
         let weights = contributions.iter().map(|contribution| contribution.weight);
         let divisor = weights.fold(0, greatest_common_divisor);
-        if divisor == 0 {
+        let needs_weight = !call.options.allow_no_gradients && !call.options.releases_windows;
+        if divisor == 0 && needs_weight {
             let error = Error::new(
                 ErrorKind::Argument,
                 format!("the weights of all {} ranks are", world.size()),
@@ -136,20 +115,17 @@ impl<'w> RankGradients<'w> {
             let remedy = "set the weight of each rank with `Update::weight`";
             return Err(error.with_expected("at least one above 0").with_remedy(remedy));
         }
+        check_gradients_of_all(call, leaves, &contributions)?;
+        let divisor = divisor.max(1);
         contributions
             .iter_mut()
             .for_each(|contribution| contribution.weight /= divisor);
-        call.divisor = call.weight / divisor;
-        Ok(RankGradients {
+        call.divisor = (call.weight / divisor).max(1);
+        Ok(Ranks {
             world,
             leaves: own_leaves,
             contributions,
         })
-    }
-
-    /// This rank's part of the parameter of a leaf.
-    pub(super) fn part(&self, leaf: usize) -> &Lent<'w> {
-        &self.leaves[leaf].x
     }
 
     /// The sources that the plans of all leaves get until the gradients come.
@@ -168,7 +144,7 @@ impl<'w> RankGradients<'w> {
 
     /// Fetches the sum of the gradients for all jobs that read all elements before they write. Returns the
     /// other leaves with a gradient, in order, because their gradients come in the commit.
-    pub(super) fn add_up(
+    pub(super) fn fetch_sums(
         &self,
         engine: Engine,
         jobs: &mut [Option<Job<'_>>],
@@ -181,8 +157,8 @@ impl<'w> RankGradients<'w> {
         let mut sums: Vec<Option<Tensor>> = vec![None; jobs.len()];
         let mut buffers = ExchangeBuffers::default();
         for round in self.rounds(&early_leaves) {
-            for ReceivedRun {
-                leaf,
+            for Piece {
+                job: leaf,
                 elements,
                 gradients,
             } in self.exchange(&round, jobs, &mut buffers)?
@@ -199,7 +175,7 @@ impl<'w> RankGradients<'w> {
                 sum_to(
                     engine,
                     &*part,
-                    gradients.into_iter().map(Lent::Tensor).collect(),
+                    gradients.iter().cloned().collect(),
                     &sum.narrow(0, elements.start, elements.len())?,
                 )?;
                 sums[leaf] = Some(sum);
@@ -218,18 +194,19 @@ impl<'w> RankGradients<'w> {
     /// a gradient.
     pub(super) fn add_origin(&self, error: Error, jobs: &[Option<Job<'_>>]) -> Error {
         let path = error.path().filter(|_| error.kind() == ErrorKind::NotFinite);
-        let Some(leaf) = path.and_then(|path| {
+        let leaf = path.and_then(|path| {
             jobs.iter()
                 .position(|job| job.as_ref().is_some_and(|job| job.path == path))
-        }) else {
+        });
+        let Some(own_leaf) = leaf.and_then(|leaf| self.leaves.get(leaf)) else {
             return error;
         };
         // Every rank has the same error, so every rank takes part in this agreement.
-        let own_message = self.leaves[leaf]
+        let own_message = own_leaf
             .is_finite()
-            .map(|is_finite| vec![u8::from(!is_finite)]);
+            .map(|is_finite| ((), vec![u8::from(!is_finite)]));
         match self.world.agree(Call::Reduce, own_message) {
-            Ok(messages) => match messages.iter().position(|message| *message == [1]) {
+            Ok(((), messages)) => match messages.iter().position(|message| *message == [1]) {
                 Some(rank) => error.caused_by_rank(rank),
                 None => error,
             },
@@ -238,7 +215,7 @@ impl<'w> RankGradients<'w> {
     }
 
     /// Commits all jobs. Jobs of `late_leaves` are written range by range, as their gradients come.
-    pub(super) fn commit<'a>(
+    pub(super) fn commit_all<'a>(
         &self,
         engine: Engine,
         jobs: &mut [Option<Job<'a>>],
@@ -246,24 +223,9 @@ impl<'w> RankGradients<'w> {
     ) -> Result<()> {
         let mut buffers = ExchangeBuffers::default();
         for round in self.rounds(late_leaves) {
-            let runs = self.exchange(&round, jobs, &mut buffers)?;
-            let piece = |ReceivedRun {
-                             leaf,
-                             elements,
-                             gradients,
-                         }| {
-                let length = self.leaves[leaf].parts.own().len();
-                let (is_last, is_whole) = (elements.end == length, elements.len() == length);
-                let gradients = gradients.into_iter().map(Lent::Tensor).collect();
-                Piece {
-                    job: leaf,
-                    window: (!is_whole).then_some(elements),
-                    is_last,
-                    gradients,
-                }
-            };
+            let pieces = self.exchange(&round, jobs, &mut buffers)?;
             let mut job_refs: Vec<_> = jobs.iter_mut().map(Option::as_mut).collect();
-            commit_pieces(engine, &mut job_refs, runs.into_iter().map(piece))?;
+            commit_pieces(engine, &mut job_refs, pieces)?;
         }
         // All other jobs follow, also late jobs without elements on this rank, so that their counters move as
         // on other ranks.
@@ -278,30 +240,30 @@ impl<'w> RankGradients<'w> {
     }
 
     fn rounds<'r>(&'r self, leaves: &'r [usize]) -> impl Iterator<Item = Round> {
-        rounds(leaves, self.world.size(), |leaf| &self.leaves[leaf].parts)
+        let rounds = || rounds(leaves, self.world.size(), |leaf| &self.leaves[leaf].parts);
+        (!leaves.is_empty()).then(rounds).into_iter().flatten()
     }
 
-    /// Sends this rank's gradients of a round. Returns the gradients of all ranks for this rank's parts, in
-    /// rank order.
-    fn exchange(
+    /// Sends this rank's gradients of a round. Returns the gradients of all ranks for this rank's parts, each
+    /// piece with those of all ranks in rank order.
+    fn exchange<'p>(
         &self,
         round: &Round,
         jobs: &[Option<Job<'_>>],
         buffers: &mut ExchangeBuffers,
-    ) -> Result<Vec<ReceivedRun>> {
-        let (ranks, own_rank) = (0..self.world.size(), self.world.rank());
+    ) -> Result<Vec<Piece<'p>>> {
+        let Some(communicator) = self.world.several() else {
+            return Ok(Vec::new());
+        };
+        let (ranks, own_rank) = (0..communicator.size(), communicator.rank());
         buffers.prepare(round, |leaf| {
             self.dtype_on_wire(own_rank, leaf)
                 .and_then(|_| self.leaves[leaf].gradient.clone())
         })?;
         let to_rank = |rank: usize| {
             let runs = round[rank].iter().filter(|_| rank != own_rank);
-            let values = runs.filter_map(|run| {
-                buffers
-                    .values(run, self.dtype_on_wire(own_rank, run.leaf)?)
-                    .transpose()
-            });
-            values.collect::<Result<Vec<Tensor>>>()
+            runs.filter_map(|run| Some(buffers.values(run, self.dtype_on_wire(own_rank, run.leaf)?)))
+                .collect::<Result<Vec<Tensor>>>()
         };
         let to = ranks.clone().map(to_rank).collect::<Result<Vec<_>>>()?;
         let from_rank = |rank: usize| -> ExpectedTensors {
@@ -310,13 +272,13 @@ impl<'w> RankGradients<'w> {
                 .collect()
         };
         let expected: Vec<ExpectedTensors> = ranks.clone().map(from_rank).collect();
-        let tensors = buffers.inbox.exchange(self.world, &to, &expected)?;
+        let tensors = buffers.inbox.exchange(communicator, &to, &expected)?;
 
         let mut from: Vec<_> = tensors.into_iter().map(Vec::into_iter).collect();
-        let received_run = |run: &Run| {
+        let received_piece = |run: &Run| {
             let (leaf, first) = (run.leaf, self.leaves[run.leaf].parts.own().start);
             let compute = jobs[leaf].as_ref().map_or(DType::F32, |job| job.compute);
-            let mut gradients = SmallVec::new();
+            let mut gradients = Sources::new();
             let rank_and_dtype = |rank| Some((rank, self.dtype_on_wire(rank, leaf)?));
             for (rank, dtype) in ranks.clone().filter_map(rank_and_dtype) {
                 // Own values are rounded as on the wire, so that the sum does not depend on which rank has
@@ -324,26 +286,72 @@ impl<'w> RankGradients<'w> {
                 let values = if rank == own_rank {
                     buffers.values(run, dtype)?
                 } else {
-                    from[rank].next()
+                    // A tensor arrives for each run with a dtype, in the order of the runs.
+                    let arrived = from[rank].next();
+                    arrived.ok_or_else(|| unreadable_error(rank))?
                 };
-                let Some(values) = values else { continue };
                 let gradient = on_device(&values, self.leaves[leaf].x.device())?;
-                gradients.push(weighted(gradient, self.contributions[rank].weight, compute)?);
+                let weighted = weighted(gradient, self.contributions[rank].weight, compute)?;
+                gradients.push(Lent::Tensor(weighted));
             }
-            Ok(ReceivedRun {
-                leaf,
+            Ok(Piece {
+                job: leaf,
                 elements: run.elements.start - first..run.elements.end - first,
                 gradients,
             })
         };
-        round[own_rank].iter().map(received_run).collect()
+        round[own_rank].iter().map(received_piece).collect()
     }
 
-    /// The dtype in which a rank sends its gradient of a leaf; `None` without a gradient or with weight 0.
+    /// The dtype in which a rank sends its gradient of a leaf; `None` without a gradient.
     fn dtype_on_wire(&self, rank: usize, leaf: usize) -> Option<DType> {
-        let Contribution { weight, dtypes } = &self.contributions[rank];
-        dtypes[leaf].filter(|_| *weight > 0)
+        self.contributions[rank].dtypes[leaf]
     }
+}
+
+/// Refuses a rank without a gradient that other ranks have, if the rank counts in the mean and the call or the
+/// state requires the gradient. Otherwise the gradient counts as zeros there. All ranks find the same.
+fn check_gradients_of_all(
+    call: &UpdateCall,
+    leaves: &[Box<Leaf>],
+    contributions: &[Contribution],
+) -> Result<()> {
+    let without_all = contributions.iter().position(Contribution::lacks_all);
+    let has_any = contributions
+        .iter()
+        .any(|contribution| contribution.dtypes.iter().any(Option::is_some));
+    if let (Some(rank), true, false) = (without_all, has_any, call.options.allow_no_gradients) {
+        let problem = format!("rank {rank} has no gradient at all, but a weight above 0 in the mean");
+        let remedy = "on a rank without data set `Update::weight` to 0; or call `Update::allow_no_gradients`, \
+                      and its gradients count as zeros";
+        return Err(Error::new(ErrorKind::NoGradient, problem)
+            .of_rank(rank)
+            .with_remedy(remedy));
+    }
+    if !call.requires_all {
+        return Ok(());
+    }
+    for (index, leaf) in leaves.iter().enumerate() {
+        let lacks =
+            |contribution: &Contribution| contribution.weight > 0 && contribution.dtypes[index].is_none();
+        let some_have = contributions
+            .iter()
+            .any(|contribution| contribution.dtypes[index].is_some());
+        let is_optional = leaf.frozen || leaf.missing_gradients.is_allowed;
+        // What no rank has is refused by `StepSummary`.
+        if let (true, false, Some(rank)) = (some_have, is_optional, contributions.iter().position(lacks)) {
+            let problem = format!(
+                "it has no gradient on rank {rank}, but on another rank, and the state requires all gradients"
+            );
+            let remedy = "on a rank without data set `Update::weight` to 0; or declare the parameter with \
+                          `Selection::allow_missing`, and its gradient counts as zeros there";
+            return Err(Error::new(ErrorKind::NoGradient, problem)
+                .at(leaf.path())
+                .of_rank(rank)
+                .with_remedy(remedy));
+        }
+    }
+    Ok(())
 }
 
 /// The gradient times its weight, as it enters the sum.

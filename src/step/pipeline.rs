@@ -24,6 +24,8 @@ use super::leaf::{GradientSource, LeafPlan, LeafUpdate};
 use super::outcome::{Outcome, SkipReason, Status};
 use super::ranks::Ranks;
 use super::summary::StepSummary;
+#[cfg(feature = "candle")]
+use super::wire::wire_warning;
 use crate::engine::{Epilogue, Job, Progress, ReduceOutcome, UpdateTargets, for_all};
 use crate::error::Result;
 use crate::error::warning::Warning;
@@ -45,12 +47,13 @@ pub(super) fn step<'g>(
     let mut call = call.with_state_settings(state);
     let not_restored = match open_step(state, parameters, call.options.keep_masters) {
         Ok(warning) => warning,
-        Err(error) => return state.settle(Call::Update, Err(error)),
+        Err(error) => return state.world.settle(Call::Update, Err(error)),
     };
     #[cfg(feature = "candle")]
-    let may_warn_of_wire = state
-        .warnings
-        .would_record(|warning| matches!(warning, Warning::WireDiffers { .. }));
+    let may_warn_of_wire = state.is_divided()
+        && state
+            .warnings
+            .would_record(|warning| matches!(warning, Warning::WireDiffers { .. }));
     let StateTree {
         leaves,
         jobs: pool,
@@ -59,7 +62,7 @@ pub(super) fn step<'g>(
         world,
         ..
     } = &mut *state;
-    let (ranks, by_leaf) = Ranks::agree(world.as_ref(), &mut call, leaves, parameters, grads, by_leaf)?;
+    let (ranks, by_leaf) = Ranks::agree(world, &mut call, leaves, parameters, grads, by_leaf)?;
     let mut jobs = pool.take(leaves.len());
     let checksums: Vec<Option<u32>> = match leaves.iter().any(|leaf| leaf.last_checksum.is_some()) {
         true => leaves.iter().map(|leaf| leaf.last_checksum).collect(),
@@ -89,10 +92,18 @@ pub(super) fn step<'g>(
             .for_each(|(leaf, checksum)| leaf.last_checksum = checksum);
     }
     let ended_step = end_result.unwrap_or_else(|panic| resume_unwind(panic))?;
-    // The outcome comes after `share`, because the warnings of the outcome read samples of whole parameters.
-    ranks.share(leaves, parameters, ended_step.moved_leaves())?;
     #[cfg(feature = "candle")]
-    let wire_warning = may_warn_of_wire.then(|| ranks.wire_warning(leaves)).flatten();
+    let wire_warning = may_warn_of_wire
+        .then(|| wire_warning(&ranks.leaves, leaves))
+        .flatten();
+    // Each rank has updated only its own parts. The outcome comes later, because its warnings read samples of
+    // whole parameters.
+    state.share(
+        ended_step
+            .moved_leaves()
+            .iter()
+            .map(|&leaf| (leaf, &parameters[leaf])),
+    )?;
     let mut outcome = ended_step.outcome(state, parameters)?;
     outcome.warnings.extend(not_restored);
     #[cfg(feature = "candle")]
@@ -181,7 +192,7 @@ impl<'a> StepCall<'a> {
                 .filter(|update| update.leaf.is_some())
                 .try_for_each(make)
         });
-        ranks.settle(Call::Plan, result)?;
+        ranks.world.settle(Call::Plan, result)?;
         let summary = StepSummary::new(call, updates.iter().map(|update| &update.plan));
         let plans = updates.into_iter().map(|update| update.plan);
         // Only a streamed step uses its plans again; other steps save the allocation.

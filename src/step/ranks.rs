@@ -6,57 +6,57 @@
 //! would leave the other ranks waiting.
 
 use super::call::UpdateCall;
-use super::exchange::RankGradients;
+use super::contribution::{Contribution, OwnLeaf};
 use super::leaf::GradientSource;
-#[cfg(feature = "candle")]
-use super::wire;
-use crate::engine::{ChunkTotals, Engine, Gather, Job, ReduceOutcome, commit, reduce};
+use crate::engine::{ChunkTotals, Engine, Job, ReduceOutcome, reduce};
 use crate::error::Result;
-#[cfg(feature = "candle")]
-use crate::error::warning::Warning;
 use crate::model::gradients::GradientLookUp;
 use crate::model::lent::{Lend, Lent};
 use crate::ranks::{Call, KeptSums, StateWorld, difference_error};
-use crate::{ranks::share, tree::Leaf};
+use crate::tree::Leaf;
 
-/// The ranks that take part in a call, with their gradients; `None` for this process alone.
-pub(super) struct Ranks<'w>(Option<RankGradients<'w>>);
+/// The ranks that take part in a call, with their gradients as one rank has them: the rank's own gradients
+/// as a whole, and for its own parts the gradients of the other ranks, once these gradients are fetched.
+pub(super) struct Ranks<'w> {
+    pub(super) world: &'w StateWorld,
+    /// This rank's share of each leaf; empty without other ranks.
+    pub(super) leaves: Vec<OwnLeaf<'w>>,
+    /// The contribution of each rank, by rank; empty without other ranks.
+    pub(super) contributions: Vec<Contribution>,
+}
 
 impl<'w> Ranks<'w> {
-    /// This process alone.
-    pub(super) const ALONE: Ranks<'static> = Ranks(None);
+    /// The ranks of a call without other ranks.
+    pub(super) const fn alone(world: &'w StateWorld) -> Self {
+        Ranks {
+            world,
+            leaves: Vec::new(),
+            contributions: Vec::new(),
+        }
+    }
 
     /// Agrees on the call. Also returns the sources from which plans get the gradients of their leaves.
     pub(super) fn agree<'g>(
-        world: Option<&'w StateWorld>,
+        world: &'w StateWorld,
         call: &mut UpdateCall,
         leaves: &[Box<Leaf>],
         parameters: &'w [Lent<'_>],
         grads: &'g dyn GradientLookUp,
         by_leaf: Vec<GradientSource<'g>>,
     ) -> Result<(Self, Vec<GradientSource<'g>>)> {
-        let Some(world) = StateWorld::several(world) else {
-            return Ok((Ranks::ALONE, by_leaf));
-        };
-        let gradients = RankGradients::agree(world, call, leaves, parameters, grads, by_leaf)?;
-        let sources = gradients.promised_sources();
-        Ok((Ranks(Some(gradients)), sources))
-    }
-
-    fn world(&self) -> Option<&StateWorld> {
-        self.0.as_ref().map(|gradients| gradients.world)
+        if world.several().is_none() {
+            return Ok((Ranks::alone(world), by_leaf));
+        }
+        let ranks = Ranks::agree_with_others(world, call, leaves, parameters, grads, by_leaf)?;
+        let sources = ranks.promised_sources();
+        Ok((ranks, sources))
     }
 
     /// This rank's part of the parameter of a leaf.
     pub(super) fn part<'a>(&'a self, leaf: usize, parameters: &'a [Lent<'_>]) -> &'a dyn Lend {
-        self.0
-            .as_ref()
-            .map_or_else(|| &*parameters[leaf] as _, |gradients| &**gradients.part(leaf))
-    }
-
-    /// The value of `result`, if no rank refuses.
-    pub(super) fn settle<T>(&self, call: Call, result: Result<T>) -> Result<T> {
-        StateWorld::settle(self.world(), call, result)
+        self.leaves
+            .get(leaf)
+            .map_or_else(|| &*parameters[leaf] as _, |own_leaf| &*own_leaf.x)
     }
 
     /// Fetches the gradients that are needed before anything is written. Returns the leaves whose gradients
@@ -67,20 +67,22 @@ impl<'w> Ranks<'w> {
         jobs: &mut [Option<Job<'_>>],
         sums: &mut KeptSums,
     ) -> Result<Vec<usize>> {
-        let Some(gradients) = &self.0 else {
+        if self.leaves.is_empty() {
             return Ok(Vec::new());
-        };
-        let late_leaves = gradients.add_up(engine, jobs, sums);
-        late_leaves.or_else(|error| self.settle(Call::Plan, Err(error)))
+        }
+        self.fetch_sums(engine, jobs, sums)
+            .or_else(|error| self.world.settle(Call::Plan, Err(error)))
     }
 
     /// The reduce stage.
     pub(super) fn reduce(&self, engine: Engine, jobs: &mut [Option<Job<'_>>]) -> Result<ReduceOutcome> {
-        let outcome = reduce(engine, self, &mut jobs.iter_mut().flatten().collect::<Vec<_>>());
-        outcome.map_err(|error| match &self.0 {
-            Some(gradients) => gradients.add_origin(error, jobs),
-            None => error,
-        })
+        let gather = |totals| self.gather(totals);
+        let outcome = reduce(
+            engine,
+            &gather,
+            &mut jobs.iter_mut().flatten().collect::<Vec<_>>(),
+        );
+        outcome.map_err(|error| self.add_origin(error, jobs))
     }
 
     /// The commit stage. An error names the parameters that have moved.
@@ -90,83 +92,53 @@ impl<'w> Ranks<'w> {
         jobs: &mut [Option<Job<'_>>],
         late_leaves: &[usize],
     ) -> Result<()> {
-        let result = match &self.0 {
-            Some(gradients) => gradients.commit(engine, jobs, late_leaves),
-            None => commit(engine, jobs.iter_mut().flatten().collect()),
-        };
+        let result = self.commit_all(engine, jobs, late_leaves);
         let moved_paths = jobs
             .iter()
             .flatten()
             .filter(|job| job.has_moved)
             .map(|job| job.path);
-        self.settle(Call::Commit, result.map_err(|error| error.after(moved_paths)))
+        self.world
+            .settle(Call::Commit, result.map_err(|error| error.after(moved_paths)))
     }
 
-    /// See [`wire::wire_warning`].
-    #[cfg(feature = "candle")]
-    pub(super) fn wire_warning(&self, leaves: &[Box<Leaf>]) -> Option<Warning> {
-        self.0
-            .as_ref()
-            .and_then(|gradients| wire::wire_warning(&gradients.leaves, leaves))
-    }
-
-    /// Exchanges the new values of moved leaves, because each rank has updated only its own parts.
-    pub(super) fn share(
-        &self,
-        leaves: &[Box<Leaf>],
-        parameters: &[Lent<'_>],
-        moved_leaves: &[usize],
-    ) -> Result<()> {
-        let Some(world) = self.world() else { return Ok(()) };
-        let parts_and_parameter =
-            |leaf: &usize| Ok((leaves[*leaf].parts_of_ranks()?, parameters[*leaf].clone()));
-        share(
-            world,
-            &moved_leaves
-                .iter()
-                .map(parts_and_parameter)
-                .collect::<Result<Vec<_>>>()?,
-        )
-    }
-}
-
-impl Gather for Ranks<'_> {
+    /// The totals of the chunks of all ranks, in the order of elements.
+    ///
+    /// # Errors
+    /// If this or another rank has failed, or has other numbers to add up.
     fn gather(&self, own_totals: Result<Vec<ChunkTotals>>) -> Result<Vec<ChunkTotals>> {
-        let Some(world) = self.world() else {
+        if self.leaves.is_empty() {
             return own_totals;
-        };
-        let mut bytes = Vec::new();
-        let count = own_totals.as_ref().map_or(0, Vec::len);
-        let own_message = own_totals.map(|lists| {
-            for list in lists {
+        }
+        let prepared = own_totals.map(|lists| {
+            let mut bytes = Vec::new();
+            for list in &lists {
                 // Each list goes with its length, because other ranks have other numbers of chunks.
                 bytes.extend((list.len() as u64).to_le_bytes());
                 bytes.extend(list.iter().flat_map(|total| total.to_le_bytes()));
             }
-            bytes
+            (lists.len(), bytes)
         });
+        let (count, messages) = self.world.agree(Call::Reduce, prepared)?;
         let mut totals = vec![ChunkTotals::new(); count];
-        for (rank, message) in world.agree(Call::Reduce, own_message)?.iter().enumerate() {
-            let mut words = message.as_chunks().0.iter();
-            for list in &mut totals {
-                let length = words.next().map_or(0, |word| u64::from_le_bytes(*word));
-                list.extend(
-                    words
-                        .by_ref()
-                        .take(length as usize)
-                        .map(|word| f64::from_le_bytes(*word)),
-                );
-            }
-            if words.next().is_some() {
-                return Err(difference_error(
-                    rank,
-                    format_args!(
-                        "the number of norms and sums, which is higher than on rank {}",
-                        world.rank()
-                    ),
-                ));
+        for (rank, message) in messages.iter().enumerate() {
+            if read_totals(message, &mut totals).is_none() {
+                let what = format_args!("the number of norms and sums from rank {}", self.world.rank());
+                return Err(difference_error(rank, what));
             }
         }
         Ok(totals)
     }
+}
+
+/// Appends the lists in the message of a rank to `totals`. `None` if the message has more or fewer lists.
+fn read_totals(message: &[u8], totals: &mut [ChunkTotals]) -> Option<()> {
+    let mut words = message.as_chunks().0.iter();
+    for list in totals {
+        let length = usize::try_from(u64::from_le_bytes(*words.next()?)).ok()?;
+        let (numbers, rest) = words.as_slice().split_at_checked(length)?;
+        list.extend(numbers.iter().map(|word| f64::from_le_bytes(*word)));
+        words = rest.iter();
+    }
+    words.next().is_none().then_some(())
 }

@@ -3,7 +3,7 @@
 //! All ways to a state lead to `Setup::assemble`, which gets the choices as a `Result`, because a rank whose
 //! choices have failed must still take part in the agreement.
 //!
-//! All ranks compare model, values and rules before they divide the state (`divide_choices`). The values are
+//! All ranks compare model, values and rules before they divide the state (`Setup::assemble`). The values are
 //! equal after `broadcast`, which gives all ranks those of rank 0.
 
 use std::fmt;
@@ -12,14 +12,15 @@ use std::sync::Arc;
 #[cfg(feature = "candle")]
 use super::wire::wire_of_layers;
 use crate::error::{Error, ErrorKind, Result, comma_separated, first_names};
-use crate::model::lent::{Lent, check_parameter};
+use crate::model::lent::check_parameter;
 use crate::model::{Model, Variable, empty_model_error, in_path_order};
 use crate::numbers::{DType, check_supported};
-use crate::ranks::{Agreement, Aspect, Call, Communicator, Divisible, LeafParts, StateWorld, divide, share};
+use crate::ranks::{Aspect, Call, Communicator, Divisible, LeafParts, StateWorld, divide, share};
 use crate::rule::{Adjust, IntoOptimiser, Optimiser, Parameter};
 use crate::tensors::Tensor;
 use crate::tree::{
-    ChoiceCache, ChosenOptimisers, StateTree, check_patterns, choose_optimisers, is_trainable, values_aspect,
+    ChoiceCache, ChosenOptimisers, StateTree, check_patterns, choose_optimisers, is_trainable,
+    optimiser_aspects, values_aspect,
 };
 
 /// Makes the state of `optimiser` for every trainable parameter of `model`.
@@ -109,10 +110,21 @@ where
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[must_use = "it does nothing until `setup` or `setup_with` is called"]
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Setup {
-    world: Option<StateWorld>,
-    wire: Wire,
+    world: StateWorld,
+    /// Returns the dtype in which the gradient of each variable travels. `None` for the gradient's own.
+    choose_wire: Option<Arc<ChooseWire>>,
+}
+
+type ChooseWire = dyn Fn(&ChosenOptimisers<'_>) -> Result<Vec<Option<DType>>> + Send + Sync;
+
+impl fmt::Debug for Setup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Setup")
+            .field("world", &self.world)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Setup {
@@ -132,9 +144,13 @@ impl Setup {
     /// # What is computed
     /// The gradient is the mean over the ranks, `Σ w·g / Σ w`, with the [weight](crate::Update::weight) w of
     /// each rank's call. The weights are divided by their greatest common divisor, so equal weights become 1.
-    /// Gradients are added up in the dtype of the arithmetic, pairs of neighbouring ranks first. If some
-    /// ranks lack a gradient, it counts as zeros there; if all lack it, it is missing. Norms, checks and sums
-    /// are over all parts.
+    /// Gradients are added up in the dtype of the arithmetic, pairs of neighbouring ranks first. Norms, checks
+    /// and sums are over all parts.
+    ///
+    /// If some ranks lack a gradient, it counts as zeros there, unless the state [requires
+    /// all](crate::StateTree::require_all); if all lack it, it is missing. A rank without any gradient is
+    /// refused, because its zeros would make every step smaller. If a rank has no data, set its weight to 0,
+    /// or [accept](crate::Update::allow_no_gradients) the zeros.
     ///
     /// The bits depend only on the gradients in rank order: not on how the state is divided, on threads or on
     /// instruction sets. If the sum of the gradients is exact (equal gradients on a power of two of ranks),
@@ -161,7 +177,7 @@ impl Setup {
     ///
     /// # Not over ranks yet
     /// `add`, `resize_rows` and [`Update::functional`](crate::Update::functional) need the whole state, and
-    /// are refused if there is more than one rank. [`Offload`](crate::Offload) is refused by this function.
+    /// are refused if there is more than one rank, and so is [`Offload`](crate::Offload).
     ///
     /// # Errors of `setup`
     /// On all ranks, if their models, initial values or rules differ: the error names the first parameter
@@ -169,8 +185,8 @@ impl Setup {
     /// parameter is on another device.
     pub fn over<C: Communicator + Clone + 'static>(world: &C) -> Self {
         Setup {
-            world: Some(StateWorld::new(Arc::new(world.clone()))),
-            wire: Wire::Own,
+            world: StateWorld::over(world),
+            choose_wire: None,
         }
     }
 
@@ -193,9 +209,15 @@ impl Setup {
         self,
         choose: impl Fn(&str, Parameter<'_>) -> Option<D> + Send + Sync + 'static,
     ) -> Self {
-        let choose = move |path: &str, x: Parameter<'_>| choose(path, x).map(Into::into);
+        let dtype = move |(variable, _): &(Variable<'_>, _)| {
+            let dtype = choose(variable.path(), Parameter::new(&*variable.x)).map(Into::into);
+            let check = |dtype| check_supported("the dtype that `Setup::wire` chose for its gradient", dtype);
+            let outcome = dtype.map_or(Ok(()), check);
+            outcome.map_err(|error| error.at(variable.path()))?;
+            Ok(dtype)
+        };
         Setup {
-            wire: Wire::Chosen(Arc::new(choose)),
+            choose_wire: Some(Arc::new(move |choices| choices.iter().map(&dtype).collect())),
             ..self
         }
     }
@@ -235,7 +257,7 @@ impl Setup {
     #[cfg(feature = "candle")]
     pub fn wire_as_computed(self) -> Self {
         Setup {
-            wire: Wire::AsComputed,
+            choose_wire: Some(Arc::new(wire_of_layers)),
             ..self
         }
     }
@@ -274,18 +296,31 @@ impl Setup {
 
     /// Makes the state of variables with their optimisers, and leaves out variables without an optimiser.
     pub(crate) fn assemble(self, choices: Result<ChosenOptimisers<'_>>) -> Result<StateTree> {
-        let resolved_choices = choices
-            .and_then(|choices| check_patterns(&choices).and_then(|()| ChoiceCache::resolve_all(choices)));
-        let divided_choices = match &self.world {
-            Some(world) => divide_choices(world, &self.wire, resolved_choices)?,
-            None => resolved_choices?
-                .into_iter()
-                .map(|(variable, optimiser)| (variable, optimiser.map(|optimiser| (optimiser, None))))
-                .collect(),
-        };
+        let Setup { world, choose_wire } = self;
+        let plan = choices.and_then(|choices| {
+            check_patterns(&choices)?;
+            let choices = ChoiceCache::resolve_all(choices)?;
+            choices
+                .iter()
+                .filter(|(_, optimiser)| optimiser.is_some())
+                .try_for_each(|(variable, _)| world.check_device(variable.path(), variable.x.device()))?;
+            let wires = match choose_wire.filter(|_| world.communicator().is_some()) {
+                Some(choose_wire) => choose_wire(&choices)?,
+                None => vec![None; choices.len()],
+            };
+            Ok((choices, wires))
+        });
+        let (choices, wires) = world.compare(Call::Setup, plan, |(choices, wires)| {
+            let aspects = choices
+                .iter()
+                .zip(wires)
+                .map(|(choice, wire)| choice_aspects(choice, *wire));
+            Ok(aspects.collect::<Result<Vec<_>>>()?.concat())
+        })?;
         let mut state = StateTree::new(Vec::new(), Vec::new());
-        state.world.clone_from(&self.world);
-        let result = state.extend(divided_choices).and_then(|_| {
+        let parts = parts_of_choices(&world, &choices, wires);
+        state.world = world.clone();
+        let result = state.extend(choices, parts).and_then(|_| {
             if state.is_empty() {
                 return Err(no_leaf_error(&state));
             }
@@ -294,7 +329,7 @@ impl Setup {
             Ok(state)
         });
         // All ranks agree on the result, because one rank alone may lack the memory for its state.
-        StateWorld::settle(self.world.as_ref(), Call::Setup, result)
+        world.settle(Call::Setup, result)
     }
 }
 
@@ -341,27 +376,33 @@ pub(crate) fn variables<M: Model + ?Sized>(model: &M) -> Result<Vec<Variable<'_>
 /// assert_eq!(values[0], values[1]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn broadcast<C, M>(world: &C, model: &M) -> Result<()>
+pub fn broadcast<'m, C, M>(world: &C, model: &'m M) -> Result<()>
 where
     C: Communicator + Clone + 'static,
     M: Model + ?Sized,
 {
-    let world = StateWorld::new(Arc::new(world.clone()));
-    let prepared = in_path_order(model, |tensor| tensor.is_variable()).and_then(|variables| {
-        let aspects = variables
+    let world = StateWorld::over(world);
+    let variables = in_path_order(model, |tensor| tensor.is_variable());
+    let variables = world.compare(Call::Broadcast, variables, |variables| {
+        variables
             .iter()
             .map(|variable| variable_aspect(&world, variable))
-            .collect::<Result<Vec<_>>>()?;
-        Ok((variables, Agreement::new(aspects), Vec::new()))
-    });
-    let (variables, _) = world.agree_on(Call::Broadcast, prepared)?;
-    // As if rank 0 had all of the state, so that `share` gives the values of rank 0 to all other ranks.
-    let parts = |x: &Lent<'_>| LeafParts::all_on_first(x.elem_count(), world.rank(), world.size());
-    let tensors: Vec<_> = variables
-        .into_iter()
-        .map(|variable| (parts(&variable.x), variable.x))
-        .collect();
-    share(&world, &tensors)
+            .collect()
+    })?;
+    let Some(communicator) = world.several() else {
+        return Ok(());
+    };
+    let with_parts = |Variable { x, .. }: Variable<'m>| {
+        // A parameter that is divided alone and is not cut lies on rank 0, which gives its values to all.
+        let parameter = Divisible {
+            length: x.elem_count(),
+            can_be_cut: false,
+        };
+        let parts = divide(&[parameter], communicator.rank(), communicator.size());
+        parts.into_iter().map(move |parts| (parts, x.clone()))
+    };
+    let tensors: Vec<_> = variables.into_iter().flat_map(with_parts).collect();
+    share(communicator, &tensors)
 }
 
 /// Describes a variable by what must be the same on all ranks.
@@ -384,59 +425,6 @@ fn variable_aspect(world: &StateWorld, variable: &Variable<'_>) -> Result<Aspect
     ))
 }
 
-/// A variable with its optimiser and the parts (ranges of its elements) of all ranks. A variable without an
-/// optimiser is left out.
-type DividedChoice<'m> = (Variable<'m>, Option<(Arc<Optimiser>, Option<LeafParts>)>);
-
-type ChooseDtype = dyn Fn(&str, Parameter<'_>) -> Option<DType> + Send + Sync;
-
-/// The dtype in which gradients travel.
-#[derive(Clone, Default)]
-enum Wire {
-    /// The gradient's own dtype.
-    #[default]
-    Own,
-    /// The dtype in which layers of `Autocast` compute.
-    #[cfg(feature = "candle")]
-    AsComputed,
-    Chosen(Arc<ChooseDtype>),
-}
-
-impl Wire {
-    /// The dtype for each variable; `None` for the gradient's own dtype.
-    fn dtypes(&self, choices: &ChosenOptimisers<'_>) -> Result<Vec<Option<DType>>> {
-        match self {
-            Wire::Own => Ok(vec![None; choices.len()]),
-            #[cfg(feature = "candle")]
-            Wire::AsComputed => wire_of_layers(choices),
-            Wire::Chosen(choose) => choices
-                .iter()
-                .map(|(variable, _)| chosen_dtype(&**choose, variable))
-                .collect(),
-        }
-    }
-}
-
-fn chosen_dtype(choose: &ChooseDtype, variable: &Variable<'_>) -> Result<Option<DType>> {
-    let dtype = choose(variable.path(), Parameter::new(&*variable.x));
-    let check = |dtype| check_supported("the dtype that `Setup::wire` chose for its gradient", dtype);
-    dtype
-        .map_or(Ok(()), check)
-        .map_err(|error| error.at(variable.path()))?;
-    Ok(dtype)
-}
-
-impl fmt::Debug for Wire {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Wire::Own => "Own",
-            #[cfg(feature = "candle")]
-            Wire::AsComputed => "AsComputed",
-            Wire::Chosen(_) => "Chosen",
-        })
-    }
-}
-
 /// The aspects of a parameter that must be the same on all ranks.
 fn choice_aspects(
     (variable, optimiser): &(Variable<'_>, Option<Arc<Optimiser>>),
@@ -444,21 +432,14 @@ fn choice_aspects(
 ) -> Result<[Aspect; 8]> {
     let (x, path) = (&*variable.x, variable.path());
     let name = |what: &str| format!("{what} of {path:?}");
-    let words = optimiser
-        .as_ref()
-        .map(|optimiser| optimiser.description().record().words());
+    let [words, text] = optimiser_aspects(path, optimiser.as_deref());
     Ok([
         Aspect::new("a parameter", format!("{path:?}")),
         Aspect::new(name("the paths"), format!("{:?}", variable.paths)),
         Aspect::new(name("the shape"), format!("{:?}", x.shape())),
         Aspect::new(name("the dtype"), format!("{:?}", x.dtype())),
-        Aspect::of_words(
-            name("the optimiser"),
-            words.unwrap_or_else(|| vec!["none".to_string()]),
-        ),
-        // The `Debug` text is compared as well, because this text also has fields that a rule does not
-        // describe.
-        Aspect::new(name("the optimiser"), format!("{optimiser:?}")),
+        words,
+        text,
         Aspect::new(
             name("the dtype on the wire"),
             wire.map_or("its own".to_string(), |dtype| format!("{dtype:?}")),
@@ -467,66 +448,32 @@ fn choice_aspects(
     ])
 }
 
-/// Agrees on the choices, and adds the parts of all ranks.
-///
-/// # Errors
-/// On all ranks, if the choices differ between ranks, or if one rank refuses.
-fn divide_choices<'m>(
-    world: &StateWorld,
-    wire: &Wire,
-    choices: Result<ChosenOptimisers<'m>>,
-) -> Result<Vec<DividedChoice<'m>>> {
-    let prepared = choices.and_then(|choices| {
-        let wires = wire.dtypes(&choices)?;
-        let agreement = choice_agreement(world, &choices, &wires)?;
-        Ok(((choices, wires), agreement, Vec::new()))
-    });
-    let ((choices, wires), _) = world.agree_on(Call::Setup, prepared)?;
-
-    let included = choices
-        .iter()
-        .filter_map(|(variable, optimiser)| Some((variable, optimiser.as_ref()?)));
-    let divisible = included.map(|(variable, optimiser)| Divisible {
-        length: variable.x.elem_count(),
-        can_be_cut: optimiser.is_divisible(),
-    });
-    let mut parts = divide(&divisible.collect::<Vec<_>>(), world.rank(), world.size()).into_iter();
-    let add_parts = |((variable, optimiser), wire): ((Variable<'m>, Option<Arc<Optimiser>>), _)| {
-        (
-            variable,
-            optimiser.map(|optimiser| (optimiser, parts.next().map(|parts| parts.with_wire(wire)))),
-        )
-    };
-    Ok(choices.into_iter().zip(wires).map(add_parts).collect())
-}
-
-/// The agreement on the choices. Refuses choices that cannot be divided.
-fn choice_agreement(
+/// The parts of each variable with an optimiser; none without other ranks.
+fn parts_of_choices(
     world: &StateWorld,
     choices: &ChosenOptimisers<'_>,
-    wires: &[Option<DType>],
-) -> Result<Agreement<'static>> {
-    let is_offloaded = |optimiser: &Option<Arc<Optimiser>>| {
-        optimiser
-            .as_ref()
-            .is_some_and(|optimiser| optimiser.is_offloaded())
-    };
-    if let Some((variable, _)) = choices.iter().find(|(_, optimiser)| is_offloaded(optimiser)) {
-        return Err(Error::new(
-            ErrorKind::Unsupported,
-            "it is offloaded, but a state that is divided among ranks does not support `Offload`",
-        )
-        .with_remedy("leave `Offload` out")
-        .at(variable.path()));
+    wires: Vec<Option<DType>>,
+) -> Vec<LeafParts> {
+    if world.several().is_none() {
+        return Vec::new();
     }
-    choices
-        .iter()
-        .filter(|(_, optimiser)| optimiser.is_some())
-        .try_for_each(|(variable, _)| world.check_device(variable.path(), variable.x.device()))?;
-    let aspects = choices
+    let included = choices
         .iter()
         .zip(wires)
-        .map(|(choice, wire)| choice_aspects(choice, *wire));
-    let aspects_by_choice = aspects.collect::<Result<Vec<_>>>()?;
-    Ok(Agreement::new(aspects_by_choice.into_iter().flatten().collect()))
+        .filter_map(|((variable, optimiser), wire)| Some((variable, optimiser.as_ref()?, wire)));
+    let (divisible, wires): (Vec<_>, Vec<_>) = included
+        .map(|(variable, optimiser, wire)| {
+            let divisible = Divisible {
+                length: variable.x.elem_count(),
+                can_be_cut: optimiser.is_divisible(),
+            };
+            (divisible, wire)
+        })
+        .unzip();
+    let mut parts = divide(&divisible, world.rank(), world.size());
+    parts
+        .iter_mut()
+        .zip(wires)
+        .for_each(|(parts, wire)| parts.wire = wire);
+    parts
 }

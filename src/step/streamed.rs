@@ -30,7 +30,7 @@ use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::Model;
 use crate::model::lent::{Lend, Lent};
-use crate::ranks::KeptSums;
+use crate::ranks::{KeptSums, StateWorld};
 use crate::rule::Kind;
 use crate::tree::{Leaf, NormHistories, StateTree};
 
@@ -111,9 +111,9 @@ pub struct StreamedStep<'s> {
 /// A leaf while its step is open.
 struct OpenLeaf {
     leaf: Box<Leaf>,
-    /// The source of the leaf's gradient for `finish`. `None` if the leaf can be pushed: no push may have
-    /// moved the leaf, and no push has passed over a gradient.
-    gradient_source: Option<GradientSource<'static>>,
+    /// The source of the leaf's gradient for `finish`. `Collection` if the leaf can be pushed: no push may
+    /// have moved the leaf, and no push has passed over a gradient.
+    gradient_source: GradientSource<'static>,
 }
 
 impl<'s> Update<'s> {
@@ -155,7 +155,7 @@ impl<'s> Update<'s> {
         let open_leaf = |leaf| {
             Mutex::new(OpenLeaf {
                 leaf,
-                gradient_source: None,
+                gradient_source: GradientSource::Collection,
             })
         };
         let leaves = std::mem::take(&mut state.leaves)
@@ -241,14 +241,14 @@ impl StreamedStep<'_> {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return Err(second_push_error(path)),
         };
-        if open_leaf.gradient_source.is_some() {
+        if !open_leaf.gradient_source.is_collection() {
             return Err(second_push_error(path));
         }
         let x = &self.parameters[index];
         check_gradient(path, &**x, gradient)?;
         let last_checksum = open_leaf.leaf.last_checksum;
         let result = self.advance(&mut open_leaf, x, Lent::new(gradient));
-        if open_leaf.gradient_source.is_none() {
+        if open_leaf.gradient_source.is_collection() {
             // Nothing of the leaf is written, so the checksum of the last step still holds.
             open_leaf.leaf.last_checksum = last_checksum;
         }
@@ -256,7 +256,7 @@ impl StreamedStep<'_> {
             Some(SkipReason::NotFinite { path: first }) => {
                 let _ = self.overflow_path.set(first);
                 if ignores_overflow {
-                    open_leaf.gradient_source = Some(GradientSource::NotFinite);
+                    open_leaf.gradient_source = GradientSource::NotFinite;
                     return Ok(());
                 }
                 let remedy = "the parameter has not changed: push another gradient, or go on without one; \
@@ -299,7 +299,7 @@ impl StreamedStep<'_> {
         // gradient twice, so `gradient_source` is set before the panic is resumed.
         let result = catch_unwind(AssertUnwindSafe(|| reduced_step.write()));
         if reduced_step.may_have_moved() || matches!(result, Ok(Ok(()))) {
-            *gradient_source = Some(GradientSource::Pushed(plan));
+            *gradient_source = GradientSource::Pushed(plan);
         }
         result.unwrap_or_else(|panic| resume_unwind(panic))?;
         Ok(None)
@@ -319,15 +319,11 @@ impl StreamedStep<'_> {
     ///   [consequences](crate::update#what-is-left-in-the-middle) of `update` for parameters that were not
     ///   pushed.
     pub fn finish(mut self) -> Result<Outcome> {
-        let gradient_sources = self.put_back();
+        let sources_by_leaf = self.put_back();
         let call = UpdateCall {
             overflow: self.overflow_path.get().cloned(),
             ..self.call.clone()
         };
-        let sources_by_leaf = gradient_sources
-            .into_iter()
-            .map(Option::unwrap_or_default)
-            .collect();
         let mut outcome = step(call, self.state, &self.parameters, &(), sources_by_leaf)?;
         outcome.warnings.append(&mut self.warnings);
         if let Some(scaler) = self.scaler.take() {
@@ -341,7 +337,7 @@ impl StreamedStep<'_> {
     }
 
     /// Puts the leaves back into the tree. Returns their gradient sources, in the order of the leaves.
-    fn put_back(&mut self) -> Vec<Option<GradientSource<'static>>> {
+    fn put_back(&mut self) -> Vec<GradientSource<'static>> {
         let open_leaves = std::mem::take(&mut self.leaves)
             .into_iter()
             .map(|open_leaf| open_leaf.into_inner().unwrap_or_else(PoisonError::into_inner));
@@ -355,10 +351,13 @@ impl StreamedStep<'_> {
             .unzip();
         self.state.leaves = leaves;
         let has_moved = |source: &&_| matches!(source, GradientSource::Pushed(plan) if plan.moves);
-        self.moved_count = gradient_sources.iter().flatten().filter(has_moved).count();
+        self.moved_count = gradient_sources.iter().filter(has_moved).count();
         gradient_sources
     }
 }
+
+/// A push needs no other ranks, because streamed steps are refused over ranks.
+static ALONE: Ranks<'static> = Ranks::alone(&StateWorld::ALONE);
 
 /// Plans one leaf.
 fn plan_leaf<'j, 'a>(
@@ -375,7 +374,7 @@ fn plan_leaf<'j, 'a>(
     );
     StepCall {
         call,
-        ranks: &Ranks::ALONE,
+        ranks: &ALONE,
         leaves,
         parameters,
         grads: &(),

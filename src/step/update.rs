@@ -223,7 +223,7 @@ impl<'s, S> Update<'s, S> {
     /// default 1.
     ///
     /// For a loss that is a mean over tokens, pass the number of tokens. With weight 0 the gradients are not
-    /// read. A weight above `u64::MAX / 2` is refused, and so are weights of a window or of all ranks that
+    /// read, and need not be there: over ranks, a rank without data takes part in this way. A weight above `u64::MAX / 2` is refused, and so are weights of a window or of all ranks that
     /// add up to more.
     pub fn weight(mut self, count: u64) -> Self {
         self.options.weight = count;
@@ -261,7 +261,7 @@ impl<'s, S> Update<'s, S> {
 
     /// Accepts a call in which no parameter has a gradient, such as an empty micro-batch.
     ///
-    /// Without this option such a call is an error. Windows of [`AccumGrad`](crate::AccumGrad) count the
+    /// Without this option such a call is an error, also if a single rank lacks all gradients. Windows of [`AccumGrad`](crate::AccumGrad) count the
     /// call. The last call of a window makes the step from what the other calls of the window have collected.
     /// Otherwise the outcome is [`Accumulated`](crate::Status::Accumulated), or
     /// [`Skipped`](crate::Status::Skipped) if no window counted the call.
@@ -420,7 +420,7 @@ impl<'s> Update<'s> {
         let (call, parameters, by_leaf, grads) = match begin() {
             Ok(arguments) => arguments,
             // The other ranks wait in their agreement on the call.
-            Err(error) => return state.settle(Call::Update, Err(error)),
+            Err(error) => return state.world.settle(Call::Update, Err(error)),
         };
         let (scale, counts) = (call.loss_scale, (state.steps, state.calls));
         let result = catch_unwind(AssertUnwindSafe(|| {

@@ -37,8 +37,8 @@ use crate::tree::is_trainable;
 /// (N - 1) / N. A mean is sent in the dtype of its sum, and the means of all ranks are added up in the
 /// compute dtype.
 ///
-/// If micro-batches have different sizes, give each a weight by [`add_weighted`](Accumulator::add_weighted),
-/// and give the update the sum of the weights: `Update::new(&mut state).weight(accumulator.weight())`. Call
+/// If micro-batches have different sizes, give each a weight by [`add_weighted`](Accumulator::add_weighted).
+/// If ranks collect different sizes or numbers of micro-batches, or none, give the update the sum of the weights: `Update::new(&mut state).weight(accumulator.weight())`. Call
 /// `weight` before `take`, which resets the sum of the weights.
 ///
 /// A checkpoint does not contain the sums, so save between steps.

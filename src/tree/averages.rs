@@ -40,8 +40,8 @@ impl StateTree {
         let parts = self
             .parameters(model)
             .and_then(|parameters| self.own_averages(&parameters));
-        let averages = self.gather(self.settle(Call::Averages, parts)?)?;
-        Ok(averages
+        Ok(self
+            .gather(Call::Averages, parts)?
             .into_iter()
             .map(|(leaf, average)| (self.leaves[leaf].path.clone(), average))
             .collect())
@@ -127,13 +127,15 @@ impl StateTree {
             averages,
             parameters,
             copies,
-        } = self.settle(Call::WithAverages, plan)?;
+        } = self.world.settle(Call::WithAverages, plan)?;
         let exchange = ParameterExchange::new(self, parameters, copies);
         let ParameterExchange { state, parameters } = &exchange;
         let write = |(leaf, average): &(usize, Tensor)| {
             set_lent(&*state.leaves[*leaf].own_part(&*parameters[*leaf])?, average)
         };
-        state.settle(Call::AveragesPut, averages.iter().try_for_each(write))?;
+        state
+            .world
+            .settle(Call::AveragesPut, averages.iter().try_for_each(write))?;
         state.share(averages.iter().map(|(leaf, _)| (*leaf, &parameters[*leaf])))?;
         Ok(exchange)
     }

@@ -11,12 +11,13 @@ use super::choices::{ChoiceCache, ChosenOptimisers};
 use super::leaf::{VariablePlace, check_count};
 use super::{
     Leaf, LeftOut, OtherPath, StateTree, choose_optimisers, is_trainable, not_in_state_error, rest_below,
+    values_aspect,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lent;
 use crate::model::{Model, Variable, in_path_order, select_variables};
-use crate::ranks::LeafParts;
-use crate::rule::{Adjust, IntoOptimiser, Optimiser, Parameter, State};
+use crate::ranks::{Call, LeafParts};
+use crate::rule::{Adjust, IntoOptimiser, Parameter, State};
 use crate::tensors::Tensor;
 
 impl StateTree {
@@ -89,16 +90,17 @@ impl StateTree {
 
     /// [`StateTree::extend`] with parameters that are not divided.
     fn extend_whole(&mut self, choices: ChosenOptimisers<'_>) -> Result<Vec<String>> {
-        let resolved = ChoiceCache::resolve_all(choices)?.into_iter();
-        self.extend(resolved.map(|(variable, optimiser)| (variable, optimiser.map(|rule| (rule, None)))))
+        self.extend(ChoiceCache::resolve_all(choices)?, Vec::new())
     }
 
-    /// Makes leaves for variables that have none. A variable with `None` is left out.
-    pub(crate) fn extend<'m>(
+    /// Makes leaves for variables that have none. A variable with `None` is left out. `parts` has the parts
+    /// of each leaf, if the state is divided.
+    pub(crate) fn extend(
         &mut self,
-        choices: impl IntoIterator<Item = (Variable<'m>, Option<(Arc<Optimiser>, Option<LeafParts>)>)>,
+        choices: ChosenOptimisers<'_>,
+        parts: Vec<LeafParts>,
     ) -> Result<Vec<String>> {
-        let (mut leaves, mut left_out) = (Vec::new(), Vec::new());
+        let (mut leaves, mut left_out, mut parts) = (Vec::new(), Vec::new(), parts.into_iter());
         for (Variable { paths, x }, optimiser) in choices {
             let id = x.tensor().map(Tensor::id);
             // A variable that was left out may get a leaf under its old path. No other variable may take this
@@ -115,7 +117,11 @@ impl StateTree {
                 return Err(path_taken_error(path));
             }
             match optimiser {
-                Some((optimiser, parts)) => leaves.push(Box::new(Leaf::new(paths, &*x, optimiser, parts)?)),
+                Some(optimiser) => {
+                    let leaf = Leaf::new(paths, &*x, optimiser, parts.next())?;
+                    leaf.check_divisible(&leaf.optimiser)?;
+                    leaves.push(Box::new(leaf));
+                }
                 None => left_out.push(LeftOut { id, paths }),
             }
         }
@@ -264,14 +270,14 @@ impl StateTree {
     ///
     /// State tensors move to the devices of these variables. Use this method to move a training between
     /// devices, or to give a clone of the state to a copy of the model. Over [ranks](crate::Setup::over) all
-    /// ranks have to make the same call.
+    /// ranks call this method, with models of the same values.
     ///
     /// # Errors
     /// If the model lacks a parameter of this state, has a parameter that is not in the state, or has two
     /// variables for one leaf with two paths; if the parameters have [no names](crate::CandleOptimizer); if a
     /// shape or dtype differs; if the old model has averages instead of its parameters; if a device has no
-    /// memory left. Over ranks also if the transport has a [device](crate::Communicator::device) and a
-    /// parameter is on another device. Nothing changes then.
+    /// memory left. Over ranks also if their values differ, or if the transport has a
+    /// [device](crate::Communicator::device) and a parameter is on another device. Nothing changes then.
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};
@@ -285,10 +291,29 @@ impl StateTree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn rebind<M: Model + ?Sized>(&mut self, model: &M) -> Result<()> {
-        self.check_names()?;
-        self.check_parameters()?;
-        let variables = in_path_order(model, is_trainable)?;
-        self.check_ties(&variables)?;
+        let variables = self
+            .check_names()
+            .and_then(|()| self.check_parameters())
+            .and_then(|()| in_path_order(model, is_trainable));
+        let plan = variables.and_then(|variables| Ok((self.rebindings(&variables)?, variables)));
+        // Each rank goes on with its own parts, so the values have to be the same on all ranks.
+        let ((rebindings, left_out), _) = self.world.compare(Call::Rebind, plan, |(_, variables)| {
+            let values = |variable: &Variable<'_>| values_aspect(variable.path(), &*variable.x);
+            variables.iter().map(values).collect()
+        })?;
+        // From here on nothing can fail, because the state for other devices is already made.
+        let mut leaves = std::mem::take(&mut self.leaves);
+        leaves
+            .iter_mut()
+            .zip(rebindings)
+            .for_each(|(leaf, rebinding)| rebinding.apply(leaf));
+        *self = self.with_leaves(leaves, left_out);
+        Ok(())
+    }
+
+    /// What each leaf gets by [`rebind`](StateTree::rebind), and the variables that are left out.
+    fn rebindings(&self, variables: &[Variable<'_>]) -> Result<(Vec<Rebinding>, Vec<LeftOut>)> {
+        self.check_ties(variables)?;
         let mut rebindings: Vec<Option<Rebinding>> = self.leaves.iter().map(|_| None).collect();
         let mut left_out = self.left_out.clone();
         for Variable { paths, x } in variables {
@@ -304,11 +329,8 @@ impl StateTree {
                         .for_each(|variable| variable.id = id);
                 }
                 Some(&Some(i)) => {
-                    let path = &self.leaves[i].path;
-                    self.world
-                        .iter()
-                        .try_for_each(|world| world.check_device(path, x.device()))?;
-                    rebindings[i] = Some(Rebinding::new(&self.leaves[i], &x)?);
+                    self.world.check_device(&self.leaves[i].path, x.device())?;
+                    rebindings[i] = Some(Rebinding::new(&self.leaves[i], x)?);
                 }
             }
         }
@@ -317,15 +339,7 @@ impl StateTree {
             .iter()
             .zip(rebindings)
             .map(|(leaf, rebinding)| rebinding.ok_or_else(|| leaf.not_in_model_error()));
-        let rebindings: Vec<Rebinding> = required.collect::<Result<_>>()?;
-        // From here on nothing can fail, because the state for other devices is already made.
-        let mut leaves = std::mem::take(&mut self.leaves);
-        leaves
-            .iter_mut()
-            .zip(rebindings)
-            .for_each(|(leaf, rebinding)| rebinding.apply(leaf));
-        *self = self.with_leaves(leaves, left_out);
-        Ok(())
+        Ok((required.collect::<Result<_>>()?, left_out))
     }
 
     /// Refuses a model in which the paths of one leaf belong to two variables.

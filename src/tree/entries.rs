@@ -16,7 +16,7 @@ use crate::engine::Buffer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::{Lend, send_bytes};
 use crate::numbers::{Code, DType, Requirements, check_finite, counts};
-use crate::ranks::{Agreement, Aspect, Call, Held};
+use crate::ranks::{Aspect, Call, Held};
 use crate::rule::{FieldValue, StateParts};
 use crate::tensors::{Device, Tensor};
 
@@ -231,20 +231,20 @@ impl StateTree {
             _ => None,
         };
         let plan = self.entry_places(entries, on_non_finite).and_then(|places| {
-            // The entries are sorted, because ranks may list them in different orders, as hash maps do.
-            let mut sorted: Vec<_> = places.iter().zip(entries).filter(|_| self.is_divided()).collect();
-            sorted.sort_by_key(|(place, _)| **place);
-            let aspects: Result<Vec<_>> = sorted.into_iter().map(|(_, entry)| entry.aspect()).collect();
-            let agreement = Agreement::new(aspects?);
             let steps = places
                 .iter()
                 .zip(entries)
                 .find_map(new_steps)
                 .unwrap_or(self.steps);
             // Rules make the acting optimisers, and may panic, so this happens before anything is written.
-            Ok(((places, steps, self.acting_for(steps)?), agreement, Vec::new()))
+            Ok((places, steps, self.acting_for(steps)?))
         });
-        let ((places, steps, acting), _) = self.agree_on(Call::SetEntries, plan)?;
+        let (places, steps, acting) = self.world.compare(Call::SetEntries, plan, |(places, ..)| {
+            // The entries are sorted, because ranks may list them in different orders, as hash maps do.
+            let mut sorted: Vec<_> = places.iter().zip(entries).collect();
+            sorted.sort_by_key(|(place, _)| **place);
+            sorted.into_iter().map(|(_, entry)| entry.aspect()).collect()
+        })?;
         self.warnings.clear_cache();
         let (tree_entries, leaf_entries): (Vec<_>, Vec<_>) = places
             .into_iter()
@@ -264,7 +264,7 @@ impl StateTree {
         if outcome.is_ok() {
             self.set_step_count(steps, acting);
         }
-        self.settle(Call::EntriesSet, outcome)
+        self.world.settle(Call::EntriesSet, outcome)
     }
 
     /// Checks each entry, and finds its place: the index of the leaf (`None` for the whole state), and the

@@ -18,7 +18,6 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::drives::{Drives, ScheduleAssignment};
-use super::ranks::divided_error;
 use crate::engine::{Buffer, CounterWrites, Progress};
 use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::model::lent::{Lend, Lent, check_parameter};
@@ -297,7 +296,12 @@ impl Leaf {
         let Some(parts) = &self.parts else { return Ok(()) };
         let ranks = parts.all().len();
         if ranks > 1 && optimiser.is_offloaded() {
-            return Err(divided_error("`Offload`", ranks).at(&self.path));
+            let problem = format!(
+                "it is offloaded, but a state that is divided among {ranks} ranks does not support `Offload`"
+            );
+            return Err(Error::new(ErrorKind::Unsupported, problem)
+                .with_remedy("leave `Offload` out")
+                .at(&self.path));
         }
         if self.is_cut() && !optimiser.is_divisible() {
             let problem = format!(
@@ -525,9 +529,20 @@ impl Leaf {
 
     /// The acting optimiser as an aspect that has to be the same on all ranks.
     pub(crate) fn optimiser_aspect(&self) -> Aspect {
-        let record = self.acting().description().record();
-        Aspect::of_words(format!("the optimiser of {:?}", self.path()), record.words())
+        let [words, _] = optimiser_aspects(&self.path, Some(self.acting()));
+        words
     }
+}
+
+/// An optimiser as aspects that have to be the same on all ranks: its description, and its `Debug` text, which
+/// also has fields that a rule does not describe.
+pub(crate) fn optimiser_aspects(path: &str, optimiser: Option<&Optimiser>) -> [Aspect; 2] {
+    let name = format!("the optimiser of {path:?}");
+    let words = optimiser.map(|optimiser| optimiser.description().record().words());
+    [
+        Aspect::of_words(name.clone(), words.unwrap_or_else(|| vec!["none".to_string()])),
+        Aspect::new(name, format!("{optimiser:?}")),
+    ]
 }
 
 impl fmt::Debug for Leaf {

@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::{Lend, Lent, check_parameter, send_bytes};
 use crate::model::{Identity, Model, Variable, identity, in_path_order};
 use crate::numbers::{Requirements, is_supported, ranges_to_read};
-use crate::ranks::{Agreement, Aspect, Call, Held};
+use crate::ranks::{Aspect, Call, Held};
 use crate::rule::{Extent, difference};
 use crate::tensors::{Tensor, dtype_of};
 
@@ -46,9 +46,12 @@ impl StateTree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn masters<M: Model + ?Sized>(&self, model: &M) -> Result<BTreeMap<String, Tensor>> {
-        let parts = self.settle(Call::Masters, self.master_parts(model))?;
-        let masters = self.gather(parts.into_iter().enumerate().collect())?;
-        Ok(masters
+        let parts = self.master_parts(model);
+        Ok(self
+            .gather(
+                Call::Masters,
+                parts.map(|parts| parts.into_iter().enumerate().collect()),
+            )?
             .into_iter()
             .map(|(leaf, master)| (self.leaves[leaf].path.clone(), master))
             .collect())
@@ -158,23 +161,17 @@ impl StateTree {
             for (leaf, x) in self.leaves().zip(&parameters) {
                 check_parameter("parameter", &**x, true).map_err(|error| error.at(leaf.path()))?;
             }
-            // Each rank refreshes its own parts, so the parameters have to be the same on all ranks.
-            let aspects = match self.is_divided() {
-                true => self
-                    .leaves
-                    .iter()
-                    .zip(&parameters)
-                    .map(|(leaf, x)| values_aspect(leaf.path(), &**x))
-                    .collect::<Result<_>>()?,
-                false => Vec::new(),
-            };
-            Ok((parameters, Agreement::new(aspects), Vec::new()))
+            Ok(parameters)
         });
-        let (parameters, _) = self.agree_on(Call::RefreshMasters, plan)?;
+        // Each rank refreshes its own parts, so the parameters have to be the same on all ranks.
+        let parameters = self.world.compare(Call::RefreshMasters, plan, |parameters| {
+            let leaves = self.leaves().zip(parameters);
+            leaves.map(|(leaf, x)| values_aspect(leaf.path(), &**x)).collect()
+        })?;
         let refresh = |(leaf, x): (&mut Box<Leaf>, &Lent<'_>)| leaf.refresh(&*leaf.own_part(&**x)?);
         let outcome = self.leaves.iter_mut().zip(&parameters).try_for_each(refresh);
         self.saved_starts.clear();
-        self.settle(Call::MastersRefreshed, outcome)
+        self.world.settle(Call::MastersRefreshed, outcome)
     }
 
     /// Compares every element of every parameter with its master.
@@ -202,7 +199,8 @@ impl StateTree {
                     .map_err(|error| error.counted_from(leaf.part().start))
             })
         };
-        self.settle(Call::CheckMasters, self.parameters(model).and_then(check))
+        self.world
+            .settle(Call::CheckMasters, self.parameters(model).and_then(check))
     }
 }
 
@@ -265,23 +263,16 @@ impl StateTree {
         model: &M,
         values: MasterValues<'_>,
     ) -> Result<Vec<String>> {
-        let plan = self.check_parameters().and_then(|()| {
-            let masters = self.new_masters(model, values)?;
-            let aspects = if self.is_divided() {
-                masters.aspects(self)?
-            } else {
-                Vec::new()
-            };
-            Ok((masters, Agreement::new(aspects), Vec::new()))
-        });
-        let (
-            NewMasters {
-                leaves,
-                others,
-                unused,
-            },
-            _,
-        ) = self.agree_on(Call::NewMasters, plan)?;
+        let plan = self
+            .check_parameters()
+            .and_then(|()| self.new_masters(model, values));
+        let NewMasters {
+            leaves,
+            others,
+            unused,
+        } = self
+            .world
+            .compare(Call::NewMasters, plan, |masters| masters.aspects(self))?;
         let (mut set_count, total) = (0, leaves.len() + others.len());
         let mut set_all = || {
             for (leaf, (x, value)) in self.leaves.iter_mut().zip(&leaves) {
@@ -298,7 +289,7 @@ impl StateTree {
         };
         let outcome = set_all().map_err(|error: Error| error.after_values(set_count, total));
         self.saved_starts.clear();
-        self.settle(Call::MastersSet, outcome)?;
+        self.world.settle(Call::MastersSet, outcome)?;
         Ok(unused)
     }
 
@@ -414,15 +405,13 @@ impl Leaf {
             Held::All => Ok(()),
             Held::Nothing => set(x, values),
             Held::Part(own_part) => {
-                let (x, values) = (x.tensor_or_copy()?.detach().flatten_all()?, values.flatten_all()?);
+                let (x, values) = (Lent::new(x), values.flatten_all()?);
                 // In ranges, so that the state for each range is small.
                 let mut others =
                     ranges_to_read(0..own_part.start).chain(ranges_to_read(own_part.end..x.elem_count()));
                 others.try_for_each(|range| {
-                    set(
-                        &x.narrow(0, range.start, range.len())?,
-                        &values.narrow(0, range.start, range.len())?,
-                    )
+                    let new_values = values.narrow(0, range.start, range.len())?;
+                    set(&*x.part(range)?, &new_values)
                 })
             }
         };

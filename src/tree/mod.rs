@@ -40,6 +40,7 @@ pub(crate) use drives::{
 };
 pub use entries::StateValue;
 pub use leaf::Leaf;
+pub(crate) use leaf::optimiser_aspects;
 pub use masters::MasterValues;
 pub(crate) use masters::{WeightFiles, check_equal, values_aspect};
 pub use norms::Outlier;
@@ -129,7 +130,7 @@ pub struct StateTree {
     pub(crate) jobs: JobPool,
     pub(crate) sums: KeptSums,
     /// The ranks among which the state is divided.
-    pub(crate) world: Option<StateWorld>,
+    pub(crate) world: StateWorld,
 }
 
 /// Leaves in boxes, so that an edit moves pointers and not whole leaves.
@@ -183,7 +184,7 @@ impl StateTree {
             warnings: Warnings::default(),
             jobs: JobPool::default(),
             sums: KeptSums::default(),
-            world: None,
+            world: StateWorld::ALONE,
         };
         tree.insert_leaves(leaves);
         tree.leave_out(left_out);
@@ -458,6 +459,8 @@ impl StateTree {
     /// gradient is missing. This setting does not notice the missing part, but [`audit`](crate::audit) does:
     /// see [cuts](crate::guide::cuts#what-only-the-audit-finds).
     ///
+    /// Over [ranks](crate::Setup::over) a gradient is required on each rank, except on a rank with weight 0.
+    ///
     /// The setting also holds for clones and for leaves that are added later. A checkpoint does not have the
     /// setting, which belongs to the program and its model.
     ///
@@ -519,6 +522,7 @@ impl StateTree {
             leaves,
             steps: self.steps,
             for_all,
+            world: &self.world,
             is_leaked,
         }
     }
@@ -552,6 +556,7 @@ impl StateTree {
             leaves,
             steps: self.steps,
             for_all,
+            world: &self.world,
             is_leaked: false,
         })
     }
@@ -583,6 +588,7 @@ impl StateTree {
                 .collect(),
             steps: self.steps,
             for_all: None,
+            world: &self.world,
             is_leaked: false,
         })
     }

@@ -12,11 +12,12 @@ use std::sync::Arc;
 use super::acting::acting_optimisers;
 use super::choices::ChoiceCache;
 use super::drives::{Drives, ResolvedSchedules, ScheduleResolver};
-use super::leaf::fresh_state;
+use super::leaf::{fresh_state, optimiser_aspects};
 use super::{Leaf, Selection, is_trainable};
 use crate::error::Result;
 use crate::model::lent::{Lend, Lent};
 use crate::model::{Model, Variable, select_variables};
+use crate::ranks::Call;
 use crate::rule::{Adjust, Extent, IntoOptimiser, Optimiser, Parameter, State, Transfer};
 use crate::tensors::{Tensor, TensorId};
 
@@ -55,9 +56,9 @@ impl Selection<'_> {
     /// optimiser lacks is dropped and listed. Under a schedule that is not relative, the new optimiser must
     /// be made with the own rate of the old one, because another rate would have no effect.
     ///
-    /// Over [ranks](crate::Setup::over) all ranks have to make the same call, otherwise the next update
-    /// fails. A parameter that is cut among ranks stays cut, and needs a
-    /// [divisible](crate::Rule::is_divisible) rule.
+    /// Over [ranks](crate::Setup::over) all ranks call this method, and what one rank refuses is an error on
+    /// all. A parameter that is cut among ranks stays cut, and needs a [divisible](crate::Rule::is_divisible)
+    /// rule.
     ///
     /// # Another store
     /// Between [`MixedPrecision`](crate::MixedPrecision), [`SplitMaster`](crate::SplitMaster) and
@@ -94,8 +95,26 @@ impl Selection<'_> {
         optimiser: O,
         model: &M,
     ) -> Result<Vec<StateChange>> {
+        let plan = self.replacements(optimiser.into_optimiser(), model);
+        let replacements = self.world.compare(Call::Replace, plan, |replacements| {
+            let leaves = self.leaves().zip(replacements);
+            let aspects = leaves.map(|(leaf, (new, _))| optimiser_aspects(leaf.path(), Some(&new.optimiser)));
+            Ok(aspects.flatten().collect())
+        })?;
+        let apply = |(leaf, (replacement, acting)): (&mut Leaf, (Replacement, _))| {
+            replacement.apply(leaf, acting, self.steps > 0)
+        };
+        Ok(self.leaves.into_iter().zip(replacements).map(apply).collect())
+    }
+
+    /// The replacement of each leaf, with the optimiser that acts in the next step.
+    fn replacements<M: Model + ?Sized>(
+        &self,
+        optimiser: Optimiser,
+        model: &M,
+    ) -> Result<Vec<(Replacement, Option<Arc<Optimiser>>)>> {
         self.check_leaves()?;
-        let optimiser = Arc::new(optimiser.into_optimiser());
+        let optimiser = Arc::new(optimiser);
         optimiser.check()?;
         let variables = self.variables(model)?;
         let index = VariableIndex::new(&variables);
@@ -111,16 +130,7 @@ impl Selection<'_> {
             .zip(&replacements)
             .map(|(leaf, new)| (leaf.path(), &new.optimiser, new.drives.as_ref()));
         let acting = acting_optimisers(optimisers, self.steps)?;
-        let apply = |((leaf, replacement), acting): ((&mut Leaf, Replacement), _)| {
-            replacement.apply(leaf, acting, self.steps > 0)
-        };
-        Ok(self
-            .leaves
-            .into_iter()
-            .zip(replacements)
-            .zip(acting)
-            .map(apply)
-            .collect())
+        Ok(replacements.into_iter().zip(acting).collect())
     }
 
     /// The variables of `model` with an id or a path of these leaves.

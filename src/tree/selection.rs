@@ -17,6 +17,7 @@ use super::drives::{Drives, NumberPlace, ScheduleAssignment, ScheduleResolver, f
 use super::{Leaf, StateTree, leaked_error};
 use crate::error::{Error, ErrorKind, Result, distinct, first_names, one_of};
 use crate::numbers::Fingerprint;
+use crate::ranks::StateWorld;
 use crate::rule::{Adjust, Described, FieldValue, Optimiser, RATE, unknown_name_error};
 
 /// Some leaves of a [`StateTree`](crate::StateTree), to be adjusted, frozen or thawed together.
@@ -29,6 +30,7 @@ pub struct Selection<'t> {
     /// The state's schedules for all leaves, also for those that are added later; `None` unless `all` or
     /// `at("")` has made the selection.
     pub(super) for_all: Option<&'t mut Vec<ScheduleAssignment>>,
+    pub(super) world: &'t StateWorld,
     /// Whether the selection is empty because the state has lost its leaves.
     pub(super) is_leaked: bool,
 }

@@ -1,5 +1,6 @@
 //! Ranks that are threads of a test.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
@@ -38,7 +39,7 @@ pub struct Leaving {
 }
 
 /// How a rank fails.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub enum Failure {
     /// With an error in place of a word.
     Before,
@@ -46,6 +47,8 @@ pub enum Failure {
     After,
     /// With a panic in place of a word.
     Panic,
+    /// Not at all: after a word this happens in a folder, and the rank goes on.
+    Then(fn(&Path), &'static Path),
 }
 
 impl Leaving {
@@ -74,6 +77,12 @@ impl Leaving {
             Failure::Before => {}
             Failure::After => word()?,
             Failure::Panic => panic!("this rank leaves"),
+            Failure::Then(happens, folder) => {
+                self.say(usize::MAX);
+                word()?;
+                happens(folder);
+                return Ok(());
+            }
         }
         Err(CommunicationError::Other {
             reason: "this rank leaves".to_string(),

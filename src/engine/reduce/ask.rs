@@ -43,14 +43,10 @@ pub(super) fn group_answers(answers: Vec<Answer>) -> Vec<Answers> {
 }
 
 /// Makes the totals of all ranks from those of this process, if each rank has a part of the elements.
-pub(crate) trait Gather {
-    /// The totals of the chunks of all ranks, in the order of elements. `totals` has those of this process.
-    /// Every rank passes the same number of lists, maybe none. A list may be empty.
-    ///
-    /// # Errors
-    /// If this or another rank has failed.
-    fn gather(&self, totals: Result<Vec<ChunkTotals>>) -> Result<Vec<ChunkTotals>>;
-}
+///
+/// Returns the totals of the chunks of all ranks, in the order of elements, or an error if this or another
+/// rank has failed. Every rank passes the same number of lists, maybe none. A list may be empty.
+pub(super) type Gather<'g> = dyn Fn(Result<Vec<ChunkTotals>>) -> Result<Vec<ChunkTotals>> + 'g;
 
 struct TermRequest<'j, 'a> {
     /// `None` if the leaf contributes nothing, or has no elements in this process.
@@ -63,7 +59,7 @@ struct TermRequest<'j, 'a> {
 /// Evaluates the numbers that `steps` wait for. All steps must be ready.
 pub(super) fn ask(
     engine: Engine,
-    gather: &dyn Gather,
+    gather: &Gather<'_>,
     jobs: &[&mut Job<'_>],
     steps: &[PendingStep],
 ) -> Result<Vec<Answer>> {
@@ -80,7 +76,7 @@ pub(super) fn ask(
                 .collect())
         });
     // An error is gathered as well, because the other ranks wait for this rank.
-    let chunks = gather.gather(local_chunks)?;
+    let chunks = gather(local_chunks)?;
     let mut totals = terms
         .iter()
         .zip(chunks)

@@ -28,8 +28,7 @@ use super::plan::{Group, Job, NormLimit, Step, TermOf};
 use super::{Engine, functions, offload};
 use crate::error::Result;
 use crate::numbers::largest_number;
-pub(crate) use ask::Gather;
-use ask::{Answer, ask, group_answers};
+use ask::{Answer, Gather, ask, group_answers};
 use ready::{Pending, PendingStep, find_ready};
 
 /// The results of the reduce stage for the whole call.
@@ -53,7 +52,7 @@ pub(crate) struct ReduceOutcome {
 /// If a rule refuses a norm or sums, or a function fails. Nothing is written then.
 pub(crate) fn reduce(
     engine: Engine,
-    gather: &dyn Gather,
+    gather: &Gather<'_>,
     jobs: &mut [&mut Job<'_>],
 ) -> Result<ReduceOutcome> {
     let mut outcome = ReduceOutcome::default();
@@ -153,7 +152,7 @@ impl ReduceOutcome {
     fn run_turn(
         &mut self,
         engine: Engine,
-        gather: &dyn Gather,
+        gather: &Gather<'_>,
         jobs: &mut [&mut Job<'_>],
         mut ready: Vec<PendingStep>,
     ) -> Result<()> {
@@ -165,7 +164,7 @@ impl ReduceOutcome {
         if !functions.is_empty() && !ready.iter().any(|step| step.pending == Pending::Check) {
             let result = functions::run(engine, jobs, &functions);
             // Nothing is gathered, but if a function fails on one rank, the call fails on all ranks.
-            return gather.gather(result.map(|()| Vec::new())).map(drop);
+            return gather(result.map(|()| Vec::new())).map(drop);
         }
         let mut answers = ask(engine, gather, jobs, &ready)?;
         let number_answers: Vec<_> = answers

@@ -6,13 +6,12 @@
 //! 3. Each rank puts the same values back: those of the ranks with a part, and rank 0's indices.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use super::record::Record;
 use crate::error::{Error, ErrorKind, Result};
-use crate::ranks::{Agreement, Aspect, Call, Held};
+use crate::ranks::{Agreement, Aspect, Call, Held, difference_error};
 use crate::rule::OptimiserRecord;
 use crate::rule::field::Number;
 use crate::tree::{Leaf, StateTree};
@@ -44,7 +43,6 @@ struct HeldLeaf {
 /// If one rank refuses, or the saves differ, all ranks get an error.
 pub(super) fn agree_on_record(
     state: &StateTree,
-    path: &Path,
     record: Result<Record>,
     bytes: &BTreeMap<String, Vec<u8>>,
 ) -> Result<(Record, Vec<WholeShapes>)> {
@@ -53,14 +51,14 @@ pub(super) fn agree_on_record(
     }
     let proposal = record.and_then(|mut record| {
         let rank_record = RankRecord::new(state, &mut record);
-        let agreement = Agreement::new(aspects(state, path, &record, bytes, &rank_record.optimisers)?);
+        let agreement = Agreement::new(aspects(state, &record, bytes, &rank_record.optimisers)?);
         Ok((
             record,
             agreement,
             serde_json::to_vec(&rank_record).map_err(Error::other)?,
         ))
     });
-    let (mut record, messages) = state.agree_on(Call::Save, proposal)?;
+    let (mut record, messages) = state.world.agree_on(Call::Save, proposal)?;
     let parse = |message: &Vec<u8>| serde_json::from_slice(message).map_err(Error::other);
     let mut ranks = messages.iter().map(parse).collect::<Result<Vec<RankRecord>>>()?;
     let mut all_shapes = Vec::with_capacity(state.len());
@@ -82,7 +80,7 @@ pub(super) fn agree_on_record(
         if leaf.optimiser == record.optimisers.len() {
             record
                 .optimisers
-                .push(optimisers[ranks[state.rank()].optimisers[index]].clone());
+                .push(optimisers[ranks[state.world.rank()].optimisers[index]].clone());
         }
         all_shapes.push(shapes);
     }
@@ -118,24 +116,17 @@ impl RankRecord {
     }
 }
 
-/// The path as an aspect, which has to be the same on all ranks.
-pub(super) fn path_aspect(path: &Path) -> Aspect {
-    Aspect::new("the path to save at", format!("{path:?}"))
-}
-
 /// The aspects of a save that have to be the same on all ranks.
 fn aspects(
     state: &StateTree,
-    path: &Path,
     record: &Record,
     bytes: &BTreeMap<String, Vec<u8>>,
     optimisers: &[usize],
 ) -> Result<Vec<Aspect>> {
-    let mut aspects = vec![path_aspect(path)];
-    aspects.push(Aspect::of_words(
+    let mut aspects = vec![Aspect::of_words(
         "the variables of the model",
         record.model.clone().unwrap_or_else(|| vec!["none".to_string()]),
-    ));
+    )];
     aspects.push(Aspect::new(
         "the loss scaler",
         json_or_none(record.scaler.as_ref())?,
@@ -191,12 +182,8 @@ fn take_held_leaf(ranks: &mut [RankRecord], index: usize, path: &str) -> Result<
     let (first, leaf) = holders.next().ok_or_else(unknown)?;
     match holders.find(|(_, other)| *other != leaf) {
         Some((rank, _)) => {
-            let problem =
-                format!("rank {rank} differs from rank {first} in the counters or numbers of its state");
-            Err(Error::new(ErrorKind::Ranks, problem)
-                .at(path)
-                .of_rank(rank)
-                .with_remedy("all ranks need the same"))
+            let what = format_args!("the counters or numbers of its state from rank {first}");
+            Err(difference_error(rank, what).at(path))
         }
         None => Ok(leaf),
     }

@@ -171,12 +171,13 @@ enum PartValues<'s> {
 }
 
 impl<'s> SavedTensor<'s> {
-    /// A variable of the model. If the variable has a leaf, each rank writes its part. Otherwise rank 0
-    /// writes the whole variable.
+    /// A variable of the model. If a step has moved the variable, each rank writes its part. Otherwise rank 0
+    /// writes the whole variable, because ranks may have different values, such as BatchNorm's running
+    /// statistics.
     fn variable(state: &StateTree, path: &str, variable: &'s Lent<'s>) -> Result<Self> {
-        let (part, values) = match state.leaf(path) {
+        let (part, values) = match state.leaf(path).filter(|leaf| leaf.steps > 0) {
             Some(leaf) => (leaf.part(), leaf.own_part(&**variable)?),
-            None if state.rank() == 0 => (0..variable.elem_count(), variable.clone()),
+            None if state.world.rank() == 0 => (0..variable.elem_count(), variable.clone()),
             None => (0..0, variable.clone()),
         };
         let entry = EntryInfo {
@@ -331,6 +332,6 @@ pub(super) fn entries<'s>(
         .map(|(path, variable)| SavedTensor::variable(state, path, variable));
     let bytes = bytes
         .iter()
-        .map(|(name, bytes)| Ok(SavedTensor::bytes(name, bytes, state.rank() == 0)));
+        .map(|(name, bytes)| Ok(SavedTensor::bytes(name, bytes, state.world.rank() == 0)));
     tensors.chain(variables).chain(bytes).collect()
 }

@@ -11,7 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::model::Model;
 use crate::model::lent::Lent;
 use crate::numbers::ranges_to_read;
-use crate::ranks::{Agreement, Aspect, Call};
+use crate::ranks::{Aspect, Call};
 use crate::rule::StateParts;
 use crate::rule::field::Number;
 use crate::tensors::Tensor;
@@ -80,18 +80,14 @@ impl CheckpointFile {
                     .iter_mut()
                     .for_each(|by_path| by_path.retain(|path, _| !self.is_excepted(state, path)));
                 let restoration = self.restoration(state, variables.as_ref())?;
-                let agreement =
-                    Agreement::new(vec![Aspect::new("what is restored", self.words(model.is_some()))]);
-                Ok((
-                    (variables.unwrap_or_default(), restoration),
-                    agreement,
-                    Vec::new(),
-                ))
+                Ok((variables.unwrap_or_default(), restoration))
             });
-        let ((variables, mut restoration), _) = state.agree_on(Call::Restore, plan)?;
+        let (variables, mut restoration) = state.world.compare(Call::Restore, plan, |_| {
+            Ok(vec![Aspect::new("what is restored", self.words(model.is_some()))])
+        })?;
         let settings_warning = restoration.replaced.take();
         let assigned = self.assign(state, &variables, restoration);
-        let restored = state.settle(Call::Restored, assigned)?;
+        let restored = state.world.settle(Call::Restored, assigned)?;
         settings_warning.map(|warning| state.warnings.record(warning));
         state.warn_of_order();
         Ok(restored)

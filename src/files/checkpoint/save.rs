@@ -150,7 +150,7 @@ impl<'s> Checkpoint<'s> {
     pub fn save(self, path: impl AsRef<Path>) -> Result<Vec<Warning>> {
         let (path, state) = (path.as_ref(), self.state);
         self.with_content(path, |content, numbers| {
-            let tensors = write(state.world.as_ref(), path, content)?;
+            let tensors = write(&state.world, Call::File, path, content)?;
             Ok(file_warnings(
                 path,
                 state.calls,
@@ -238,7 +238,7 @@ impl<'s> Checkpoint<'s> {
             }
             Err(error) => (None, Err(error)),
         };
-        let (record, shapes) = agree_on_record(state, path, record, &bytes)?;
+        let (record, shapes) = agree_on_record(state, record, &bytes)?;
         let content = entries(state, shapes, model.as_ref(), &bytes)
             .and_then(|tensors| FileContent::new(path, tensors, Remarks::Checkpoint(&record)));
         let numbers = record
@@ -292,19 +292,16 @@ impl StateTree {
     /// system fails.
     pub fn save_masters<M: Model + ?Sized>(&self, model: &M, path: impl AsRef<Path>) -> Result<Vec<Warning>> {
         let path = path.as_ref();
-        let parts = self.check_names().and_then(|()| self.master_parts(model));
-        let masters = self.settle(Call::SaveMasters, parts)?;
-        let tensors = self
-            .leaves()
-            .zip(masters)
-            .map(|(leaf, master)| SavedTensor::part_of(leaf, leaf.path().to_string(), master))
-            .collect();
-        let content = FileContent::new(path, tensors, Remarks::Nothing);
-        Ok(file_warnings(
-            path,
-            self.calls,
-            write(self.world.as_ref(), path, content)?,
-        ))
+        let content = self.check_names().and_then(|()| {
+            let tensors = self
+                .leaves()
+                .zip(self.master_parts(model)?)
+                .map(|(leaf, master)| SavedTensor::part_of(leaf, leaf.path().to_string(), master))
+                .collect();
+            FileContent::new(path, tensors, Remarks::Nothing)
+        });
+        let non_finite = write(&self.world, Call::SaveMasters, path, content)?;
+        Ok(file_warnings(path, self.calls, non_finite))
     }
 }
 

@@ -23,7 +23,7 @@ use super::save::{Checkpoint, file_warnings};
 use super::write::{FileContent, NonFiniteEntry, write};
 use crate::error::warning::Warning;
 use crate::error::{Error, ErrorKind, Result};
-use crate::ranks::Call;
+use crate::ranks::{Call, StateWorld};
 
 /// Saves checkpoints while the training goes on, each in a file of its own.
 ///
@@ -164,7 +164,7 @@ impl CheckpointSaver {
         let (path, state) = (self.series.path(step), checkpoint.state());
         let earlier_warnings = self.wait().and_then(|warnings| {
             // Only rank 0 checks, because other ranks may see changes of a shared folder later.
-            if state.rank() == 0 {
+            if state.world.rank() == 0 {
                 self.check_later_files(step)?
             };
             Ok(warnings)
@@ -172,14 +172,14 @@ impl CheckpointSaver {
         if state.is_divided() {
             // Without this agreement the other ranks would wait in `Checkpoint::save` for a rank that
             // refuses.
-            let mut warnings = state.settle(Call::Save, earlier_warnings)?;
+            let mut warnings = state.world.settle(Call::Save, earlier_warnings)?;
             warnings.extend(checkpoint.save(&path)?);
-            let removed = if state.rank() == 0 {
+            let removed = if state.world.rank() == 0 {
                 self.removal(step).run()
             } else {
                 Ok(())
             };
-            state.settle(Call::Saved, removed)?;
+            state.world.settle(Call::Saved, removed)?;
             self.broken_steps.remove(&step);
             return Ok(warnings);
         }
@@ -434,7 +434,13 @@ impl Snapshot {
             calls,
         } = self;
         let tensors = tensors.into_iter().map(|tensor| tensor.in_room(&room)).collect();
-        let warnings = write(None, path, Ok(FileContent { tensors, layout })).map(|non_finite_tensors| {
+        let warnings = write(
+            &StateWorld::ALONE,
+            Call::File,
+            path,
+            Ok(FileContent { tensors, layout }),
+        )
+        .map(|non_finite_tensors| {
             file_warnings(
                 path,
                 calls,

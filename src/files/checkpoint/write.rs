@@ -1,7 +1,7 @@
 //! Writing a file: all ranks write their parts, then rank 0 renames it into place.
 //!
 //! 1. Rank 0 makes a temporary file. All ranks compare tensors and head, and get the file's name
-//!    (`Call::File`).
+//!    (`Call::File`, or `Call::SaveMasters`, which makes no other agreement before).
 //! 2. Each rank writes its parts, and sends checksums and numbers that are not finite to all
 //!    (`Call::Pieces`).
 //! 3. Rank 0 joins the checksums and renames the file (`Call::Saved`).
@@ -11,7 +11,6 @@
 use std::io;
 use std::path::Path;
 
-use super::agreement::path_aspect;
 use super::layout::{EntryInfo, FileLayout, Remarks, SavedTensor};
 use super::pieces::{FilePiece, PieceWriter, join};
 use super::replace::{NewFile, io_failure, open_shared};
@@ -20,7 +19,7 @@ use crate::numbers::Watch;
 use crate::ranks::{Agreement, Aspect, Call, StateWorld};
 use crate::rule::field::Number;
 
-/// Writes a file with this content. Each rank of the world writes its parts.
+/// Writes a file with this content. Each rank of the world writes its parts. `call` is the first agreement.
 ///
 /// Returns, on all ranks, the first number of each tensor that is infinite or NaN. If several ranks have such
 /// a number, the tensor has several entries.
@@ -29,29 +28,24 @@ use crate::rule::field::Number;
 /// If one rank fails, all ranks get an error. The old file is still at `path`, unless only the flush of the
 /// folder failed.
 pub(crate) fn write(
-    world: Option<&StateWorld>,
+    world: &StateWorld,
+    call: Call,
     path: &Path,
     content: Result<FileContent<'_>>,
 ) -> Result<Vec<NonFiniteEntry>> {
     let with_path = |error: Error| error.in_file("checkpoint", path);
     let proposal = content.and_then(|content| NewCheckpoint::new(world, path, content).map_err(with_path));
-    let (checkpoint, names) = StateWorld::all_agree_on(world, Call::File, proposal)?;
-    let name = names
-        .first()
-        .map_or(Ok(""), |name| std::str::from_utf8(name))
-        .map_err(Error::other)?;
+    let (checkpoint, names) = world.agree_on(call, proposal)?;
+    let name = std::str::from_utf8(&names[0]).map_err(Error::other)?;
     let message = checkpoint.write_parts(path, name).map_err(with_path);
-    let messages = match world {
-        Some(world) => world.agree(Call::Pieces, message)?,
-        None => vec![message?],
-    };
+    let ((), messages) = world.agree(Call::Pieces, message.map(|bytes| ((), bytes)))?;
     let parse = |message: &Vec<u8>| serde_json::from_slice(message).map_err(Error::other);
     let parts: Result<Vec<(Vec<NonFiniteEntry>, Vec<FilePiece>)>> = messages.iter().map(parse).collect();
     let non_finite = parts.and_then(|parts| {
         let (non_finite, pieces): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
         checkpoint.finish(pieces.concat()).map(|()| non_finite.concat())
     });
-    StateWorld::settle(world, Call::Saved, non_finite.map_err(with_path))
+    world.settle(Call::Saved, non_finite.map_err(with_path))
 }
 
 /// The name of a tensor, and the index and value of its first number that is not finite.
@@ -114,22 +108,16 @@ struct NewCheckpoint<'s> {
 impl<'s> NewCheckpoint<'s> {
     /// Makes the file on rank 0. Also returns the aspects to compare, and the file's name for other ranks.
     fn new(
-        world: Option<&StateWorld>,
+        world: &StateWorld,
         path: &Path,
         content: FileContent<'s>,
     ) -> Result<(Self, Agreement<'static>, Vec<u8>)> {
         let FileContent { tensors, layout } = &content;
-        let is_divided = StateWorld::several(world).is_some();
-        let file = (world.map_or(0, StateWorld::rank) == 0)
-            .then(|| NewFile::create(path))
-            .transpose()?;
+        let file = (world.rank() == 0).then(|| NewFile::create(path)).transpose()?;
         let entry = |EntryInfo { name, dtype, shape }: &EntryInfo| {
             format!("{name:?} of shape {shape:?} in {dtype:?}")
         };
-        let words = tensors
-            .iter()
-            .filter(|_| is_divided)
-            .map(|tensor| entry(&tensor.entry));
+        let words = tensors.iter().map(|tensor| entry(&tensor.entry));
         let tensors_aspect = Aspect::of_words("the tensors to save", words.collect());
         let head_aspect = Aspect::new(
             "the head of the file",
@@ -137,10 +125,11 @@ impl<'s> NewCheckpoint<'s> {
         );
         let name = file
             .iter()
-            .filter(|_| is_divided)
+            .filter(|_| world.several().is_some())
             .flat_map(|file| file.share().into_bytes())
             .collect();
-        let agreement = Agreement::new(vec![path_aspect(path), tensors_aspect, head_aspect]);
+        let path_aspect = Aspect::new("the path to save at", format!("{path:?}"));
+        let agreement = Agreement::new(vec![path_aspect, tensors_aspect, head_aspect]);
         Ok((NewCheckpoint { content, file }, agreement, name))
     }
 

@@ -51,8 +51,10 @@ impl TorchState {
                     .and_then(|()| comparison.continuation(state))
                     .map_err(|error| self.with_file(error))
             });
-        let continuation = state.settle(Call::Torch, plan)?;
-        let adjustment = state.settle(Call::Torch, field_adjustment(state, &continuation))?;
+        let continuation = state.world.settle(Call::Torch, plan)?;
+        let adjustment = state
+            .world
+            .settle(Call::Torch, field_adjustment(state, &continuation))?;
         let entries = entries(state, &continuation);
         let on_non_finite = "call `TorchState::accepting_non_finite` first";
         // An error without a parameter is about ranks or their links, and not about this file.

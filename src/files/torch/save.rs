@@ -17,7 +17,7 @@ use crate::files::checkpoint::layout::{Remarks, SavedTensor, entry_name};
 use crate::files::checkpoint::save::file_warnings;
 use crate::files::checkpoint::write::{FileContent, write};
 use crate::numbers::elem_count;
-use crate::ranks::{Agreement, Aspect, Call};
+use crate::ranks::Call;
 use crate::tree::{Leaf, StateTree};
 
 impl StateTree {
@@ -40,31 +40,18 @@ impl StateTree {
         let plan = self
             .check_names()
             .and_then(|()| counterparts_and_groups(self))
-            .map(|plan| (plan, Agreement::new(optimiser_aspects(self)), Vec::new()))
             .map_err(|error| in_file(path, error));
-        let ((counterparts, groups), _) = self.agree_on(Call::TorchSave, plan)?;
+        let (counterparts, groups) = self.world.compare(Call::TorchSave, plan, |_| {
+            Ok(self.leaves().map(Leaf::optimiser_aspect).collect())
+        })?;
         let mut tensors = Vec::new();
-        for (leaf, counterpart) in self.leaves().zip(&counterparts) {
-            add_entries(&mut tensors, self.rank(), leaf, counterpart)?;
-        }
-        Ok(file_warnings(
-            path,
-            self.calls,
-            write(
-                self.world.as_ref(),
-                path,
-                FileContent::new(path, tensors, Remarks::Text(GROUPS, &groups)),
-            )?,
-        ))
-    }
-}
-
-/// The optimiser of each leaf, which has to be the same on all ranks.
-fn optimiser_aspects(state: &StateTree) -> Vec<Aspect> {
-    if state.is_divided() {
-        state.leaves().map(Leaf::optimiser_aspect).collect()
-    } else {
-        Vec::new()
+        let mut leaves = self.leaves().zip(&counterparts);
+        let rank = self.world.rank();
+        let content = leaves
+            .try_for_each(|(leaf, counterpart)| add_entries(&mut tensors, rank, leaf, counterpart))
+            .and_then(|()| FileContent::new(path, tensors, Remarks::Text(GROUPS, &groups)));
+        let non_finite = write(&self.world, Call::File, path, content)?;
+        Ok(file_warnings(path, self.calls, non_finite))
     }
 }
 

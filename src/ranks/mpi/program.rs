@@ -2,7 +2,6 @@
 
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 
 use mpi::Threading;
 use mpi::environment::initialize_with_threading;
@@ -59,7 +58,6 @@ where
     };
     // The end of MPI waits for all ranks without end. If another rank is still in a call, this agreement
     // finds two different calls, and the job ends with an error instead.
-    let farewell = StateWorld::new(Arc::new(world.clone())).agree(Call::End, Ok(Vec::new()));
-    farewell.unwrap_or_else(|error: Error| world.fail(&error));
-    Ok(value)
+    let farewell = StateWorld::over(&world).settle(Call::End, Ok(value));
+    Ok(farewell.unwrap_or_else(|error: Error| world.fail(&error)))
 }

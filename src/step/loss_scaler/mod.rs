@@ -258,8 +258,8 @@ impl LossScaler {
     }
 
     /// The scale that an update divides by; `None` if the scaler is off. `reported_scale` is the scale that
-    /// the gradients report for their loss.
-    pub(crate) fn divisor(&self, reported_scale: Option<f64>) -> Result<Option<f64>> {
+    /// the gradients report for their loss. With a `weight` of 0, as on a rank without data, no loss is needed.
+    pub(crate) fn divisor(&self, reported_scale: Option<f64>, weight: u64) -> Result<Option<f64>> {
         self.check()?;
         if !self.enabled {
             return check_unscaled(reported_scale).map(|()| None);
@@ -274,7 +274,8 @@ impl LossScaler {
                  iteration go into `LossScaler::iteration`",
             )
         };
-        let pending = self.pending.ok_or_else(unscaled_error)?;
+        let scale_without_loss = (weight == 0).then_some(self.scale);
+        let pending = self.pending.or(scale_without_loss).ok_or_else(unscaled_error)?;
         match reported_scale {
             Some(scale) if scale != pending => Err(other_scale_error(scale)
                 .with_expected(format_args!(

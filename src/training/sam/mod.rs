@@ -148,7 +148,7 @@ impl Sam {
             copies,
         } = match self.prepare(state, model) {
             Ok(ascent) => ascent,
-            Err(error) => return state.settle(Call::Update, Err(error)),
+            Err(error) => return state.world.settle(Call::Update, Err(error)),
         };
         // The exchange is made before the update, because parameters must also be restored after an error of
         // the update: a device may have written some, or a rank may have left.

@@ -2,21 +2,20 @@
 //! changed, and the next call works.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::path::Path;
+use std::sync::Arc;
 
 use candle_core::DType;
 use optimisers::{
-    Adafactor, Checkpoint, CheckpointFile, CommunicationError, Communicator, ErrorKind, LocalRank,
-    LossScaler, MixedPrecision, Result, Setup, StateTree, Warning, Weights, setup, update,
+    Adafactor, Checkpoint, CheckpointFile, Communicator, ErrorKind, LossScaler, MixedPrecision, Result,
+    Setup, StateTree, Warning, Weights, setup, update,
 };
 
 use crate::files::checkpoint_files::names;
 use support::common::{Grads, Vars, assert_same, model, says, snapshot, tensor};
 use support::crafted_checkpoints::{Pieces, file_of};
 use support::reports::{gradients, parameters};
-use support::threads::on;
+use support::threads::{Failure, Leaving, on};
 
 fn rule() -> impl optimisers::IntoOptimiser + Clone {
     MixedPrecision::new(DType::F32, optimisers::AdamW::new(0.1))
@@ -131,103 +130,44 @@ fn an_error_in_a_save_is_one_on_all_ranks() {
     });
 }
 
-/// What a call of a transport returns.
-type Sent = std::result::Result<(), CommunicationError>;
-
-/// What happens to a rank, or in a folder.
-type Then = fn(&mut Option<LocalRank>, &Path);
-
-/// A rank on which something happens behind a call.
-#[derive(Clone, Debug)]
-struct Watched {
-    rank: usize,
-    size: usize,
-    /// `None` once it has left.
-    own: Arc<Mutex<Option<LocalRank>>>,
-    /// How many calls come before.
-    calls: Arc<AtomicI64>,
-    then: Then,
-    folder: PathBuf,
-}
-
-impl Watched {
-    fn new(own: LocalRank, folder: &Path, then: Then) -> Self {
-        let (rank, size, calls) = (own.rank(), own.size(), Arc::new(AtomicI64::new(i64::MAX)));
-        Watched {
-            rank,
-            size,
-            own: Arc::new(Mutex::new(Some(own))),
-            calls,
-            then,
-            folder: folder.into(),
-        }
-    }
-
-    fn call(&self, call: impl FnOnce(&LocalRank) -> Sent) -> Sent {
-        let mut own = self.own.lock().expect("one caller");
-        let outcome = own
-            .as_ref()
-            .map_or(Err(CommunicationError::Gone { rank: self.rank }), call);
-        if self.calls.fetch_sub(1, Ordering::Relaxed) == 0 {
-            (self.then)(&mut own, &self.folder);
-        }
-        outcome
-    }
-}
-
-impl Communicator for Watched {
-    fn rank(&self) -> usize {
-        self.rank
-    }
-
-    fn size(&self) -> usize {
-        self.size
-    }
-
-    fn exchange(&self, to: &[Vec<&[u8]>], from: &mut [Vec<&mut [u8]>]) -> Sent {
-        self.call(|own| own.exchange(to, from))
-    }
-
-    fn gather(&self, own: &[&[u8]], from: &mut [Vec<&mut [u8]>]) -> Sent {
-        self.call(|rank| rank.gather(own, from))
-    }
-}
-
-/// The calls of a save: what each wants, the file's name, the pieces (each in two, the lengths first), and
-/// that it is done.
-const PIECES: i64 = 5;
+/// How many words of a save come before the last, that it is done: what each wants, the file's name and the
+/// pieces, each in two, the lengths first.
+const PIECES: usize = 6;
 
 #[test]
 fn a_rank_that_leaves_in_the_middle_of_a_save() {
-    for (leaves, calls) in [1, 0]
+    for (leaver, words) in [1, 0]
         .into_iter()
-        .flat_map(|rank| (0..=PIECES).map(move |calls| (rank, calls)))
+        .flat_map(|rank| (0..=PIECES).map(move |words| (rank, words)))
     {
         let folder = Arc::new(tempfile::tempdir().expect("a folder"));
         let path = folder.path().join("run");
         let files = on(3, move |own| {
             let path = folder.path().join("run");
-            let world = Watched::new(own, folder.path(), |own, _| *own = None);
+            let world = Leaving::new(own, usize::MAX, Failure::Before);
             let (model, mut state) = trained(&world);
             Checkpoint::new(&state).save(&path).expect("a save");
             let old = fs::read(&path).expect("the file");
             update(&mut state, &model, &gradients(1, 0, DType::BF16)).expect("an update");
-            if world.rank() == leaves {
-                world.calls.store(calls, Ordering::Relaxed);
-            }
+            let (left, said) = if world.rank() == leaver {
+                (words, "this rank leaves".to_string())
+            } else {
+                (usize::MAX, format!("rank {leaver} has left"))
+            };
+            world.say(left);
             says(
                 &Checkpoint::new(&state).save(&path).expect_err("an error on all"),
-                &["has left"],
+                &[&said],
             );
             (folder.clone(), old)
         });
         for (folder, old) in files {
-            assert_eq!(names(folder.path()), ["run"], "rank {leaves} after {calls} calls");
+            assert_eq!(names(folder.path()), ["run"], "rank {leaver} after {words} words");
             // When all pieces are there, the file is put into its place.
             assert_eq!(
                 fs::read(&path).expect("a file") == old,
-                calls < PIECES,
-                "rank {leaves} after {calls} calls"
+                words < PIECES,
+                "rank {leaver} after {words} words"
             );
             let _ = CheckpointFile::open(&path).expect("a whole file");
         }
@@ -236,21 +176,23 @@ fn a_rank_that_leaves_in_the_middle_of_a_save() {
 
 #[test]
 fn a_folder_that_one_rank_does_not_see() {
+    fn lose_partial(folder: &Path) {
+        let partial = names(folder)
+            .into_iter()
+            .filter(|name| name.ends_with(".partial"));
+        partial.for_each(|name| fs::remove_file(folder.join(name)).expect("it is there"));
+    }
     let folder = Arc::new(tempfile::tempdir().expect("a folder"));
+    let failure = Failure::Then(lose_partial, Box::leak(Box::<Path>::from(folder.path())));
     on(3, move |own| {
         let path = folder.path().join("run");
-        let world = Watched::new(own, folder.path(), |_, folder| {
-            let partial = names(folder)
-                .into_iter()
-                .filter(|name| name.ends_with(".partial"));
-            partial.for_each(|name| fs::remove_file(folder.join(name)).expect("it is there"));
-        });
+        let world = Leaving::new(own, usize::MAX, failure);
         let (model, state) = trained(&world);
         Checkpoint::new(&state).save(&path).expect("a save");
         let old = fs::read(&path).expect("the file");
         if world.rank() == 1 {
-            // Behind the call that has brought the file's name.
-            world.calls.store(3, Ordering::Relaxed);
+            // Behind the word that has brought the file's name.
+            world.say(3);
         }
         says(
             &Checkpoint::new(&state).save(&path).expect_err("an error on all"),

@@ -7,6 +7,7 @@ mod divided_checkpoint_errors;
 mod divided_checkpoints;
 mod divided_edits;
 mod divided_errors;
+mod divided_faults;
 mod local_ranks;
 #[cfg(feature = "nccl")]
 mod nccl;

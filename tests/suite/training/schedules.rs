@@ -1137,7 +1137,7 @@ fn ranks_at_different_steps_of_a_schedule_are_refused() {
     });
     for (kind, text) in refused {
         assert!(
-            kind == ErrorKind::Ranks && text.contains("differs in the optimiser of \"0\""),
+            kind == ErrorKind::Ranks && text.contains("differs in the count of applied steps"),
             "{text}"
         );
     }
