@@ -63,7 +63,7 @@ impl StateWorld {
     }
 
     /// The transport, if there are several ranks.
-    pub(crate) fn several(&self) -> Option<&dyn Communicator> {
+    pub(crate) fn communicator_to_others(&self) -> Option<&dyn Communicator> {
         self.communicator().filter(|communicator| communicator.size() > 1)
     }
 
@@ -113,25 +113,16 @@ impl StateWorld {
                 (Err(error), text)
             }
         };
-        // The count is locked until both messages are through, because agreements of two clones must not
-        // interleave.
-        let mut count = shared.count.lock().unwrap_or_else(PoisonError::into_inner);
-        let AgreementCount { state, agreements } = *count;
-        let openings = shared.gather_openings(Opening::new(
-            call,
-            [state, agreements, value.is_err().into(), bytes.len() as u64],
-        ))?;
-        if let Err(error) = check_openings(&openings) {
-            count.catch_up(&openings);
-            return Err(value.err().unwrap_or(error));
-        }
-        // Refusals are counted as well, because all ranks have taken part.
-        *count = AgreementCount {
-            state: openings[0].state,
-            agreements: agreements + 1,
+        let exchanged = shared.exchange_messages(call, value.is_err(), bytes);
+        let (value, openings, messages) = match (value, exchanged) {
+            (Ok(value), Ok((openings, messages))) => (value, openings, messages),
+            // The own error of a rank is the reason for what follows, unless another rank has left: then that
+            // may be why this rank refuses.
+            (Err(_), Err(error)) if error.kind() == ErrorKind::Communication && error.rank().is_some() => {
+                return Err(error);
+            }
+            (Err(error), _) | (_, Err(error)) => return Err(error),
         };
-        let messages = shared.gather_bytes(bytes, |rank| openings[rank].length as usize)?;
-        let value = value?;
         match openings.iter().position(|opening| opening.refuses != 0) {
             Some(rank) => {
                 let error = Error::new(ErrorKind::Ranks, format!("rank {rank} refused")).of_rank(rank);
@@ -146,7 +137,7 @@ impl StateWorld {
     /// # Errors
     /// As [`StateWorld::agree`].
     pub(crate) fn settle<T>(&self, call: Call, result: Result<T>) -> Result<T> {
-        if self.several().is_none() {
+        if self.communicator_to_others().is_none() {
             return result;
         }
         let (value, _) = self.agree(call, result.map(|value| (value, Vec::new())))?;
@@ -155,6 +146,31 @@ impl StateWorld {
 }
 
 impl SharedWorld {
+    /// Sends this rank's messages to all ranks. Returns the openings and the bytes of all ranks.
+    fn exchange_messages(
+        &self,
+        call: Call,
+        refuses: bool,
+        own_bytes: Vec<u8>,
+    ) -> Result<(Vec<Opening>, Vec<Vec<u8>>)> {
+        // The count is locked until both messages are through, because agreements of two clones must not
+        // interleave.
+        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        let AgreementCount { state, agreements } = *count;
+        let openings = self.gather_openings(Opening::new(
+            call,
+            [state, agreements, refuses.into(), own_bytes.len() as u64],
+        ))?;
+        check_openings(&openings).inspect_err(|_| count.catch_up(&openings))?;
+        // Refusals are counted as well, because all ranks have taken part.
+        *count = AgreementCount {
+            state: openings[0].state,
+            agreements: agreements + 1,
+        };
+        let messages = self.gather_bytes(own_bytes, |rank| openings[rank].length as usize)?;
+        Ok((openings, messages))
+    }
+
     /// The openings of all ranks.
     fn gather_openings(&self, own_opening: Opening) -> Result<Vec<Opening>> {
         let messages = self.gather_bytes(own_opening.to_bytes(), |_| size_of::<Opening>())?;

@@ -130,7 +130,7 @@ impl StateWorld {
         prepared: Result<T>,
         aspects: impl FnOnce(&T) -> Result<Vec<Aspect>>,
     ) -> Result<T> {
-        if self.several().is_none() {
+        if self.communicator_to_others().is_none() {
             return prepared;
         }
         let with_aspects = prepared.and_then(|value| {

@@ -175,17 +175,15 @@ pub(super) fn check_openings(openings: &[Opening]) -> Result<()> {
     if let Some(OddRank { rank, usual }) = odd_rank(&calls) {
         let (odd_opening, usual_opening) = (&openings[rank], &openings[usual]);
         // A rank that fails between two agreements passes its error to an earlier one than the other ranks.
-        let has_failed = odd_opening.refuses | usual_opening.refuses != 0;
-        let (verb, remedy) = match has_failed {
-            true => (
+        let (verb, remedy) = if odd_opening.refuses | usual_opening.refuses != 0 {
+            (
                 "called ",
                 "look for the error that the rank that failed has returned",
-            ),
-            false => {
-                let remedy = "make the same calls in the same order on all ranks: look for a call that only \
-                              some of them reach";
-                ("", remedy)
-            }
+            )
+        } else {
+            let remedy = "make the same calls in the same order on all ranks: look for a call that only some \
+                          of them reach";
+            ("", remedy)
         };
         let problem = format!(
             "rank {rank} {}{}, and rank {usual} {}{}",

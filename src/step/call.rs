@@ -71,7 +71,7 @@ pub(crate) struct UpdateCall {
 
 impl UpdateCall {
     /// A call with the loss scale of `scaler`. `reported_scale` is the scale that the gradients report
-    /// for their loss.
+    /// for their loss. If the state `is_divided`, a rank with weight 0 has no data.
     ///
     /// # Errors
     /// If `scaler` is out of range or has scaled no loss, or if the update would not divide by
@@ -80,9 +80,11 @@ impl UpdateCall {
         options: UpdateOptions,
         scaler: Option<&LossScaler>,
         reported_scale: Option<f64>,
+        is_divided: bool,
     ) -> Result<Self> {
+        let has_data = !is_divided || options.weight > 0;
         let scale = match scaler {
-            Some(scaler) => scaler.divisor(reported_scale, options.weight)?,
+            Some(scaler) => scaler.divisor(reported_scale, has_data)?,
             None => check_unscaled(reported_scale).map(|()| None)?,
         };
         counts::check("Update: weight is", options.weight)?;

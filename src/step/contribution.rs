@@ -19,6 +19,7 @@ pub(crate) struct OwnLeaf<'x> {
     /// This rank's part of the parameter.
     pub(crate) x: Lent<'x>,
     /// This rank's gradient of the whole parameter, because other ranks get their parts from this gradient.
+    /// `None` without a gradient or with weight 0.
     pub(crate) gradient: Option<Tensor>,
 }
 
@@ -36,11 +37,15 @@ impl<'x> OwnLeaf<'x> {
         let own_leaf = OwnLeaf {
             parts: leaf.parts_of_ranks()?,
             x: leaf.own_part(x)?,
-            gradient: own_gradient(leaf, x, sources?, targets)?,
+            // A rank with weight 0 sends nothing.
+            gradient: match (sources?, call.options.weight) {
+                (_, 0) => None,
+                (sources, _) => own_gradient(leaf, x, sources, targets)?,
+            },
         };
         // With `finite_only` an overflow on the wire skips the call, so an overflow is no error here.
         let takes_overflow = call.options.finite_only || call.options.takes_overflow;
-        if !takes_overflow && call.options.weight > 0 && !leaf.frozen {
+        if !takes_overflow && !leaf.frozen {
             own_leaf.check_no_overflow(leaf.path())?;
         }
         Ok(own_leaf)
@@ -262,22 +267,15 @@ impl Contribution {
             .collect()
     }
 
-    /// Whether the rank counts in the mean, but has no gradient at all.
-    pub(super) fn lacks_all(&self) -> bool {
-        self.weight > 0 && self.dtypes.iter().all(Option::is_none)
-    }
-
     /// The contribution in the message of a rank. The message must have a dtype for each leaf.
     pub(crate) fn from_message((rank, message): (usize, &Vec<u8>), leaf_count: usize) -> Result<Self> {
         let weight_and_codes = message
             .split_first_chunk()
             .filter(|(_, codes)| codes.len() == leaf_count);
         let (weight, codes) = weight_and_codes.ok_or_else(|| unreadable_error(rank))?;
-        let weight = u64::from_le_bytes(*weight);
-        let dtype = |code: &u8| dtype_of_code(*code).filter(|_| weight > 0);
         Ok(Contribution {
-            weight,
-            dtypes: codes.iter().map(dtype).collect(),
+            weight: u64::from_le_bytes(*weight),
+            dtypes: codes.iter().map(|code| dtype_of_code(*code)).collect(),
         })
     }
 }

@@ -67,7 +67,7 @@ impl<'s> Update<'s, &'s StateTree> {
             options,
             scaler,
         } = self;
-        let call = UpdateCall::new(options, scaler.as_deref(), grads.loss_scale())?;
+        let call = UpdateCall::new(options, scaler.as_deref(), grads.loss_scale(), false)?;
         state.check_whole("`Update::functional`")?;
         check_known(state, grads)?;
         let loss_scale = call.loss_scale;

@@ -223,14 +223,12 @@ impl<'a> LeafUpdate<'_, 'a> {
             if follows_master {
                 check_rounded(master, x, extent)
             } else {
-                Leaf::check_last_checksum(*last_checksum, x)
+                let is_current = |(steps_then, _): &(u64, u32)| *steps_then == *steps;
+                Leaf::check_last_checksum(last_checksum.filter(is_current), x)
             }
             .map_err(locate)?;
         }
         if makes_step {
-            // Cleared until `StepSummary::committed_outcome` sets the checksum again, because a commit that
-            // fails may have written the parameter.
-            *last_checksum = None;
             let next = counts::add(*steps, 1);
             job.counters.push((steps, next));
         }

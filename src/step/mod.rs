@@ -4,7 +4,6 @@
 
 pub(crate) mod call;
 pub(crate) mod contribution;
-pub(crate) mod exchange;
 #[cfg(feature = "candle")]
 pub(crate) mod functional;
 pub(crate) mod leaf;

@@ -64,10 +64,6 @@ pub(super) fn step<'g>(
     } = &mut *state;
     let (ranks, by_leaf) = Ranks::agree(world, &mut call, leaves, parameters, grads, by_leaf)?;
     let mut jobs = pool.take(leaves.len());
-    let checksums: Vec<Option<u32>> = match leaves.iter().any(|leaf| leaf.last_checksum.is_some()) {
-        true => leaves.iter().map(|leaf| leaf.last_checksum).collect(),
-        false => Vec::new(),
-    };
     let reduce_result = catch_unwind(AssertUnwindSafe(|| {
         let call = StepCall {
             call: &call,
@@ -79,18 +75,9 @@ pub(super) fn step<'g>(
         };
         call.plan(&mut jobs)?.reduce(norms, sums)
     }));
-    let commits = matches!(&reduce_result, Ok(Ok(step)) if step.ending == Ending::Committed);
     let end_result = reduce_result.map(|result| result.and_then(ReducedStep::commit));
     // The jobs go back before `?`, so that their memory is also kept after an error.
     pool.recycle(jobs);
-    if !commits {
-        // The plan clears the checksums, because a commit may fail. This call writes nothing, so the old
-        // checksums still hold.
-        leaves
-            .iter_mut()
-            .zip(checksums)
-            .for_each(|(leaf, checksum)| leaf.last_checksum = checksum);
-    }
     let ended_step = end_result.unwrap_or_else(|panic| resume_unwind(panic))?;
     #[cfg(feature = "candle")]
     let wire_warning = may_warn_of_wire
@@ -192,6 +179,7 @@ impl<'a> StepCall<'a> {
                 .filter(|update| update.leaf.is_some())
                 .try_for_each(make)
         });
+        let result = result.and_then(|()| ranks.check_required(call, &updates));
         ranks.world.settle(Call::Plan, result)?;
         let summary = StepSummary::new(call, updates.iter().map(|update| &update.plan));
         let plans = updates.into_iter().map(|update| update.plan);

@@ -19,7 +19,7 @@ use crate::ranks::{Aspect, Call, Communicator, Divisible, LeafParts, StateWorld,
 use crate::rule::{Adjust, IntoOptimiser, Optimiser, Parameter};
 use crate::tensors::Tensor;
 use crate::tree::{
-    ChoiceCache, ChosenOptimisers, StateTree, check_patterns, choose_optimisers, is_trainable,
+    ChoiceCache, ChosenOptimisers, StateTree, check_offload, check_patterns, choose_optimisers, is_trainable,
     optimiser_aspects, values_aspect,
 };
 
@@ -144,8 +144,8 @@ impl Setup {
     /// # What is computed
     /// The gradient is the mean over the ranks, `Σ w·g / Σ w`, with the [weight](crate::Update::weight) w of
     /// each rank's call. The weights are divided by their greatest common divisor, so equal weights become 1.
-    /// Gradients are added up in the dtype of the arithmetic, pairs of neighbouring ranks first. Norms, checks
-    /// and sums are over all parts.
+    /// Gradients are added up in the dtype of the arithmetic, pairs of neighbouring ranks first. Norms,
+    /// checks and sums are over all parts.
     ///
     /// If some ranks lack a gradient, it counts as zeros there, unless the state [requires
     /// all](crate::StateTree::require_all); if all lack it, it is missing. A rank without any gradient is
@@ -300,10 +300,11 @@ impl Setup {
         let plan = choices.and_then(|choices| {
             check_patterns(&choices)?;
             let choices = ChoiceCache::resolve_all(choices)?;
-            choices
-                .iter()
-                .filter(|(_, optimiser)| optimiser.is_some())
-                .try_for_each(|(variable, _)| world.check_device(variable.path(), variable.x.device()))?;
+            for (variable, optimiser) in &choices {
+                let Some(optimiser) = optimiser else { continue };
+                check_offload(variable.path(), optimiser, world.size())?;
+                world.check_device(variable.path(), variable.x.device())?;
+            }
             let wires = match choose_wire.filter(|_| world.communicator().is_some()) {
                 Some(choose_wire) => choose_wire(&choices)?,
                 None => vec![None; choices.len()],
@@ -376,7 +377,7 @@ pub(crate) fn variables<M: Model + ?Sized>(model: &M) -> Result<Vec<Variable<'_>
 /// assert_eq!(values[0], values[1]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn broadcast<'m, C, M>(world: &C, model: &'m M) -> Result<()>
+pub fn broadcast<C, M>(world: &C, model: &M) -> Result<()>
 where
     C: Communicator + Clone + 'static,
     M: Model + ?Sized,
@@ -389,19 +390,19 @@ where
             .map(|variable| variable_aspect(&world, variable))
             .collect()
     })?;
-    let Some(communicator) = world.several() else {
+    let Some(communicator) = world.communicator_to_others() else {
         return Ok(());
     };
-    let with_parts = |Variable { x, .. }: Variable<'m>| {
+    let tensors = variables.into_iter().flat_map(|Variable { x, .. }| {
         // A parameter that is divided alone and is not cut lies on rank 0, which gives its values to all.
         let parameter = Divisible {
             length: x.elem_count(),
             can_be_cut: false,
         };
         let parts = divide(&[parameter], communicator.rank(), communicator.size());
-        parts.into_iter().map(move |parts| (parts, x.clone()))
-    };
-    let tensors: Vec<_> = variables.into_iter().flat_map(with_parts).collect();
+        parts.into_iter().zip([x])
+    });
+    let tensors: Vec<_> = tensors.collect();
     share(communicator, &tensors)
 }
 
@@ -454,7 +455,7 @@ fn parts_of_choices(
     choices: &ChosenOptimisers<'_>,
     wires: Vec<Option<DType>>,
 ) -> Vec<LeafParts> {
-    if world.several().is_none() {
+    if world.communicator_to_others().is_none() {
         return Vec::new();
     }
     let included = choices

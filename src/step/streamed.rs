@@ -140,7 +140,7 @@ impl<'s> Update<'s> {
             finite_only: true,
             ..options
         };
-        let call = UpdateCall::new(options, scaler.as_deref(), None)?.with_state_settings(state);
+        let call = UpdateCall::new(options, scaler.as_deref(), None, false)?.with_state_settings(state);
         let call = UpdateCall {
             is_streamed: true,
             ..call
@@ -246,13 +246,7 @@ impl StreamedStep<'_> {
         }
         let x = &self.parameters[index];
         check_gradient(path, &**x, gradient)?;
-        let last_checksum = open_leaf.leaf.last_checksum;
-        let result = self.advance(&mut open_leaf, x, Lent::new(gradient));
-        if open_leaf.gradient_source.is_collection() {
-            // Nothing of the leaf is written, so the checksum of the last step still holds.
-            open_leaf.leaf.last_checksum = last_checksum;
-        }
-        match result? {
+        match self.advance(&mut open_leaf, x, Lent::new(gradient))? {
             Some(SkipReason::NotFinite { path: first }) => {
                 let _ = self.overflow_path.set(first);
                 if ignores_overflow {

@@ -61,7 +61,8 @@ use crate::tree::{Leaf, StateTree};
 ///
 /// # Errors
 /// - The model is not the state's.
-/// - No parameter has a gradient, or not all that are [required](StateTree::require_all).
+/// - No parameter has a gradient, on this or another rank, or not all that are
+///   [required](StateTree::require_all).
 /// - A gradient has an unknown name, another shape or device, or a dtype that is not floating-point.
 /// - The storage of a parameter, master or gradient does not hold its elements, because an in-place operation
 ///   has exchanged the storage, or because the tensor was made so ([`Memory`](crate::ErrorKind::Memory)).
@@ -223,8 +224,9 @@ impl<'s, S> Update<'s, S> {
     /// default 1.
     ///
     /// For a loss that is a mean over tokens, pass the number of tokens. With weight 0 the gradients are not
-    /// read, and need not be there: over ranks, a rank without data takes part in this way. A weight above `u64::MAX / 2` is refused, and so are weights of a window or of all ranks that
-    /// add up to more.
+    /// read. Over ranks, a rank without data takes part with weight 0; its call needs neither gradients nor,
+    /// with a [scaler](Update::scaler), a scaled loss. A weight above `u64::MAX / 2` is refused, and so are
+    /// weights of a window or of all ranks that add up to more.
     pub fn weight(mut self, count: u64) -> Self {
         self.options.weight = count;
         self
@@ -261,10 +263,11 @@ impl<'s, S> Update<'s, S> {
 
     /// Accepts a call in which no parameter has a gradient, such as an empty micro-batch.
     ///
-    /// Without this option such a call is an error, also if a single rank lacks all gradients. Windows of [`AccumGrad`](crate::AccumGrad) count the
-    /// call. The last call of a window makes the step from what the other calls of the window have collected.
-    /// Otherwise the outcome is [`Accumulated`](crate::Status::Accumulated), or
-    /// [`Skipped`](crate::Status::Skipped) if no window counted the call.
+    /// Without this option such a call is an error, also if a single rank lacks all gradients. Windows of
+    /// [`AccumGrad`](crate::AccumGrad) count the call. The last call of a window makes the step from what the
+    /// other calls of the window have collected. Otherwise the outcome is
+    /// [`Accumulated`](crate::Status::Accumulated), or [`Skipped`](crate::Status::Skipped) if no window
+    /// counted the call.
     pub fn allow_no_gradients(mut self) -> Self {
         self.options.allow_no_gradients = true;
         self
@@ -275,8 +278,8 @@ impl<'s> Update<'s> {
     /// Applies the step.
     ///
     /// # Errors
-    /// As [`update`]. With a [scaler](Update::scaler) also if no loss was scaled since the last update, or if
-    /// the scale would fall below its floor.
+    /// As [`update`]. With a [scaler](Update::scaler) also if no loss was scaled since the last update
+    /// (unless this is a rank of weight 0), or if the scale would fall below its floor.
     pub fn apply<M: Model + ?Sized, G: Gradients + ?Sized>(self, model: &M, grads: &G) -> Result<Outcome> {
         let loss_scale = grads.loss_scale();
         self.apply_scaled(model, grads, loss_scale)
@@ -410,7 +413,7 @@ impl<'s> Update<'s> {
             mut scaler,
         } = self;
         let begin = || {
-            let call = UpdateCall::new(options, scaler.as_deref(), loss_scale)?;
+            let call = UpdateCall::new(options, scaler.as_deref(), loss_scale, state.is_divided())?;
             // The model is read before the gradients: if a parameter was added after `setup`, the error about
             // the parameter is more useful than the error about its gradient.
             let parameters = state.parameters(model)?;

@@ -67,8 +67,8 @@ use crate::rule::{Described, Description, IntoOptimiser, Optimiser};
 /// finite, comes first, all gradients are downloaded before it, and only uploads overlap.
 ///
 /// # Errors
-/// [`setup`](crate::setup) refuses an `Offload` in an `Offload`, and [`Setup::over`](crate::Setup::over)
-/// refuses every `Offload`.
+/// [`setup`](crate::setup) refuses an `Offload` in an `Offload`, and over [several
+/// ranks](crate::Setup::over) every `Offload`.
 ///
 /// # Departures
 /// DeepSpeed downloads gradients during the backward pass, through pinned memory, and can delay an update by

@@ -9,7 +9,7 @@ use crate::model::lent::Lent;
 use crate::model::{Model, Variable, empty_model_error, in_path_order};
 use crate::numbers::{DType, check_supported, compute_dtype, counts};
 use crate::step::call::sources;
-use crate::step::exchange::weighted;
+use crate::step::ranks::exchange::weighted;
 use crate::tensors::{Device, Tensor, dtype_of, in_dtype, quotient, repeated_zero, sum, zeros};
 use crate::tree::is_trainable;
 
@@ -38,8 +38,9 @@ use crate::tree::is_trainable;
 /// compute dtype.
 ///
 /// If micro-batches have different sizes, give each a weight by [`add_weighted`](Accumulator::add_weighted).
-/// If ranks collect different sizes or numbers of micro-batches, or none, give the update the sum of the weights: `Update::new(&mut state).weight(accumulator.weight())`. Call
-/// `weight` before `take`, which resets the sum of the weights.
+/// If ranks collect different sizes or numbers of micro-batches, or none, give the update the sum of the
+/// weights: `Update::new(&mut state).weight(accumulator.weight())`. Call `weight` before `take`, which resets
+/// the sum of the weights.
 ///
 /// A checkpoint does not contain the sums, so save between steps.
 ///

@@ -118,9 +118,7 @@ impl StateTree {
             }
             match optimiser {
                 Some(optimiser) => {
-                    let leaf = Leaf::new(paths, &*x, optimiser, parts.next())?;
-                    leaf.check_divisible(&leaf.optimiser)?;
-                    leaves.push(Box::new(leaf));
+                    leaves.push(Box::new(Leaf::new(paths, &*x, optimiser, parts.next())?));
                 }
                 None => left_out.push(LeftOut { id, paths }),
             }
@@ -270,7 +268,7 @@ impl StateTree {
     ///
     /// State tensors move to the devices of these variables. Use this method to move a training between
     /// devices, or to give a clone of the state to a copy of the model. Over [ranks](crate::Setup::over) all
-    /// ranks call this method, with models of the same values.
+    /// ranks call this method, with parameters of the same values (running statistics may differ).
     ///
     /// # Errors
     /// If the model lacks a parameter of this state, has a parameter that is not in the state, or has two
@@ -298,8 +296,12 @@ impl StateTree {
         let plan = variables.and_then(|variables| Ok((self.rebindings(&variables)?, variables)));
         // Each rank goes on with its own parts, so the values have to be the same on all ranks.
         let ((rebindings, left_out), _) = self.world.compare(Call::Rebind, plan, |(_, variables)| {
-            let values = |variable: &Variable<'_>| values_aspect(variable.path(), &*variable.x);
-            variables.iter().map(values).collect()
+            let leaf_of = |variable: &Variable<'_>| variable.paths.iter().find_map(|path| self.leaf(path));
+            variables
+                .iter()
+                .filter(|variable| leaf_of(variable).is_some_and(|leaf| !leaf.may_differ_on_ranks()))
+                .map(|variable| values_aspect(variable.path(), &*variable.x))
+                .collect()
         })?;
         // From here on nothing can fail, because the state for other devices is already made.
         let mut leaves = std::mem::take(&mut self.leaves);

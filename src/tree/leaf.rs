@@ -20,6 +20,7 @@ use std::sync::Arc;
 use super::drives::{Drives, ScheduleAssignment};
 use crate::engine::{Buffer, CounterWrites, Progress};
 use crate::error::{Error, ErrorKind, FLOATS, Result};
+use crate::model::cuts::is_running_statistic;
 use crate::model::lent::{Lend, Lent, check_parameter};
 use crate::numbers::{DType, Shape, compute_dtype, counts, elem_count, is_supported};
 use crate::ranks::{Aspect, Held, LeafParts};
@@ -74,8 +75,9 @@ pub struct Leaf {
     /// Whether after the first step only `last_checksum` reveals a changed parameter: see
     /// [`State::needs_checksum`].
     pub(super) needs_checksum: bool,
-    /// A checksum of a sample of the parameter after the last step, if `needs_checksum`.
-    pub(crate) last_checksum: Option<u32>,
+    /// If `needs_checksum`, a checksum of a sample of the parameter after a step, with the value of `steps`
+    /// then. The checksum counts while `steps` is the same: a later step has moved the parameter.
+    pub(crate) last_checksum: Option<(u64, u32)>,
     /// A copy of the parameter, while the model has other values instead: the average, or the values to which
     /// `Sam` has moved the parameter. No failure loses the copy, and steps are refused meanwhile.
     pub(crate) parameter_aside: Option<Tensor>,
@@ -295,14 +297,7 @@ impl Leaf {
     pub(crate) fn check_divisible(&self, optimiser: &Optimiser) -> Result<()> {
         let Some(parts) = &self.parts else { return Ok(()) };
         let ranks = parts.all().len();
-        if ranks > 1 && optimiser.is_offloaded() {
-            let problem = format!(
-                "it is offloaded, but a state that is divided among {ranks} ranks does not support `Offload`"
-            );
-            return Err(Error::new(ErrorKind::Unsupported, problem)
-                .with_remedy("leave `Offload` out")
-                .at(&self.path));
-        }
+        check_offload(&self.path, optimiser, ranks)?;
         if self.is_cut() && !optimiser.is_divisible() {
             let problem = format!(
                 "it is divided among ranks, but {} needs the whole parameter",
@@ -419,6 +414,12 @@ impl Leaf {
         self.missing_gradients.calls > 0 && !self.has_had_gradient()
     }
 
+    /// Whether ranks may have different values of the parameter: running statistics move in the forward
+    /// passes of each rank, and no step makes them equal.
+    pub(crate) fn may_differ_on_ranks(&self) -> bool {
+        self.is_unreached() || is_running_statistic(&self.path)
+    }
+
     /// Whether a step has been applied since state or variable last came from outside: see `unsettled_at`.
     pub(crate) fn is_settled(&self) -> bool {
         self.steps > self.unsettled_at
@@ -529,20 +530,37 @@ impl Leaf {
 
     /// The acting optimiser as an aspect that has to be the same on all ranks.
     pub(crate) fn optimiser_aspect(&self) -> Aspect {
-        let [words, _] = optimiser_aspects(&self.path, Some(self.acting()));
-        words
+        description_aspect(&self.path, Some(self.acting()))
     }
 }
 
-/// An optimiser as aspects that have to be the same on all ranks: its description, and its `Debug` text, which
-/// also has fields that a rule does not describe.
+/// Refuses `Offload` over several ranks.
+pub(crate) fn check_offload(path: &str, optimiser: &Optimiser, ranks: usize) -> Result<()> {
+    if ranks == 1 || !optimiser.is_offloaded() {
+        return Ok(());
+    }
+    let problem = format!(
+        "it is offloaded, but a state that is divided among {ranks} ranks does not support `Offload`"
+    );
+    let error = Error::new(ErrorKind::Unsupported, problem).at(path);
+    Err(error.with_remedy("leave `Offload` out"))
+}
+
+/// An optimiser as aspects that have to be the same on all ranks: its description, and its `Debug` text,
+/// which also has fields that a rule does not describe.
 pub(crate) fn optimiser_aspects(path: &str, optimiser: Option<&Optimiser>) -> [Aspect; 2] {
-    let name = format!("the optimiser of {path:?}");
-    let words = optimiser.map(|optimiser| optimiser.description().record().words());
     [
-        Aspect::of_words(name.clone(), words.unwrap_or_else(|| vec!["none".to_string()])),
-        Aspect::new(name, format!("{optimiser:?}")),
+        description_aspect(path, optimiser),
+        Aspect::new(format!("the optimiser of {path:?}"), format!("{optimiser:?}")),
     ]
+}
+
+fn description_aspect(path: &str, optimiser: Option<&Optimiser>) -> Aspect {
+    let words = optimiser.map(|optimiser| optimiser.description().record().words());
+    Aspect::of_words(
+        format!("the optimiser of {path:?}"),
+        words.unwrap_or_else(|| vec!["none".to_string()]),
+    )
 }
 
 impl fmt::Debug for Leaf {

@@ -139,7 +139,7 @@ impl StateTree {
     ///
     /// # Errors
     /// If the model has averages instead of its parameters, if `model` is not the state's, or if ranks have
-    /// different weights. Nothing changes then.
+    /// different weights (running statistics may differ). Nothing changes then.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor, Var};
@@ -166,7 +166,10 @@ impl StateTree {
         // Each rank refreshes its own parts, so the parameters have to be the same on all ranks.
         let parameters = self.world.compare(Call::RefreshMasters, plan, |parameters| {
             let leaves = self.leaves().zip(parameters);
-            leaves.map(|(leaf, x)| values_aspect(leaf.path(), &**x)).collect()
+            leaves
+                .filter(|(leaf, _)| !leaf.may_differ_on_ranks())
+                .map(|(leaf, x)| values_aspect(leaf.path(), &**x))
+                .collect()
         })?;
         let refresh = |(leaf, x): (&mut Box<Leaf>, &Lent<'_>)| leaf.refresh(&*leaf.own_part(&**x)?);
         let outcome = self.leaves.iter_mut().zip(&parameters).try_for_each(refresh);

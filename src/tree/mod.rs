@@ -40,7 +40,7 @@ pub(crate) use drives::{
 };
 pub use entries::StateValue;
 pub use leaf::Leaf;
-pub(crate) use leaf::optimiser_aspects;
+pub(crate) use leaf::{check_offload, optimiser_aspects};
 pub use masters::MasterValues;
 pub(crate) use masters::{WeightFiles, check_equal, values_aspect};
 pub use norms::Outlier;
@@ -459,7 +459,8 @@ impl StateTree {
     /// gradient is missing. This setting does not notice the missing part, but [`audit`](crate::audit) does:
     /// see [cuts](crate::guide::cuts#what-only-the-audit-finds).
     ///
-    /// Over [ranks](crate::Setup::over) a gradient is required on each rank, except on a rank with weight 0.
+    /// Over [ranks](crate::Setup::over) each rank needs the gradient, except ranks of weight 0. In a window
+    /// of `AccumGrad` one rank is enough.
     ///
     /// The setting also holds for clones and for leaves that are added later. A checkpoint does not have the
     /// setting, which belongs to the program and its model.

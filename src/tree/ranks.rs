@@ -15,7 +15,7 @@ impl StateTree {
 
     /// Whether there are several ranks.
     pub(crate) fn is_divided(&self) -> bool {
-        self.world.several().is_some()
+        self.world.communicator_to_others().is_some()
     }
 
     /// [`share`] with the other ranks of this state. Each tensor comes with the index of its leaf.
@@ -23,7 +23,7 @@ impl StateTree {
         &self,
         tensors: impl IntoIterator<Item = (usize, &'x Lent<'m>)>,
     ) -> Result<()> {
-        let Some(communicator) = self.world.several() else {
+        let Some(communicator) = self.world.communicator_to_others() else {
             return Ok(());
         };
         let with_parts =
@@ -63,7 +63,7 @@ impl StateTree {
     /// Refuses a call that needs the whole state, if the state is divided or has lost its leaves.
     pub(crate) fn check_whole(&self, call: &'static str) -> Result<()> {
         self.check_leaves()?;
-        let Some(communicator) = self.world.several() else {
+        let Some(communicator) = self.world.communicator_to_others() else {
             return Ok(());
         };
         let ranks = communicator.size();

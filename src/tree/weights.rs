@@ -117,14 +117,15 @@ impl Leaf {
     /// Keeps a checksum of the parameter `x` after a step, if only a checksum can reveal new weights.
     pub(crate) fn keep_checksum(&mut self, x: &dyn Lend) {
         if self.needs_checksum {
-            self.last_checksum = self.own_part(x).ok().and_then(|part| sample_checksum(&*part));
+            let checksum = self.own_part(x).ok().and_then(|part| sample_checksum(&*part));
+            self.last_checksum = checksum.map(|checksum| (self.steps, checksum));
         }
     }
 
     /// Refuses a parameter `x` that differs from the checksum of the last step. Without a master only the
     /// checksum can tell, because no tensor of the state is equal to the parameter.
-    pub(crate) fn check_last_checksum(last_checksum: Option<u32>, x: &dyn Lend) -> Result<()> {
-        let Some(before) = last_checksum else {
+    pub(crate) fn check_last_checksum(last_checksum: Option<(u64, u32)>, x: &dyn Lend) -> Result<()> {
+        let Some((_, before)) = last_checksum else {
             return Ok(());
         };
         if sample_checksum(x).is_none_or(|now| now == before) {

@@ -171,11 +171,10 @@ enum PartValues<'s> {
 }
 
 impl<'s> SavedTensor<'s> {
-    /// A variable of the model. If a step has moved the variable, each rank writes its part. Otherwise rank 0
-    /// writes the whole variable, because ranks may have different values, such as BatchNorm's running
-    /// statistics.
+    /// A variable of the model. If the variable has a leaf, each rank writes its part. Rank 0 writes other
+    /// variables, and those whose values may differ, because their parts would not fit each other.
     fn variable(state: &StateTree, path: &str, variable: &'s Lent<'s>) -> Result<Self> {
-        let (part, values) = match state.leaf(path).filter(|leaf| leaf.steps > 0) {
+        let (part, values) = match state.leaf(path).filter(|leaf| !leaf.may_differ_on_ranks()) {
             Some(leaf) => (leaf.part(), leaf.own_part(&**variable)?),
             None if state.world.rank() == 0 => (0..variable.elem_count(), variable.clone()),
             None => (0..0, variable.clone()),

@@ -116,8 +116,8 @@ impl<'s> Checkpoint<'s> {
     /// # Over ranks
     /// Each rank writes its parts of state and parameters to one file, in a folder that all ranks see. The
     /// file has the bytes that a single process would write, so any number of ranks can restore from it.
-    /// Variables without a leaf have the values of rank 0. If one rank fails, or differs in bytes, loss
-    /// scaler, plateau, path or model, all ranks get an error.
+    /// Variables without a leaf, and parameters that no gradient has reached, have the values of rank 0. If
+    /// one rank fails, or differs in bytes, loss scaler, plateau, path or model, all ranks get an error.
     ///
     /// # Warnings
     /// Numbers of state or model that are infinite or NaN are saved. `save` then logs a

@@ -117,7 +117,11 @@ impl<'s> NewCheckpoint<'s> {
         let entry = |EntryInfo { name, dtype, shape }: &EntryInfo| {
             format!("{name:?} of shape {shape:?} in {dtype:?}")
         };
-        let words = tensors.iter().map(|tensor| entry(&tensor.entry));
+        // A process alone compares nothing.
+        let compared = tensors
+            .iter()
+            .filter(|_| world.communicator_to_others().is_some());
+        let words = compared.map(|tensor| entry(&tensor.entry));
         let tensors_aspect = Aspect::of_words("the tensors to save", words.collect());
         let head_aspect = Aspect::new(
             "the head of the file",
@@ -125,7 +129,7 @@ impl<'s> NewCheckpoint<'s> {
         );
         let name = file
             .iter()
-            .filter(|_| world.several().is_some())
+            .filter(|_| world.communicator_to_others().is_some())
             .flat_map(|file| file.share().into_bytes())
             .collect();
         let path_aspect = Aspect::new("the path to save at", format!("{path:?}"));

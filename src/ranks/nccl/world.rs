@@ -39,8 +39,8 @@ impl World {
     ///
     /// The page on devices has [a program for two GPUs](crate::guide::devices#two-gpus) of one process.
     pub fn over<C: Communicator + Clone + 'static>(host: &C, device: &Device) -> Result<Self, Error> {
+        let ranks = StateWorld::over(host);
         let host: Arc<dyn Communicator> = Arc::new(host.clone());
-        let ranks = StateWorld::new(host.clone());
         // The ranks agree twice, because a rank that fails must keep the others from waiting in NCCL's start,
         // and a failed start must be an error on all.
         let prepared = cuda_of(&*host, device).and_then(|cuda| {
@@ -52,10 +52,10 @@ impl World {
             };
             Ok((cuda, [&uuid[..], &id].concat()))
         });
-        let (cuda, messages) = ranks.agree_with(Call::Nccl, prepared)?;
+        let (cuda, messages) = ranks.agree(Call::Nccl, prepared)?;
         let id = rendezvous_of_messages(&messages)?;
         let link = NcclLink::new(&ordered_stream(&cuda), host.rank(), host.size(), &id);
-        let link = StateWorld::settle(Some(&ranks), Call::Nccl, link.map_err(Into::into))?;
+        let link = ranks.settle(Call::Nccl, link.map_err(Into::into))?;
         Ok(World {
             host,
             device: device.clone(),

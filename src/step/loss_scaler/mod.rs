@@ -258,8 +258,8 @@ impl LossScaler {
     }
 
     /// The scale that an update divides by; `None` if the scaler is off. `reported_scale` is the scale that
-    /// the gradients report for their loss. With a `weight` of 0, as on a rank without data, no loss is needed.
-    pub(crate) fn divisor(&self, reported_scale: Option<f64>, weight: u64) -> Result<Option<f64>> {
+    /// the gradients report for their loss. A rank without data needs no loss.
+    pub(crate) fn divisor(&self, reported_scale: Option<f64>, has_data: bool) -> Result<Option<f64>> {
         self.check()?;
         if !self.enabled {
             return check_unscaled(reported_scale).map(|()| None);
@@ -274,7 +274,7 @@ impl LossScaler {
                  iteration go into `LossScaler::iteration`",
             )
         };
-        let scale_without_loss = (weight == 0).then_some(self.scale);
+        let scale_without_loss = (!has_data).then_some(self.scale);
         let pending = self.pending.or(scale_without_loss).ok_or_else(unscaled_error)?;
         match reported_scale {
             Some(scale) if scale != pending => Err(other_scale_error(scale)

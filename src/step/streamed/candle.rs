@@ -71,11 +71,7 @@ impl StreamedStep<'_> {
             }
             // The rule decides what a missing gradient means: a window, for example, may wait for a gradient
             // of a later call.
-            let last_checksum = leaf.last_checksum;
-            let plan = plan_leaf(call, leaf, x, [], &mut None).map(|planned| planned.plans[0].clone());
-            // Nothing is written yet, so the checksum of the last step still holds.
-            leaf.last_checksum = last_checksum;
-            plan
+            plan_leaf(call, leaf, x, [], &mut None).map(|planned| planned.plans[0].clone())
         });
         let plans = plans.collect::<Result<Vec<_>>>()?;
         // The call is not streamed here, because the error would report that parameters have moved.
