@@ -20,7 +20,7 @@ pub enum ErrorKind {
     Model,
     /// A parameter or its copy was changed outside of `update`, and the call would overwrite the change.
     Changed,
-    /// No parameter has a gradient, on this or another rank, or a required gradient is missing.
+    /// No parameter has a gradient (also on a single rank), or a required gradient is missing.
     NoGradient,
     /// The loss was not scaled, or its scale is at its floor.
     LossScale,

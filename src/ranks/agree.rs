@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::opening::{Call, Opening, check_openings};
-use super::{Communicator, without_empty};
+use super::{CommunicationError, Communicator, without_empty};
 use crate::error::{Error, ErrorKind, Result};
 use crate::tensors::Device;
 
@@ -64,7 +64,12 @@ impl StateWorld {
 
     /// The transport, if there are several ranks.
     pub(crate) fn communicator_to_others(&self) -> Option<&dyn Communicator> {
-        self.communicator().filter(|communicator| communicator.size() > 1)
+        self.communicator().filter(|_| self.is_divided())
+    }
+
+    /// Whether there are several ranks.
+    pub(crate) fn is_divided(&self) -> bool {
+        self.size() > 1
     }
 
     /// This process's rank; 0 without other ranks.
@@ -99,11 +104,11 @@ impl StateWorld {
     /// of all ranks in rank order.
     ///
     /// # Errors
-    /// If a rank refuses or makes another call, on every rank. A rank that refuses gets its own error, the
-    /// others get an error of the kind [`Ranks`](ErrorKind::Ranks) with the text of that error. In the next
-    /// call all ranks have the same count.
+    /// If a rank refuses or makes another call, on every rank. A rank that refuses gets its own error, unless
+    /// another rank has left. The others get an error of the kind [`Ranks`](ErrorKind::Ranks) with the text
+    /// of that error. In the next call all ranks have the same count.
     pub(crate) fn agree<T>(&self, call: Call, prepared: Result<(T, Vec<u8>)>) -> Result<(T, Vec<Vec<u8>>)> {
-        let Some(shared) = self.0.as_ref().filter(|_| self.size() > 1) else {
+        let Some(shared) = self.0.as_ref().filter(|_| self.is_divided()) else {
             return prepared.map(|(value, bytes)| (value, vec![bytes]));
         };
         let (value, bytes) = match prepared {
@@ -118,9 +123,7 @@ impl StateWorld {
             (Ok(value), Ok((openings, messages))) => (value, openings, messages),
             // The own error of a rank is the reason for what follows, unless another rank has left: then that
             // may be why this rank refuses.
-            (Err(_), Err(error)) if error.kind() == ErrorKind::Communication && error.rank().is_some() => {
-                return Err(error);
-            }
+            (Err(_), Err(error)) if is_gone(&error) => return Err(error),
             (Err(error), _) | (_, Err(error)) => return Err(error),
         };
         match openings.iter().position(|opening| opening.refuses != 0) {
@@ -137,12 +140,18 @@ impl StateWorld {
     /// # Errors
     /// As [`StateWorld::agree`].
     pub(crate) fn settle<T>(&self, call: Call, result: Result<T>) -> Result<T> {
-        if self.communicator_to_others().is_none() {
+        if !self.is_divided() {
             return result;
         }
         let (value, _) = self.agree(call, result.map(|value| (value, Vec::new())))?;
         Ok(value)
     }
+}
+
+/// Whether an error is that a rank has left.
+fn is_gone(error: &Error) -> bool {
+    let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref());
+    matches!(cause, Some(CommunicationError::Gone { .. }))
 }
 
 impl SharedWorld {
@@ -220,7 +229,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::ranks::{CommunicationError, LocalRank, ranks};
+    use crate::ranks::{LocalRank, ranks};
 
     /// Runs each rank in a thread, and returns the results in rank order. Fails instead of hanging.
     fn together<T: Send + 'static>(size: usize, work: fn(LocalRank) -> T) -> Vec<T> {
@@ -357,7 +366,10 @@ mod tests {
             );
             let text = match own.rank() {
                 1 => "no".to_string(),
-                _ => format!("rank 2 called setup, and rank 0 update; {ADVICE}"),
+                _ => format!(
+                    "rank 2 called setup, and rank 0 update; look first for the error that rank 1 returned; then \
+                     {ADVICE}"
+                ),
             };
             assert_eq!(
                 result_text(result),
@@ -370,10 +382,10 @@ mod tests {
             };
             let text = match own.rank() {
                 1 => "no memory",
-                _ => {
-                    "rank 1 failed in the plan of an update, and rank 0 called the sums of an update; look for \
-                     the error that the rank that failed has returned"
-                }
+                _ => &format!(
+                    "rank 1 called the plan of an update, and rank 0 the sums of an update; look first for the \
+                     error that rank 1 returned; then {ADVICE}"
+                ),
             };
             assert_eq!(result_text(failed), text);
             (texts, agree(&world, Call::Update))

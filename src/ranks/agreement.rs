@@ -130,7 +130,7 @@ impl StateWorld {
         prepared: Result<T>,
         aspects: impl FnOnce(&T) -> Result<Vec<Aspect>>,
     ) -> Result<T> {
-        if self.communicator_to_others().is_none() {
+        if !self.is_divided() {
             return prepared;
         }
         let with_aspects = prepared.and_then(|value| {

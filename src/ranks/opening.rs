@@ -142,11 +142,6 @@ impl Opening {
         }
     }
 
-    /// The verb for this rank's call: `verb`, or that the rank failed.
-    fn failure_or(&self, verb: &'static str) -> &'static str {
-        if self.refuses == 0 { verb } else { "failed in " }
-    }
-
     /// The name of the state, if the ranks have agreed on one.
     fn agreed_state(&self) -> Option<u64> {
         (!self.has_new_state()).then_some(self.state)
@@ -174,23 +169,19 @@ pub(super) fn check_openings(openings: &[Opening]) -> Result<()> {
         .collect();
     if let Some(OddRank { rank, usual }) = odd_rank(&calls) {
         let (odd_opening, usual_opening) = (&openings[rank], &openings[usual]);
-        // A rank that fails between two agreements passes its error to an earlier one than the other ranks.
-        let (verb, remedy) = if odd_opening.refuses | usual_opening.refuses != 0 {
-            (
-                "called ",
-                "look for the error that the rank that failed has returned",
-            )
-        } else {
-            let remedy = "make the same calls in the same order on all ranks: look for a call that only some \
-                          of them reach";
-            ("", remedy)
-        };
         let problem = format!(
-            "rank {rank} {}{}, and rank {usual} {}{}",
-            odd_opening.failure_or("called "),
+            "rank {rank} called {}, and rank {usual} {}",
             odd_opening.call_text(usual_opening),
-            usual_opening.failure_or(verb),
             usual_opening.call_text(odd_opening)
+        );
+        let order = "make the same calls in the same order on all ranks: look for a call that only some of \
+                     them reach";
+        // If a rank fails between two agreements, it sends its error in the next one, and the other ranks may
+        // already be in a later one.
+        let failed = openings.iter().position(|opening| opening.refuses != 0);
+        let remedy = failed.map_or_else(
+            || order.to_string(),
+            |failed| format!("look first for the error that rank {failed} returned; then {order}"),
         );
         return Err(Error::new(ErrorKind::Ranks, problem)
             .of_rank(rank)

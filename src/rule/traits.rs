@@ -487,8 +487,8 @@ pub trait Holder {
 /// owner's parameter is not torn, but unchanged or moved as a whole with its state and counters.
 ///
 /// candle's locks are all released, so model and state can still be used. But model and state no longer
-/// belong together: take both from a checkpoint, or from a copy. With
-/// [`Update::functional`](crate::Update::functional) the originals are whole.
+/// belong together, and an update may refuse the torn parameter as changed: take both from a checkpoint, or
+/// from a copy. With [`Update::functional`](crate::Update::functional) the originals are whole.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not turn a gradient into a gradient, so it cannot stand in a chain or inside \
                `MixedPrecision`",

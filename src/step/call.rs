@@ -109,7 +109,7 @@ impl UpdateCall {
 
     /// The call with the requirements, counts and norms of `state`.
     pub(crate) fn with_state_settings(self, state: &StateTree) -> Self {
-        let norms = if state.is_divided() {
+        let norms = if state.world.is_divided() {
             state.norms.fingerprint()
         } else {
             0

@@ -151,7 +151,7 @@ fn own_gradient(
 
 /// The aspects of a call that must be the same on all ranks.
 pub(crate) fn update_agreement<'a>(call: &'a UpdateCall, leaves: &'a [Box<Leaf>]) -> Agreement<'a> {
-    let mut fingerprints = Vec::with_capacity(8 + 4 * leaves.len());
+    let mut fingerprints = Vec::with_capacity(6 + 4 * leaves.len());
     visit_aspects(call, leaves, |fingerprint, _| fingerprints.push(fingerprint));
     Agreement::lazy(fingerprints, move |index| {
         let (mut count, mut chosen) = (0, Aspect::default());

@@ -223,8 +223,7 @@ impl<'a> LeafUpdate<'_, 'a> {
             if follows_master {
                 check_rounded(master, x, extent)
             } else {
-                let is_current = |(steps_then, _): &(u64, u32)| *steps_then == *steps;
-                Leaf::check_last_checksum(last_checksum.filter(is_current), x)
+                Leaf::check_last_checksum(*last_checksum, *steps, x)
             }
             .map_err(locate)?;
         }

@@ -50,7 +50,7 @@ pub(super) fn step<'g>(
         Err(error) => return state.world.settle(Call::Update, Err(error)),
     };
     #[cfg(feature = "candle")]
-    let may_warn_of_wire = state.is_divided()
+    let may_warn_of_wire = state.world.is_divided()
         && state
             .warnings
             .would_record(|warning| matches!(warning, Warning::WireDiffers { .. }));

@@ -26,7 +26,7 @@ pub(super) struct Ranks<'w> {
     /// This rank's share of each leaf; empty without other ranks.
     pub(super) leaves: Vec<OwnLeaf<'w>>,
     /// The contribution of each rank, by rank; empty without other ranks.
-    pub(super) contributions: Vec<Contribution>,
+    contributions: Vec<Contribution>,
 }
 
 impl<'w> Ranks<'w> {
@@ -49,7 +49,7 @@ impl<'w> Ranks<'w> {
         grads: &'g dyn GradientLookUp,
         by_leaf: Vec<GradientSource<'g>>,
     ) -> Result<(Self, Vec<GradientSource<'g>>)> {
-        if world.communicator_to_others().is_none() {
+        if !world.is_divided() {
             return Ok((Ranks::alone(world), by_leaf));
         }
         let targets = UpdateTargets::all_registered();
@@ -111,8 +111,7 @@ impl<'w> Ranks<'w> {
             return Ok(());
         }
         for (leaf, LeafUpdate { plan, job, .. }) in updates.iter().enumerate() {
-            let is_in_window = plan.windows.open || plan.windows.released;
-            let is_required = plan.has_gradient && !plan.allows_missing && !is_in_window;
+            let is_required = plan.has_gradient && !plan.allows_missing && !plan.windows.counts_call;
             let lacks =
                 |contribution: &Contribution| contribution.weight > 0 && contribution.dtypes[leaf].is_none();
             // A frozen leaf has no job.
@@ -137,7 +136,7 @@ impl<'w> Ranks<'w> {
         jobs: &mut [Option<Job<'_>>],
         sums: &mut KeptSums,
     ) -> Result<Vec<usize>> {
-        if self.world.communicator_to_others().is_none() {
+        if !self.world.is_divided() {
             return Ok(Vec::new());
         }
         self.fetch_sums(engine, jobs, sums)
@@ -201,7 +200,7 @@ impl<'w> Ranks<'w> {
     /// # Errors
     /// If this or another rank has failed, or has other numbers to add up.
     fn gather(&self, own_totals: Result<Vec<ChunkTotals>>) -> Result<Vec<ChunkTotals>> {
-        if self.world.communicator_to_others().is_none() {
+        if !self.world.is_divided() {
             return own_totals;
         }
         let prepared = own_totals.map(|lists| {
@@ -217,7 +216,8 @@ impl<'w> Ranks<'w> {
         let mut totals = vec![ChunkTotals::new(); count];
         for (rank, message) in messages.iter().enumerate() {
             if read_totals(message, &mut totals).is_none() {
-                let what = format_args!("the number of norms and sums from rank {}", self.world.rank());
+                let own_rank = self.world.rank();
+                let what = format_args!("the number of norms and sums, compared with rank {own_rank}");
                 return Err(difference_error(rank, what));
             }
         }
@@ -261,7 +261,8 @@ fn set_weights(call: &mut UpdateCall, contributions: &mut [Contribution]) -> Res
     if divisor == 0 && !call.options.allow_no_gradients {
         let problem = format!("the weights of all {ranks} ranks are");
         let error = Error::new(ErrorKind::Argument, problem).with_got(0);
-        let remedy = "set the weight of each rank with `Update::weight`";
+        let remedy = "set the weight of each rank with `Update::weight`; or call \
+                      `Update::allow_no_gradients`, if no rank has data";
         return Err(error.with_expected("at least one above 0").with_remedy(remedy));
     }
     // If all weights are 0, there is no gradient to divide.
@@ -291,4 +292,37 @@ fn read_totals(message: &[u8], totals: &mut [ChunkTotals]) -> Option<()> {
         words = rest.iter();
     }
     words.next().is_none().then_some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn totals_of_other_numbers_of_lists_are_unreadable() {
+        let message = |words: &[u64]| {
+            words
+                .iter()
+                .flat_map(|word| word.to_le_bytes())
+                .collect::<Vec<_>>()
+        };
+        let one = 1f64.to_bits();
+        let read = |words: &[u64]| {
+            let mut totals = vec![ChunkTotals::new(); 2];
+            read_totals(&message(words), &mut totals).map(|()| totals.iter().map(|list| list.len()).collect())
+        };
+        let lengths: Option<Vec<usize>> = read(&[0, 2, one, one]);
+        assert_eq!(lengths, Some(vec![0, 2]));
+        let others = [
+            &[][..],
+            &[0],
+            &[0, 2, one],
+            &[1, one],
+            &[0, 0, 0],
+            &[u64::MAX, one, 0],
+        ];
+        for words in others {
+            assert_eq!(read(words), None::<Vec<usize>>, "{words:?}");
+        }
+    }
 }

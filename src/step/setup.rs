@@ -455,7 +455,7 @@ fn parts_of_choices(
     choices: &ChosenOptimisers<'_>,
     wires: Vec<Option<DType>>,
 ) -> Vec<LeafParts> {
-    if world.communicator_to_others().is_none() {
+    if !world.is_divided() {
         return Vec::new();
     }
     let included = choices

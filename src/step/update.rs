@@ -61,8 +61,8 @@ use crate::tree::{Leaf, StateTree};
 ///
 /// # Errors
 /// - The model is not the state's.
-/// - No parameter has a gradient, on this or another rank, or not all that are
-///   [required](StateTree::require_all).
+/// - No parameter has a gradient, or over ranks a rank with a weight above 0 has none, or not all have that
+///   are [required](StateTree::require_all).
 /// - A gradient has an unknown name, another shape or device, or a dtype that is not floating-point.
 /// - The storage of a parameter, master or gradient does not hold its elements, because an in-place operation
 ///   has exchanged the storage, or because the tensor was made so ([`Memory`](crate::ErrorKind::Memory)).
@@ -263,9 +263,9 @@ impl<'s, S> Update<'s, S> {
 
     /// Accepts a call in which no parameter has a gradient, such as an empty micro-batch.
     ///
-    /// Without this option such a call is an error, also if a single rank lacks all gradients. Windows of
-    /// [`AccumGrad`](crate::AccumGrad) count the call. The last call of a window makes the step from what the
-    /// other calls of the window have collected. Otherwise the outcome is
+    /// Without this option such a call is an error, also if a single rank (with a weight above 0) lacks all
+    /// gradients. Windows of [`AccumGrad`](crate::AccumGrad) count the call. The last call of a window makes
+    /// the step from what the other calls of the window have collected. Otherwise the outcome is
     /// [`Accumulated`](crate::Status::Accumulated), or [`Skipped`](crate::Status::Skipped) if no window
     /// counted the call.
     pub fn allow_no_gradients(mut self) -> Self {
@@ -413,7 +413,7 @@ impl<'s> Update<'s> {
             mut scaler,
         } = self;
         let begin = || {
-            let call = UpdateCall::new(options, scaler.as_deref(), loss_scale, state.is_divided())?;
+            let call = UpdateCall::new(options, scaler.as_deref(), loss_scale, state.world.is_divided())?;
             // The model is read before the gradients: if a parameter was added after `setup`, the error about
             // the parameter is more useful than the error about its gradient.
             let parameters = state.parameters(model)?;

@@ -14,6 +14,7 @@ use super::{
     values_aspect,
 };
 use crate::error::{Error, ErrorKind, Result};
+use crate::model::cuts::is_running_statistic;
 use crate::model::lent::Lent;
 use crate::model::{Model, Variable, in_path_order, select_variables};
 use crate::ranks::{Call, LeafParts};
@@ -296,10 +297,12 @@ impl StateTree {
         let plan = variables.and_then(|variables| Ok((self.rebindings(&variables)?, variables)));
         // Each rank goes on with its own parts, so the values have to be the same on all ranks.
         let ((rebindings, left_out), _) = self.world.compare(Call::Rebind, plan, |(_, variables)| {
-            let leaf_of = |variable: &Variable<'_>| variable.paths.iter().find_map(|path| self.leaf(path));
+            let has_leaf =
+                |variable: &&Variable<'_>| variable.paths.iter().any(|path| self.leaf(path).is_some());
             variables
                 .iter()
-                .filter(|variable| leaf_of(variable).is_some_and(|leaf| !leaf.may_differ_on_ranks()))
+                .filter(has_leaf)
+                .filter(|variable| !is_running_statistic(variable.path()))
                 .map(|variable| values_aspect(variable.path(), &*variable.x))
                 .collect()
         })?;

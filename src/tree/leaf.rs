@@ -20,7 +20,6 @@ use std::sync::Arc;
 use super::drives::{Drives, ScheduleAssignment};
 use crate::engine::{Buffer, CounterWrites, Progress};
 use crate::error::{Error, ErrorKind, FLOATS, Result};
-use crate::model::cuts::is_running_statistic;
 use crate::model::lent::{Lend, Lent, check_parameter};
 use crate::numbers::{DType, Shape, compute_dtype, counts, elem_count, is_supported};
 use crate::ranks::{Aspect, Held, LeafParts};
@@ -412,12 +411,6 @@ impl Leaf {
     /// a leaf follows what is written to the variable.
     pub(crate) fn is_unreached(&self) -> bool {
         self.missing_gradients.calls > 0 && !self.has_had_gradient()
-    }
-
-    /// Whether ranks may have different values of the parameter: running statistics move in the forward
-    /// passes of each rank, and no step makes them equal.
-    pub(crate) fn may_differ_on_ranks(&self) -> bool {
-        self.is_unreached() || is_running_statistic(&self.path)
     }
 
     /// Whether a step has been applied since state or variable last came from outside: see `unsettled_at`.

@@ -10,6 +10,7 @@ use std::io::{self, Write};
 use super::{Leaf, StateTree};
 use crate::engine::{owned_on, set_lent};
 use crate::error::{Error, ErrorKind, Result};
+use crate::model::cuts::is_running_statistic;
 use crate::model::lent::{Lend, Lent, check_parameter, send_bytes};
 use crate::model::{Identity, Model, Variable, identity, in_path_order};
 use crate::numbers::{Requirements, is_supported, ranges_to_read};
@@ -29,7 +30,9 @@ impl StateTree {
     ///
     /// [`StateTree::save_masters`] writes these values to a file for other tools. Over
     /// [ranks](crate::Setup::over) all ranks call this method and get whole tensors, while `save_masters`
-    /// writes only the parts of each rank. Without candle the numbers are read as those of [`Leaf::tensor`].
+    /// writes only the parts of each rank. Running statistics are made of the parts of all ranks, too: call
+    /// [`broadcast`](crate::broadcast) first. Without candle the numbers are read as those of
+    /// [`Leaf::tensor`].
     ///
     /// # Errors
     /// If `model` is not the state's.
@@ -167,7 +170,7 @@ impl StateTree {
         let parameters = self.world.compare(Call::RefreshMasters, plan, |parameters| {
             let leaves = self.leaves().zip(parameters);
             leaves
-                .filter(|(leaf, _)| !leaf.may_differ_on_ranks())
+                .filter(|(leaf, _)| !is_running_statistic(leaf.path()))
                 .map(|(leaf, x)| values_aspect(leaf.path(), &**x))
                 .collect()
         })?;

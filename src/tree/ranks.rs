@@ -13,11 +13,6 @@ impl StateTree {
         self.world.communicator()
     }
 
-    /// Whether there are several ranks.
-    pub(crate) fn is_divided(&self) -> bool {
-        self.world.communicator_to_others().is_some()
-    }
-
     /// [`share`] with the other ranks of this state. Each tensor comes with the index of its leaf.
     pub(crate) fn share<'x, 'm: 'x>(
         &self,
@@ -41,7 +36,7 @@ impl StateTree {
         call: Call,
         parts: Result<Vec<(usize, Tensor)>>,
     ) -> Result<Vec<(usize, Tensor)>> {
-        if !self.is_divided() {
+        if !self.world.is_divided() {
             return parts;
         }
         let with_own_part = |(index, part): (usize, Tensor)| {

@@ -122,10 +122,14 @@ impl Leaf {
         }
     }
 
-    /// Refuses a parameter `x` that differs from the checksum of the last step. Without a master only the
-    /// checksum can tell, because no tensor of the state is equal to the parameter.
-    pub(crate) fn check_last_checksum(last_checksum: Option<(u64, u32)>, x: &dyn Lend) -> Result<()> {
-        let Some((_, before)) = last_checksum else {
+    /// Refuses a parameter `x` that differs from the checksum of the last of `steps` steps. Without a master
+    /// only the checksum can tell, because no tensor of the state is equal to the parameter.
+    pub(crate) fn check_last_checksum(
+        last_checksum: Option<(u64, u32)>,
+        steps: u64,
+        x: &dyn Lend,
+    ) -> Result<()> {
+        let Some((_, before)) = last_checksum.filter(|(steps_then, _)| *steps_then == steps) else {
             return Ok(());
         };
         if sample_checksum(x).is_none_or(|now| now == before) {

@@ -86,6 +86,8 @@ pub(crate) enum Progress {
 /// What a call does to the windows of accumulation of a parameter.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Windows {
+    /// Whether a window of several calls counts this call.
+    pub(crate) counts_call: bool,
     /// Whether a window stays open.
     pub(crate) open: bool,
     /// Whether the gradient includes what earlier calls collected.

@@ -46,7 +46,7 @@ pub(super) fn agree_on_record(
     record: Result<Record>,
     bytes: &BTreeMap<String, Vec<u8>>,
 ) -> Result<(Record, Vec<WholeShapes>)> {
-    if !state.is_divided() {
+    if !state.world.is_divided() {
         return record.map(|record| (record, state.leaves().map(whole_shapes).collect()));
     }
     let proposal = record.and_then(|mut record| {
@@ -182,7 +182,7 @@ fn take_held_leaf(ranks: &mut [RankRecord], index: usize, path: &str) -> Result<
     let (first, leaf) = holders.next().ok_or_else(unknown)?;
     match holders.find(|(_, other)| *other != leaf) {
         Some((rank, _)) => {
-            let what = format_args!("the counters or numbers of its state from rank {first}");
+            let what = format_args!("the counters or numbers of its state, compared with rank {first}");
             Err(difference_error(rank, what).at(path))
         }
         None => Ok(leaf),

@@ -15,6 +15,7 @@ use super::record::{KEY, Record, bytes_name, damage_error, json_error};
 use crate::engine::Buffer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::tensor_file::{LARGEST_HEADER, format_error};
+use crate::model::cuts::is_running_statistic;
 use crate::model::lent::{Lent, serialise_lent};
 use crate::numbers::{DType, Encoding};
 use crate::tensors::{Tensor, dtype_of, file_dtype};
@@ -172,9 +173,11 @@ enum PartValues<'s> {
 
 impl<'s> SavedTensor<'s> {
     /// A variable of the model. If the variable has a leaf, each rank writes its part. Rank 0 writes other
-    /// variables, and those whose values may differ, because their parts would not fit each other.
+    /// variables, and those that move in the forward passes of each rank, because their parts would not fit
+    /// each other.
     fn variable(state: &StateTree, path: &str, variable: &'s Lent<'s>) -> Result<Self> {
-        let (part, values) = match state.leaf(path).filter(|leaf| !leaf.may_differ_on_ranks()) {
+        let may_differ = |leaf: &&Leaf| leaf.is_unreached() || is_running_statistic(path);
+        let (part, values) = match state.leaf(path).filter(|leaf| !may_differ(leaf)) {
             Some(leaf) => (leaf.part(), leaf.own_part(&**variable)?),
             None if state.world.rank() == 0 => (0..variable.elem_count(), variable.clone()),
             None => (0..0, variable.clone()),

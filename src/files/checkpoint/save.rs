@@ -116,8 +116,9 @@ impl<'s> Checkpoint<'s> {
     /// # Over ranks
     /// Each rank writes its parts of state and parameters to one file, in a folder that all ranks see. The
     /// file has the bytes that a single process would write, so any number of ranks can restore from it.
-    /// Variables without a leaf, and parameters that no gradient has reached, have the values of rank 0. If
-    /// one rank fails, or differs in bytes, loss scaler, plateau, path or model, all ranks get an error.
+    /// Variables without a leaf, running statistics and parameters that no gradient has reached have the
+    /// values of rank 0. If one rank fails, or differs in bytes, loss scaler, plateau, path or model, all
+    /// ranks get an error.
     ///
     /// # Warnings
     /// Numbers of state or model that are infinite or NaN are saved. `save` then logs a
@@ -285,7 +286,8 @@ impl StateTree {
     /// `VarMap::load`, torch and other tools read the file. An old file is replaced as a whole, as by
     /// [`Checkpoint::save`](crate::Checkpoint::save). For numbers that are infinite or NaN a
     /// [warning](Warning::NotFinite) is returned. Over [ranks](crate::Setup::over) all ranks call this
-    /// together.
+    /// together. Running statistics are made of the parts of all ranks: call [`broadcast`](crate::broadcast)
+    /// first.
     ///
     /// # Errors
     /// As [`StateTree::masters`]; if the parameters have [no names](crate::CandleOptimizer); if the file

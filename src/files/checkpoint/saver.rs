@@ -169,7 +169,7 @@ impl CheckpointSaver {
             };
             Ok(warnings)
         });
-        if state.is_divided() {
+        if state.world.is_divided() {
             // Without this agreement the other ranks would wait in `Checkpoint::save` for a rank that
             // refuses.
             let mut warnings = state.world.settle(Call::Save, earlier_warnings)?;

@@ -1,7 +1,7 @@
 //! Writing a file: all ranks write their parts, then rank 0 renames it into place.
 //!
 //! 1. Rank 0 makes a temporary file. All ranks compare tensors and head, and get the file's name
-//!    (`Call::File`, or `Call::SaveMasters`, which makes no other agreement before).
+//!    (`Call::File`; in `save_masters`, whose first agreement this is, `Call::SaveMasters`).
 //! 2. Each rank writes its parts, and sends checksums and numbers that are not finite to all
 //!    (`Call::Pieces`).
 //! 3. Rank 0 joins the checksums and renames the file (`Call::Saved`).
@@ -19,7 +19,8 @@ use crate::numbers::Watch;
 use crate::ranks::{Agreement, Aspect, Call, StateWorld};
 use crate::rule::field::Number;
 
-/// Writes a file with this content. Each rank of the world writes its parts. `call` is the first agreement.
+/// Writes a file with this content. Each rank of the world writes its parts. `first_call` is the first
+/// agreement.
 ///
 /// Returns, on all ranks, the first number of each tensor that is infinite or NaN. If several ranks have such
 /// a number, the tensor has several entries.
@@ -29,13 +30,13 @@ use crate::rule::field::Number;
 /// folder failed.
 pub(crate) fn write(
     world: &StateWorld,
-    call: Call,
+    first_call: Call,
     path: &Path,
     content: Result<FileContent<'_>>,
 ) -> Result<Vec<NonFiniteEntry>> {
     let with_path = |error: Error| error.in_file("checkpoint", path);
     let proposal = content.and_then(|content| NewCheckpoint::new(world, path, content).map_err(with_path));
-    let (checkpoint, names) = world.agree_on(call, proposal)?;
+    let (checkpoint, names) = world.agree_on(first_call, proposal)?;
     let name = std::str::from_utf8(&names[0]).map_err(Error::other)?;
     let message = checkpoint.write_parts(path, name).map_err(with_path);
     let ((), messages) = world.agree(Call::Pieces, message.map(|bytes| ((), bytes)))?;
@@ -118,9 +119,7 @@ impl<'s> NewCheckpoint<'s> {
             format!("{name:?} of shape {shape:?} in {dtype:?}")
         };
         // A process alone compares nothing.
-        let compared = tensors
-            .iter()
-            .filter(|_| world.communicator_to_others().is_some());
+        let compared = tensors.iter().filter(|_| world.is_divided());
         let words = compared.map(|tensor| entry(&tensor.entry));
         let tensors_aspect = Aspect::of_words("the tensors to save", words.collect());
         let head_aspect = Aspect::new(
@@ -129,7 +128,7 @@ impl<'s> NewCheckpoint<'s> {
         );
         let name = file
             .iter()
-            .filter(|_| world.communicator_to_others().is_some())
+            .filter(|_| world.is_divided())
             .flat_map(|file| file.share().into_bytes())
             .collect();
         let path_aspect = Aspect::new("the path to save at", format!("{path:?}"));

@@ -167,6 +167,7 @@ impl<'a> Gradient<'a> {
             self.is_counted = leaf_calls > 0;
             return (self, true, leaf_calls);
         }
+        self.windows.counts_call |= n > 1;
         let tree_calls = self.calls + 1;
         let ends = tree_calls.is_multiple_of(n);
         if ends {

@@ -78,7 +78,8 @@ crate::hyper_parameters! {
     ///
     /// # Weights
     /// A gradient of weight 0 is not read, so it may be NaN, as a mean over no tokens is. If all gradients of
-    /// a window have weight 0, the window ends without a step.
+    /// a window have weight 0, the window ends without a step. Over ranks, a call in which all weights are 0
+    /// needs [`Update::allow_no_gradients`](crate::Update::allow_no_gradients).
     ///
     /// # Numbers that are not finite
     /// Without a check, a gradient that is infinite or NaN stays in the sum.

@@ -132,13 +132,13 @@ fn an_error_in_a_save_is_one_on_all_ranks() {
 
 /// How many words of a save come before the last, that it is done: what each wants, the file's name and the
 /// pieces, each in two, the lengths first.
-const PIECES: usize = 6;
+const WORDS_BEFORE_SAVED: usize = 6;
 
 #[test]
 fn a_rank_that_leaves_in_the_middle_of_a_save() {
     for (leaver, words) in [1, 0]
         .into_iter()
-        .flat_map(|rank| (0..=PIECES).map(move |words| (rank, words)))
+        .flat_map(|rank| (0..=WORDS_BEFORE_SAVED).map(move |words| (rank, words)))
     {
         let folder = Arc::new(tempfile::tempdir().expect("a folder"));
         let path = folder.path().join("run");
@@ -166,7 +166,7 @@ fn a_rank_that_leaves_in_the_middle_of_a_save() {
             // When all pieces are there, the file is put into its place.
             assert_eq!(
                 fs::read(&path).expect("a file") == old,
-                words < PIECES,
+                words < WORDS_BEFORE_SAVED,
                 "rank {leaver} after {words} words"
             );
             let _ = CheckpointFile::open(&path).expect("a whole file");

@@ -1,4 +1,5 @@
-//! What would hurt a run over ranks in silence, because one rank differs from the others.
+//! What would hurt a run over ranks in silence, because one rank differs from the others; and right programs
+//! that were refused.
 
 use std::collections::BTreeMap;
 
@@ -103,8 +104,12 @@ fn t63_a_rank_without_gradients_does_not_halve_the_mean() {
         let collecting = OptimiserChain::new((AccumGrad::new(2), Descent::new(0.5)));
         let mut state = Setup::over(&world).build(collecting, &model).expect("a state");
         state.require_all();
-        update(&mut state, &model, &own(&["a"])).expect("the window is open");
-        update(&mut state, &model, &own(&["a", "b"])).expect("another call of the window has `b`");
+        for first in [&["a"][..], &["a", "b"]] {
+            let before = ends(&model, "b");
+            update(&mut state, &model, &own(first)).expect("the window is open");
+            update(&mut state, &model, &own(&["a"])).expect("one rank has `b` in this window");
+            assert_ne!(ends(&model, "b"), before);
+        }
     });
 }
 
@@ -167,30 +172,62 @@ fn t64_another_model_has_the_same_values_on_all_ranks() {
     });
 }
 
-/// Such as running means, which each rank's forward passes move.
 #[test]
 fn t65_a_file_has_the_running_statistics_of_one_rank() {
+    const STATISTIC: &str = "running_mean";
+    let model = || {
+        let x = |length| Var::ones(length, DType::F32, &Device::Cpu).expect("a variable");
+        // Each rank has a part of the statistic.
+        Vars::from([(STATISTIC.to_string(), x(40_000)), ("w".to_string(), x(10))])
+    };
+    let gradients = || {
+        let gradient = Tensor::ones(10, DType::F32, &Device::Cpu).expect("a gradient");
+        Grads::from([("w".to_string(), gradient)])
+    };
     let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("run");
-    let saved = path.clone();
+    let files = ["before", "after"].map(|name| folder.path().join(name));
+    let paths = files.clone();
     on(2, move |world| {
-        let model = ones();
+        let (first, second) = (model(), model());
         let mut state = Setup::over(&world)
-            .build(Descent::new(0.5), &model)
+            .build(Descent::new(0.5), &first)
             .expect("a state");
-        update(&mut state, &model, &gradients(&["a"])).expect("an update");
-        model["b"]
-            .set(&Tensor::full(world.rank() as f32, 40_000, &Device::Cpu).expect("values"))
-            .expect("set");
-        Checkpoint::new(&state).model(&model).save(&saved).expect("saved");
+        assert!(
+            !state
+                .at(STATISTIC)
+                .expect("a leaf")
+                .leaves()
+                .any(|leaf| leaf.part().is_empty())
+        );
+        for model in [&first, &second] {
+            model[STATISTIC]
+                .set(&Tensor::full(world.rank() as f32, 40_000, &Device::Cpu).expect("values"))
+                .expect("set");
+        }
+        Checkpoint::new(&state)
+            .model(&first)
+            .save(&paths[0])
+            .expect("saved");
+        state.refresh_masters(&first).expect("statistics may differ");
+        update(&mut state, &first, &gradients()).expect("an update");
+        Checkpoint::new(&state)
+            .model(&first)
+            .save(&paths[1])
+            .expect("saved");
+        state.rebind(&second).expect("statistics may differ");
+        assert_eq!(ends(&second, STATISTIC), [world.rank() as f32; 2]);
     });
-    let model = ones();
-    let mut state = setup(Descent::new(0.5), &model).expect("a state");
-    CheckpointFile::open(&path)
-        .and_then(|file| file.restore_with_model(&mut state, &model))
-        .expect("restored");
-    // Rank 1 has the state of `b`.
-    assert_eq!((ends(&model, "a"), ends(&model, "b")), ([0.5; 2], [0.0; 2]));
+    for (path, expected) in files.iter().zip([1.0, 0.5]) {
+        let model = model();
+        let mut state = setup(Descent::new(0.5), &model).expect("a state");
+        CheckpointFile::open(path)
+            .and_then(|file| file.restore_with_model(&mut state, &model))
+            .expect("restored");
+        assert_eq!(
+            (ends(&model, STATISTIC), ends(&model, "w")),
+            ([0.0; 2], [expected; 2])
+        );
+    }
 }
 
 #[test]
