@@ -47,10 +47,6 @@ impl<'g> GradientSource<'g> {
         GradientSource::Handles(gradients.next(), gradients.collect())
     }
 
-    pub(super) fn is_collection(&self) -> bool {
-        matches!(self, GradientSource::Collection)
-    }
-
     /// The gradients of all leaves, looked up before the step. `parameters` are in the order of the leaves.
     pub(super) fn look_up_all<'x>(
         state: &StateTree,

@@ -241,7 +241,7 @@ impl StreamedStep<'_> {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return Err(second_push_error(path)),
         };
-        if !open_leaf.gradient_source.is_collection() {
+        if !matches!(open_leaf.gradient_source, GradientSource::Collection) {
             return Err(second_push_error(path));
         }
         let x = &self.parameters[index];
