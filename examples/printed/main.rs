@@ -13,6 +13,7 @@
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::error::Error;
 use std::ffi::c_void;
 use std::io::Write;
@@ -66,8 +67,7 @@ fn numbers(step: u32) -> Vec<bf16> {
 }
 
 /// What a launch on a device would be.
-fn compiled(kernel: &PrintedKernel, folder: &Path) -> Result<Library, Box<dyn Error>> {
-    let library = folder.join("kernel.so");
+fn compiled(kernel: &PrintedKernel, library: &Path) -> Result<Library, Box<dyn Error>> {
     let mut compiler = Command::new(std::env::var_os("CXX").unwrap_or("c++".into()))
         .args([
             "-x",
@@ -80,7 +80,7 @@ fn compiled(kernel: &PrintedKernel, folder: &Path) -> Result<Library, Box<dyn Er
             "-shared",
             "-o",
         ])
-        .arg(&library)
+        .arg(library)
         .stdin(Stdio::piped())
         .spawn()?;
     compiler
@@ -92,7 +92,7 @@ fn compiled(kernel: &PrintedKernel, folder: &Path) -> Result<Library, Box<dyn Er
         return Err("the compiler refuses the kernel".into());
     }
     // SAFETY: the library has no initialisers.
-    Ok(unsafe { Library::new(&library) }?)
+    Ok(unsafe { Library::new(library) }?)
 }
 
 /// The memory of a parameter, as a runtime would have it on its device.
@@ -187,12 +187,19 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 
     let folder = tempfile::tempdir()?;
-    let library = compiled(adamw.kernel(), folder.path())?;
+    // By source, because a step may have another kernel.
+    let mut libraries: HashMap<String, Library> = HashMap::new();
     let mut parameter = Parameter::new(numbers(0), &adamw)?;
     for step in 1..=STEPS {
         adamw.adjust(learning_rate(step))?;
         parameter.dx = numbers(step);
-        parameter.step(&adamw.step()?, &library)?;
+        let printed_step = adamw.step()?;
+        let file = folder.path().join(format!("kernel{}.so", libraries.len()));
+        let library = match libraries.entry(printed_step.kernel.source().to_string()) {
+            Entry::Occupied(library) => library.into_mut(),
+            Entry::Vacant(place) => place.insert(compiled(&printed_step.kernel, &file)?),
+        };
+        parameter.step(&printed_step, library)?;
     }
 
     let (x, master) = expected()?;

@@ -25,6 +25,9 @@ pub struct PrintedKernel {
     /// A scalar depends on real hyper-parameters, and on counters and numbers of the state. `k4_eta_beta1_t`
     /// depends on the learning rate, on β₁ and on the number of the step, so this scalar differs in each
     /// step. `k6_epsilon` stays the same.
+    ///
+    /// Trials of a few steps and values find the names, so a name is for readers. A program passes all
+    /// scalars in each step.
     pub scalars: Vec<String>,
     /// The dtype of the arithmetic and of the scalars: F64 if parameter, master or gradient is F64, else F32.
     pub arithmetic: DType,
@@ -85,7 +88,8 @@ pub enum BufferRole {
     ///
     /// The low bits are I16 in records of 272 bytes: the I16 of 128 elements, then one bit for each of these
     /// elements, which is set for a low part of 32768. The first element has the lowest bit of the first
-    /// byte. If the master has 24 bits, the low bits are U8, one for each element.
+    /// byte. If the master has 24 bits, the low bits are U8, one for each element. In both formats the array
+    /// is aligned to 4 bytes.
     LowBits,
     /// The compensation of [`Kahan`](crate::Kahan): what the last rounding lost.
     Compensation,
@@ -138,7 +142,7 @@ impl PrintedKernel {
     ///
     /// Compile the source with `-ffp-contract=off` (no contraction of products into sums), and without
     /// `-ffast-math`.
-    /// State [in 8 bits](SlotFormat::Q8) needs POSIX contexts.
+    /// State [in 8 bits](SlotFormat::Q8) needs POSIX contexts (`ucontext.h`).
     pub fn host_source(&self) -> &str {
         &self.host_source
     }

@@ -14,7 +14,7 @@ use smallvec::smallvec;
 use buffers::{buffers, probe, slot_names};
 pub use kernel::{BufferRole, BufferStart, KernelArgument, KernelArray, PrintedKernel, StateBuffer};
 use names::dependencies;
-use refusal::{check_arithmetic, check_elementwise};
+use refusal::{check_arithmetic, check_buffers, check_elementwise};
 pub use step::{PrintedProgress, PrintedStep};
 
 use crate::engine::{BoundKernel, Epilogue, Job, Operand, Progress, Step, TracedKernel, trace_job};
@@ -32,7 +32,8 @@ use crate::tensors::{Tensor, dtype_of};
 /// The [module](mod@crate::printed) shows how to use the kernels.
 ///
 /// # Errors
-/// - A step of an element depends on other elements ([`ErrorKind::Unsupported`]).
+/// - A step of an element depends on other elements, or on the weight of a call
+///   ([`ErrorKind::Unsupported`]).
 /// - A hyper-parameter is out of range, or a dtype is not one of these four.
 pub fn printed<O: IntoOptimiser>(
     optimiser: O,
@@ -110,7 +111,10 @@ impl Printed {
         self
     }
 
-    /// The kernel of the first step.
+    /// The kernel of the first step of the optimiser, as [`printed`](printed()) got the optimiser.
+    ///
+    /// Other steps may have other kernels, with other arguments. [`PrintedStep::kernel`] is the kernel of a
+    /// step.
     pub fn kernel(&self) -> &PrintedKernel {
         &self.kernels[0].kernel
     }
@@ -143,14 +147,23 @@ impl Printed {
     /// such as `1.eta`, sets the hyper-parameter of one rule.
     ///
     /// # Errors
-    /// As [`Adjust::adjust_field`].
+    /// As [`Adjust::adjust_field`]. Also a value with which the optimiser cannot be printed, or has other
+    /// buffers.
     pub fn adjust_field(&mut self, field: &str, value: impl Into<FieldValue>) -> Result<()> {
-        self.optimiser.adjust_field(field, value)
+        let mut adjusted = self.optimiser.clone();
+        adjusted.adjust_field(field, value)?;
+        check_elementwise(&adjusted)?;
+        let x = &self.parameter.x;
+        let adjusted_buffers = buffers(&adjusted, &adjusted.make_state(x)?, x)?;
+        check_buffers(&adjusted, field, &self.buffers, &adjusted_buffers)?;
+        self.optimiser = adjusted;
+        Ok(())
     }
 
     /// Counters, numbers and calls after the last step.
     pub fn progress(&self) -> PrintedProgress {
         PrintedProgress {
+            optimiser: self.optimiser.name(),
             counters: self.state.counters(),
             numbers: self.state.numbers(),
             calls: self.calls,
@@ -178,26 +191,12 @@ impl Printed {
     /// # Ok::<(), optimisers::Error>(())
     /// ```
     pub fn resume(&mut self, progress: &PrintedProgress) -> Result<()> {
-        let names = |progress: &PrintedProgress| -> Vec<String> {
-            let numbers = progress.numbers.iter().map(|(name, _)| name);
-            progress
-                .counters
-                .iter()
-                .map(|(name, _)| name)
-                .chain(numbers)
-                .cloned()
-                .collect()
-        };
-        let (expected, got) = (names(&self.progress()), names(progress));
-        let has_same_counters = progress.counters.len() == self.state.counters().len();
-        if expected != got || !has_same_counters {
-            let problem = format!(
-                "the progress to resume is from another optimiser than {}: the progress has",
-                self.optimiser.name()
-            );
+        let (expected, got) = (self.progress().form(), progress.form());
+        if expected != got {
+            let problem = "the progress to resume is from another optimiser: the progress has";
             return Err(Error::new(ErrorKind::OtherRule, problem)
-                .with_got(format_args!("{got:?}"))
-                .with_expected(format_args!("{expected:?}"))
+                .with_got(got)
+                .with_expected(expected)
                 .with_remedy("pass what `Printed::progress` returned for an optimiser of this form"));
         }
         let calls = ("calls".to_string(), progress.calls);
@@ -290,9 +289,14 @@ impl ProbedParameter {
         slots: Vec<String>,
     ) -> CachedKernel {
         let trace = |optimiser: &Optimiser, progress: &PrintedProgress| {
-            let mut state = optimiser.make_state(&self.x)?;
+            let mut state = optimiser.make_state(&self.x).ok()?;
+            // A rule may panic for a number out of its range.
+            let is_in_range = |(name, number): &(String, f64)| state.number_fault(name, *number).is_none();
+            if !progress.numbers.iter().all(is_in_range) {
+                return None;
+            }
             progress.write_to(&mut state);
-            trace_job(&self.job(optimiser, &mut state, progress.calls)?).ok_or_else(nothing_written_error)
+            trace_job(&self.job(optimiser, &mut state, progress.calls).ok()?)
         };
         let dependencies = dependencies(bound, optimiser, progress, trace);
         let comment = text::comment(optimiser, dtype_of(&self.x), dtype_of(&self.gradient));

@@ -8,14 +8,13 @@
 //!    again.
 //! 3. Scalars that differ depend on this cause.
 //!
-//! The trials are made for a late and for an early step of a training, as far as the values of these steps
-//! are in range and give the same kernel.
+//! The trials are made for a late, an early and a very late step of a training, as far as the values of these
+//! steps are in range and give the same kernel.
 
 use std::iter::once;
 
 use super::step::PrintedProgress;
 use crate::engine::BoundKernel;
-use crate::error::Result;
 use crate::rule::description::adjust::Described;
 use crate::rule::field::FieldValue;
 use crate::rule::{Adjust, Optimiser};
@@ -28,6 +27,8 @@ type Causes = (Optimiser, PrintedProgress);
 /// corrections have not settled yet.
 const LATE: [f64; 7] = [10.0, 11.0, 0.5, 3.0, 2.0, 1.0, 0.0];
 const EARLY: [f64; 7] = [1.0, 0.5, 2.0, 3.0, 10.0, 11.0, 0.0];
+/// After a start that a rule waits for, such as the `start` of an average.
+const VERY_LATE: [f64; 7] = [1e12, 10.0, 0.5, 3.0, 2.0, 1.0, 0.0];
 
 /// One of the [`Causes`]: a number of the hyper-parameters, or the index of a counter or a number of the
 /// state.
@@ -40,23 +41,22 @@ enum Cause {
 
 /// For each scalar of a kernel the names of its causes, each after a `_`, such as `_eta_beta1_t`.
 ///
-/// `trace` traces the step of an optimiser that follows this progress.
+/// `trace` traces the step of an optimiser that follows this progress. The result is `None` if a number is out
+/// of range, or the step cannot be printed.
 pub(super) fn dependencies(
     kernel: &BoundKernel,
     optimiser: &Optimiser,
     progress: &PrintedProgress,
-    trace: impl Fn(&Optimiser, &PrintedProgress) -> Result<BoundKernel>,
+    trace: impl Fn(&Optimiser, &PrintedProgress) -> Option<BoundKernel>,
 ) -> Vec<String> {
     // Scalars of another kernel cannot be compared, nor can NaN, which would look unchanged.
     let scalars = |(optimiser, progress): &Causes| {
-        let traced = trace(optimiser, progress)
-            .ok()
-            .filter(|traced| traced.kernel == kernel.kernel)?;
+        let traced = trace(optimiser, progress).filter(|traced| traced.kernel == kernel.kernel)?;
         (!traced.scalars.iter().any(|scalar| scalar.is_nan())).then_some(traced.scalars)
     };
     let causes = all_causes(optimiser, progress);
     let mut changes = vec![vec![false; kernel.scalars.len()]; causes.len()];
-    for candidates in [LATE, EARLY] {
+    for candidates in [LATE, EARLY, VERY_LATE] {
         let mut usual = (optimiser.clone(), progress.clone());
         // The usual step: each cause gets the first candidate with which the kernel stays the same. Zeros of
         // hyper-parameters are replaced, because they would hide a dependence.

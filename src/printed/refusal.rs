@@ -1,8 +1,9 @@
-//! Refuses optimisers that cannot be printed, with a remedy.
+//! Refuses optimisers and changes that cannot be printed, with a remedy.
 
+use super::kernel::StateBuffer;
 use crate::engine::{Job, Step};
 use crate::error::{Error, ErrorKind, Result};
-use crate::rule::{Kind, Optimiser};
+use crate::rule::{Average, Kind, Optimiser};
 use crate::rules::catalogue;
 
 const FACTOR: &str = "if the rule multiplies by a factor that depends on a norm, compute the factor \
@@ -12,8 +13,8 @@ const FACTOR: &str = "if the rule multiplies by a factor that depends on a norm,
 
 const ONE_ELEMENT: &str = "sees one element at a time";
 
-/// Refuses an optimiser whose step of an element depends on other elements, on a second device, or on a
-/// choice by path and shape.
+/// Refuses an optimiser whose step of an element depends on other elements, on a second device, on a choice by
+/// path and shape, or on the weight of a call.
 pub(super) fn check_elementwise(optimiser: &Optimiser) -> Result<()> {
     let refuse = |need, limit, remedy| Err(not_elementwise_error(optimiser, need, limit, remedy));
     match optimiser.rule().kind() {
@@ -35,7 +36,38 @@ pub(super) fn check_elementwise(optimiser: &Optimiser) -> Result<()> {
             "print each of the rules to choose from",
         );
     }
+    let weighted = Average::Weighted.into();
+    if optimiser.fields().iter().any(|(_, value)| *value == weighted) {
+        return refuse(
+            "the weight of each call for a weighted mean",
+            "gets none",
+            "set `Average::Sum`, with a `Scale` by the weight of the call before the rule, and a `Scale` by 1 / \
+             the sum of the weights after it",
+        );
+    }
     Ok(())
+}
+
+/// Refuses an adjusted field if the buffers of the state are no longer those that the program has allocated.
+pub(super) fn check_buffers(
+    optimiser: &Optimiser,
+    field: &str,
+    before: &[StateBuffer],
+    after: &[StateBuffer],
+) -> Result<()> {
+    let layout = |buffers: &[StateBuffer]| -> Vec<_> {
+        buffers
+            .iter()
+            .map(|buffer| (buffer.role.clone(), buffer.format))
+            .collect()
+    };
+    if layout(before) == layout(after) {
+        return Ok(());
+    }
+    let name = optimiser.name();
+    let problem = format!("{name}: {field} decides the layout of the state and cannot be adjusted");
+    Err(Error::new(ErrorKind::Argument, problem)
+        .with_remedy("print the optimiser anew, with this value, and allocate its buffers"))
 }
 
 /// Refuses a plan in which a step is more than arithmetic.

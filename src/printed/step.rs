@@ -30,6 +30,8 @@ pub struct PrintedStep {
 /// The progress of a [`Printed`](super::Printed), which a program saves with the buffers to resume.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PrintedProgress {
+    /// The rules of the optimiser and how it stores parameters, such as `MixedPrecision(F32, Adam)`.
+    pub optimiser: String,
     /// The counters by their names in checkpoints, such as `t`, the number of steps taken.
     pub counters: Vec<(String, u64)>,
     /// The numbers that rules keep for a whole parameter, such as the sum of weights of
@@ -40,6 +42,18 @@ pub struct PrintedProgress {
 }
 
 impl PrintedProgress {
+    /// The optimiser, and the names of its counters and numbers.
+    pub(super) fn form(&self) -> String {
+        let counters = self.counters.iter().map(|(name, _)| name);
+        let numbers = self.numbers.iter().map(|(name, _)| name);
+        let [counters, numbers] =
+            [counters.collect(), numbers.collect()].map(|names: Vec<_>| format!("{names:?}"));
+        format!(
+            "{} with counters {counters} and numbers {numbers}",
+            self.optimiser
+        )
+    }
+
     /// Sets the counters and numbers of a state of the same optimiser.
     pub(super) fn write_to(&self, state: &mut State) {
         let parts = state.parts_mut();

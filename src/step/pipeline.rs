@@ -227,10 +227,6 @@ impl<'j, 'a> PlannedStep<'j, 'a> {
                 late_leaves: Vec::new(),
             });
         }
-        if !self.summary.moves_or_collects() {
-            // No gradient is used, so no sums are taken and rules that follow sums stay as they are.
-            self.jobs.iter_mut().flatten().for_each(|job| job.steps.clear());
-        }
         let (ranks, engine) = (self.ranks, self.call.options.engine);
         let late_leaves = ranks.add_up(engine, self.jobs, sums)?;
         let ReduceOutcome {

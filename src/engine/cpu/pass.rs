@@ -161,10 +161,9 @@ impl<'s> Ahead<'s> {
             return;
         }
         for &(first, size) in self.streams {
-            prefetch_lines(
-                first.wrapping_add((self.start + offset) * size / BLOCK),
-                self.piece * size / BLOCK,
-            );
+            // In 64 bits, because the product may not fit into an address of 32 bits.
+            let distance = (self.start + offset) as u64 * size as u64 / BLOCK as u64;
+            prefetch_lines(first.wrapping_add(distance as usize), self.piece * size / BLOCK);
         }
     }
 

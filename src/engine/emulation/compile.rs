@@ -56,8 +56,6 @@ fn compile(source: &str) -> Result<CompiledSource> {
             "-shared",
             "-w",
         ])
-        // `_FORTIFY_SOURCE` rejects `longjmp` between the stacks of emulated threads.
-        .arg("-U_FORTIFY_SOURCE")
         .arg("-o")
         .arg(&library);
     command.args(source.contains("double* results").then_some("-DFOLDS"));

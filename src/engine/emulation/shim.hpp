@@ -1,7 +1,12 @@
 // What a CUDA compiler knows by itself, for a C++ compiler. A block's threads run one after another; they switch at barriers.
+#ifdef WAITS
+// `_FORTIFY_SOURCE`, which some compilers define, rejects `longjmp` between the stacks of threads.
+#undef _FORTIFY_SOURCE
 #include <setjmp.h>
 #include <ucontext.h>
-#define __global__
+#endif
+// Hidden, because otherwise a library that is loaded with RTLD_GLOBAL would run the kernel of an earlier library.
+#define __global__ __attribute__((visibility("hidden")))
 #define __device__
 #define __forceinline__ inline
 #define __launch_bounds__(threads)
@@ -40,6 +45,7 @@ static inline void atomicXor(unsigned int* bits, unsigned int value) { *bits ^= 
 
 static inline void in_global_memory(const void*) {}
 
+#ifdef WAITS
 // Where the threads of a block wait, and where the one that runs goes back to.
 enum { STACK = 1 << 16 };
 static thread_local jmp_buf* waiting;
@@ -59,3 +65,4 @@ static inline unsigned int warp_largest(unsigned int own) {
     __syncthreads();
     return own;
 }
+#endif

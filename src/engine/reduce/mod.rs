@@ -186,9 +186,9 @@ impl ReduceOutcome {
             }
             jobs[job].steps[step] = Step::Identity;
         }
-        for answers in group_answers(number_answers) {
+        for mut answers in group_answers(number_answers) {
             if self.offender.is_none() {
-                self.resolve(jobs, &answers, &mut new_checks)?;
+                self.resolve(jobs, &mut answers, &mut new_checks)?;
             }
         }
         // A new check costs one more read, but only of a gradient that has exploded.

@@ -6,7 +6,7 @@ use super::ask::Answer;
 use super::ready::PendingStep;
 use super::{ReduceOutcome, Size};
 use crate::engine::kernel::erased;
-use crate::engine::plan::{Group, Job, Norms, OnNonFinite, Reduction, Resolved, Step, Then};
+use crate::engine::plan::{Group, Job, Norms, OnNonFinite, Reduction, Resolved, Step, Term, Then};
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::value::ScaleBy;
 use crate::numbers::{largest_number, smallest_normal};
@@ -23,10 +23,10 @@ impl ReduceOutcome {
     pub(super) fn resolve(
         &mut self,
         jobs: &mut [&mut Job<'_>],
-        answers: &[Answer],
+        answers: &mut [Answer],
         new_checks: &mut Vec<(usize, usize)>,
     ) -> Result<()> {
-        for answer in answers {
+        for answer in &*answers {
             let job = answer.step.job;
             match size_from_norm(jobs[job], answer) {
                 Size::Fine => {}
@@ -37,35 +37,50 @@ impl ReduceOutcome {
                 }
             }
         }
-        let shared_totals = join_totals(jobs, answers)?;
         // Errors name the first leaf whose own norm is not finite. The shared norm does not show which leaf
         // that is.
         let offender = answers
             .iter()
             .find(|answer| !answer.is_finite())
             .map(|answer| answer.step.job);
+        share_totals(jobs, answers)?;
+        if begin_power_sums(jobs, answers) {
+            return Ok(());
+        }
+        let has_gradient = answers
+            .iter()
+            .filter_map(|answer| jobs[answer.step.job].reduction(answer.step.step).ok())
+            .any(|reduction| reduction.contributes);
         for Answer {
             step: PendingStep { job: index, step, .. },
             totals,
-        } in answers
+        } in &*answers
         {
             let job = &mut *jobs[*index];
-            let mut reduction = job.take_reduction(*step)?;
-            let Some(numbers) = step_numbers(job.path, &mut reduction, totals, &shared_totals)? else {
-                job.steps[*step] = Step::Reduce(Box::new(reduction));
+            let reduction = job.take_reduction(*step)?;
+            // Without a gradient there is nothing to sum up, and the state stays as it is.
+            if !has_gradient {
                 continue;
-            };
+            }
+            let finish = |(term, total): (&Term, &f64)| term.reducer.finish(*total);
+            let numbers: TermNumbers = reduction.terms.iter().zip(totals).map(finish).collect();
             self.keep_norm(&reduction, &numbers);
-            let p = reduction.exponent();
-            let offender = offender.unwrap_or(*index);
-            match replace_step(job, *step, reduction, &numbers)? {
-                OnNonFinite::Compute => {}
-                OnNonFinite::Refuse => return Err(not_finite_error(jobs[offender], p, numbers[0])),
-                OnNonFinite::Skip => {
-                    self.skip(jobs[offender]);
-                    return Ok(());
+            if let (Then::Scale { non_finite, .. }, [norm, ..]) = (&reduction.then, &numbers[..])
+                && !norm.is_finite()
+            {
+                let offender = &*jobs[offender.unwrap_or(*index)];
+                match non_finite {
+                    OnNonFinite::Compute => {}
+                    OnNonFinite::Refuse => {
+                        return Err(not_finite_error(offender, reduction.exponent(), *norm));
+                    }
+                    OnNonFinite::Skip => {
+                        self.skip(offender);
+                        return Ok(());
+                    }
                 }
             }
+            replace_step(jobs[*index], *step, reduction, &numbers)?;
         }
         Ok(())
     }
@@ -103,54 +118,56 @@ fn size_from_norm(
     norm().map_or(Size::Fine, |norm| Size::from_bound(job, *step, norm))
 }
 
-/// Joins the totals of all leaves, in the order of the leaves.
-fn join_totals(jobs: &[&mut Job<'_>], answers: &[Answer]) -> Result<TermNumbers> {
-    let Some(Answer { step, totals, .. }) = answers.first() else {
-        return Ok(TermNumbers::new());
-    };
-    let terms = &jobs[step.job].reduction(step.step)?.terms;
-    let joined_total = |term: usize| {
-        let op = terms[term].reducer.op;
-        answers
-            .iter()
-            .filter_map(|answer| answer.totals.get(term))
-            .fold(0.0, |joined, total| op.join(joined, *total))
-    };
-    Ok((0..totals.len()).map(joined_total).collect())
+/// Joins the totals that leaves share, in the order of the leaves, and passes them to each of these leaves.
+fn share_totals(jobs: &[&mut Job<'_>], answers: &mut [Answer]) -> Result<()> {
+    let mut joined_totals: Option<TermNumbers> = None;
+    for Answer { step, totals } in &*answers {
+        let reduction = jobs[step.job].reduction(step.step)?;
+        let shared = || {
+            let terms = reduction.terms.iter().zip(totals);
+            terms.filter(|(term, _)| reduction.shares(term))
+        };
+        let joined_totals = joined_totals.get_or_insert_with(|| shared().map(|_| 0.0).collect());
+        if joined_totals.len() != shared().count() {
+            let problem = "takes a different count of sums than for other parameters that share the sums";
+            return Err(misfit(
+                jobs[step.job].path,
+                problem,
+                joined_totals.len(),
+                shared().count(),
+            ));
+        }
+        for (joined, (term, total)) in joined_totals.iter_mut().zip(shared()) {
+            *joined = term.reducer.op.join(*joined, *total);
+        }
+    }
+    let joined_totals = joined_totals.unwrap_or_default();
+    for Answer { step, totals } in answers {
+        let reduction = jobs[step.job].reduction(step.step)?;
+        let terms = reduction.terms.iter().zip(totals);
+        let shared = terms.filter(|(term, _)| reduction.shares(term));
+        shared
+            .zip(&joined_totals)
+            .for_each(|((_, total), joined)| *total = *joined);
+    }
+    Ok(())
 }
 
-/// The numbers of a step, from the totals of its leaf and the totals that leaves share. `None` if the step
-/// has to be evaluated once more, because the total is the largest element, which decides the unit for the
-/// powers of the norm.
-fn step_numbers(
-    path: &str,
-    reduction: &mut Reduction<'_>,
-    leaf_totals: &[f64],
-    shared_totals: &[f64],
-) -> Result<Option<TermNumbers>> {
-    if reduction.terms.len() != shared_totals.len() {
-        let problem = "takes a different count of sums than for other parameters that share the sums";
-        return Err(misfit(path, problem, shared_totals.len(), reduction.terms.len()));
-    }
-    let total = |(index, term)| {
-        if reduction.shares(term) {
-            shared_totals[index]
-        } else {
-            leaf_totals[index]
+/// Replaces each reduction to the largest element, which decides the unit for the powers of a norm, by the sum
+/// of these powers. Returns whether there is any. All steps of `answers` then have to be evaluated once more.
+fn begin_power_sums(jobs: &mut [&mut Job<'_>], answers: &[Answer]) -> bool {
+    let mut is_any = false;
+    for Answer { step, totals } in answers {
+        let Step::Reduce(reduction) = &mut jobs[step.job].steps[step.step] else {
+            continue;
+        };
+        for (term, total) in reduction.terms.iter_mut().zip(totals) {
+            if let Some(power_sum) = term.reducer.second_reduction(*total) {
+                (term.reducer, is_any) = (power_sum, true);
+            }
         }
-    };
-    let totals: TermNumbers = reduction.terms.iter().enumerate().map(total).collect();
-    let first_term = reduction.terms.first();
-    if let Some(power_sum) = first_term.and_then(|term| term.reducer.second_reduction(totals[0])) {
-        reduction.terms[0].reducer = power_sum;
-        return Ok(None);
     }
-    let numbers = reduction
-        .terms
-        .iter()
-        .zip(totals)
-        .map(|(term, total)| term.reducer.finish(total));
-    Ok(Some(numbers.collect()))
+    is_any
 }
 
 /// The error for a norm that is not finite, if a rule refuses such a call.
@@ -164,14 +181,8 @@ fn not_finite_error(offender: &Job<'_>, p: f64, norm: f64) -> Error {
         .at(offender.path)
 }
 
-/// Replaces a reduction by the arithmetic that follows from `numbers`. The result is `Compute`, unless the
-/// norm refuses or skips the call.
-fn replace_step<'a>(
-    job: &mut Job<'a>,
-    step: usize,
-    reduction: Reduction<'a>,
-    numbers: &[f64],
-) -> Result<OnNonFinite> {
+/// Replaces a reduction by the arithmetic that follows from `numbers`.
+fn replace_step<'a>(job: &mut Job<'a>, step: usize, reduction: Reduction<'a>, numbers: &[f64]) -> Result<()> {
     let Reduction {
         slots,
         contributes,
@@ -179,21 +190,16 @@ fn replace_step<'a>(
         ..
     } = reduction;
     match then {
-        Then::Scale { non_finite, factor } => {
-            if non_finite != OnNonFinite::Compute && !numbers[0].is_finite() {
-                return Ok(non_finite);
-            }
-            let parameter_norm = numbers.get(1).copied().unwrap_or(0.0);
-            replace_by_factor(
-                job,
-                step,
-                factor(Norms {
-                    gradient: numbers[0],
-                    parameter: parameter_norm,
-                    elements: job.leaf_length,
-                    compute: job.compute,
-                }),
-            );
+        // A gradient that is not read stays 0.
+        Then::Scale { .. } if !contributes => {}
+        Then::Scale { factor, .. } => {
+            let norms = Norms {
+                gradient: numbers[0],
+                parameter: numbers.get(1).copied().unwrap_or(0.0),
+                elements: job.leaf_length,
+                compute: job.compute,
+            };
+            replace_by_factor(job, step, factor(norms));
         }
         Then::Map {
             resolve,
@@ -226,7 +232,7 @@ fn replace_step<'a>(
             }
         }
     }
-    Ok(OnNonFinite::Compute)
+    Ok(())
 }
 
 /// The error for sums of a rule that do not fit the arithmetic after them.

@@ -18,7 +18,7 @@ use std::sync::{Arc, OnceLock};
 use super::state::parts::count_error;
 use super::{Counters, Slots};
 use crate::engine::{
-    Buffer, CounterWrites, Epilogue, Job, Norms, NumberWrites, Operand, Progress, Sources, Step, Steps,
+    Buffer, CounterWrites, Epilogue, Job, Norms, NumberWrites, Operand, Progress, Sources, Step, Steps, Then,
     Windows, erased,
 };
 use crate::error::Result;
@@ -205,22 +205,27 @@ impl<'a> Gradient<'a> {
         self
     }
 
-    /// Drops all steps and sources, unless a step has to run.
+    /// Drops all steps and sources, unless a step has to write state.
     ///
     /// This is for a gradient of weight 0, which does not count and may be NaN.
     pub(crate) fn discard(mut self) -> Self {
-        // A step with state has to write its state, and other leaves need the norm of a group.
-        let is_unneeded = |step: &Step<'_>| match step {
-            Step::Check => true,
-            Step::Map { slots, .. } => slots.is_empty(),
-            Step::Tensor(step) => step.slots.is_empty(),
-            Step::Reduce(reduction) => reduction.group.is_none(),
-            Step::Output(_) | Step::Identity => true,
+        let has_state = |step: &Step<'_>| match step {
+            Step::Map { slots, .. } => !slots.is_empty(),
+            Step::Tensor(step) => !step.slots.is_empty(),
+            Step::Reduce(reduction) => matches!(reduction.then, Then::Map { .. }),
+            Step::Check | Step::Output(_) | Step::Identity => false,
         };
-        if self.steps.iter().all(is_unneeded) {
-            // The norm comes first, because the index of its step is meaningless after `clear`.
+        if !self.steps.iter().any(has_state) {
+            // The norm comes first, because the index of its step is meaningless after `retain`.
             self = self.without_norm();
-            self.steps.clear();
+            // Other leaves wait for the norm of a group, to which this leaf adds nothing.
+            self.steps.retain(|step| match step {
+                Step::Reduce(reduction) => {
+                    reduction.contributes = false;
+                    reduction.group.is_some()
+                }
+                _ => false,
+            });
             self.sources.clear();
         }
         self

@@ -68,17 +68,16 @@ impl NAdamW {
 
     /// The product of all μ up to step `t`.
     fn product_until(&self, t: u64) -> f64 {
-        let factors = (1..=t).map(|t| self.momentum_at(t));
-        // The iteration ends at the first product of 0, because `t` may be large. The product soon
-        // underflows, because each μ is below 1.
-        factors
-            .scan(1.0, |product, factor| {
-                Some(*product * factor)
-                    .filter(|_| *product > 0.0)
-                    .inspect(|next| *product = *next)
-            })
-            .last()
-            .unwrap_or(0.0)
+        let mut product = 1.0;
+        for step in 1..=t {
+            product *= self.momentum_at(step);
+            // The loop ends early, because `t` may be large. The product soon underflows, because each μ is
+            // below 1, but rounding can keep a subnormal product from becoming 0.
+            if !product.is_normal() {
+                break;
+            }
+        }
+        product
     }
 }
 

@@ -7,8 +7,8 @@ use candle_core::{Device, Tensor};
 use optimisers::__private::emulation::{take_answered, take_launches};
 use optimisers::{
     AccumGrad, Adam, Adjust, Cautious, ClipGlobalNorm, ClipNorm, Engine, Error, Flow, GradNoise, Gradient,
-    LAMB, LARS, LossScaler, MixedPrecision, Momentum, NonFinite, Optimiser, OptimiserChain, Outcome,
-    Parameter, Prodigy, Result, Rule, Scale, SplitMaster, State, Status, Update, WeightDecay,
+    Kind, LAMB, LARS, LossScaler, MixedPrecision, Momentum, NonFinite, Norm, Optimiser, OptimiserChain,
+    Outcome, Parameter, Prodigy, Result, Rule, Scale, SplitMaster, State, Status, Update, WeightDecay,
     hyper_parameters, range, setup, setup_with,
 };
 
@@ -477,4 +477,108 @@ fn a_skipped_call_launches_no_step() {
             .all(|launch| launch.source.contains("double* results"))
     );
     assert_eq!(bits(&model["0"]), bits(&x));
+}
+
+hyper_parameters! {
+    /// dx' = ‖x‖ₚ/‖dx‖ₚ·dx, where ‖dx‖ₚ is that of one parameter or of all with this rule.
+    pub struct Trust {
+        /// p: the exponent of the norms.
+        p: f64 = 2.0 => range::positive,
+        /// Whether parameters share ‖dx‖ₚ.
+        shares: bool = false => range::any,
+        /// Whether ‖x‖ₚ is taken; otherwise 1.
+        trusts: bool = true => range::any,
+    }
+}
+
+impl Rule for Trust {
+    fn init(&self, _: Parameter<'_>) -> Result<State> {
+        Ok(State::empty())
+    }
+
+    fn apply<'a>(&'a self, _: &'a mut State, _: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
+        let mut norm = Norm::new(self.p);
+        if self.shares {
+            norm = norm.of_group(7);
+        }
+        let trusts = self.trusts;
+        if trusts {
+            norm = norm.with_parameter();
+        }
+        Ok(Flow::Step(dx.scale_by_norm(norm, move |norms| {
+            if trusts {
+                norms.parameter / norms.gradient
+            } else {
+                1.0 / norms.gradient
+            }
+        })))
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::WholeModel
+    }
+}
+
+/// The norm of the parameter has the exponent of the norm of the gradient, and leaves that share the second may
+/// be without the first.
+#[test]
+fn norms_of_parameters_of_any_exponent_and_next_to_leaves_without_them() {
+    let p_norm = |numbers: &[f64], p: f64| {
+        numbers
+            .iter()
+            .map(|number| number.abs().powf(p))
+            .sum::<f64>()
+            .powf(1.0 / p)
+    };
+    let x = [vec![1.0; 1000], vec![2.0, -1.0, 0.5]];
+    let dx = [vec![0.25; 1000], vec![1.0, 3.0, -2.0]];
+    let tensor = |numbers: &Vec<f64>| Tensor::new(&numbers[..], &Device::Cpu).expect("a tensor");
+    for engine in support::common::engines() {
+        for (p, shares, trusts) in [
+            (2.0, false, true),
+            (3.0, false, true),
+            (3.0, true, true),
+            (3.0, true, false),
+            (2.0, true, false),
+        ] {
+            let variables = model(&x.each_ref().map(tensor));
+            // The second leaf is always without the norm of its parameter.
+            let rule = |path: &str| Trust {
+                p,
+                shares,
+                trusts: trusts && path == "0",
+            };
+            let chain = |path: &str| OptimiserChain::new((rule(path), optimisers::Descent::new(1.0)));
+            let mut state = setup_with(&variables, |path, _| Some(chain(path))).expect("a state");
+            Update::new(&mut state)
+                .engine(engine)
+                .apply(&variables, &grads(dx.each_ref().map(|dx| Some(tensor(dx)))))
+                .expect("an update");
+            for (leaf, path) in ["0", "1"].into_iter().enumerate() {
+                let gradient = if shares {
+                    p_norm(&dx.concat(), p)
+                } else {
+                    p_norm(&dx[leaf], p)
+                };
+                let parameter = if rule(path).trusts {
+                    p_norm(&x[leaf], p)
+                } else {
+                    1.0
+                };
+                let expected = x[leaf]
+                    .iter()
+                    .zip(&dx[leaf])
+                    .map(|(x, dx)| x - dx * parameter / gradient);
+                for (actual, expected) in support::common::values(&variables[path])
+                    .into_iter()
+                    .zip(expected)
+                {
+                    assert!(
+                        (actual - expected).abs() < 1e-12,
+                        "{engine:?}, p = {p}, {shares}, {trusts}: {actual} for {expected}"
+                    );
+                }
+            }
+        }
+    }
 }

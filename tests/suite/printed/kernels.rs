@@ -16,10 +16,11 @@ use optimisers::printed::{
     BufferRole, BufferStart, KernelArgument, Printed, PrintedKernel, PrintedProgress, PrintedStep, printed,
 };
 use optimisers::{
-    AccumGrad, Adam, AdamW, Adjust, Cautious, Clamp, ClipGlobalNorm, ClipGrad, ClipNorm, Descent, ErrorKind,
-    FieldValue, IntoOptimiser, Kahan, Kind, LAMB, Lend, Lookahead, MixedPrecision, Momentum, Muon, Offload,
-    Optimiser, OptimiserChain, Prodigy, Q8, RAdam, Rule, Scale, ScheduleFree, SplitMaster,
-    StochasticRounding, StoreAs, View, WeightDecay, rules, setup, update,
+    AccumGrad, Adam, AdamW, Adjust, Average, Cautious, Clamp, ClipGlobalNorm, ClipGrad, ClipNorm, Descent,
+    Describe, Describer, Ema, ErrorKind, FieldValue, Flow, Gradient, IntoOptimiser, Kahan, Kind, LAMB, Lend,
+    Lookahead, MixedPrecision, Momentum, Muon, Offload, Optimiser, OptimiserChain, Parameter, Prodigy, Q8,
+    RAdam, RMSProp, Rprop, Rule, Scale, ScheduleFree, SplitMaster, State, StochasticRounding, StoreAs, View,
+    WeightDecay, rules, setup, update,
 };
 
 use crate::engine::emulated::can_run;
@@ -135,7 +136,9 @@ fn compiled(text: &str, level: &str) -> Library {
             "-std=c++17",
             level,
             "-ffp-contract=off",
+            // As the compilers of some distributions do by themselves.
             "-U_FORTIFY_SOURCE",
+            "-D_FORTIFY_SOURCE=2",
             "-fPIC",
             "-shared",
             "-w",
@@ -446,7 +449,8 @@ fn one_text_is_a_library_by_itself() {
     if !can_run() {
         return;
     }
-    let case = Case::new(Momentum::new(0.1), F32);
+    // In 8 bits the threads of a block wait for each other.
+    let case = Case::new(StoreAs::all(Q8, Momentum::new(0.1)), F32);
     let steps = steps(&case);
     let library = compiled(steps[0].kernel.host_source(), "-O2");
     let (mut memory, mut gradient) = (buffers(&case, 0), Buffer::new(&bytes(&case.numbers(1, F32)), 0));
@@ -604,6 +608,12 @@ fn a_scalar_has_the_name_of_what_it_depends_on() -> Tested {
         let names = scalars(Clamp { bounds: (low, high) });
         assert_eq!(names[..2], ["k0_bounds1", "k1_bounds2"], "{low} to {high}");
     }
+    // A rule that waits for a start.
+    let ema = Ema {
+        start: 100,
+        ..Ema::new(0.9)
+    };
+    assert_eq!(scalars(ema), ["k0_delta_t"]);
     for warmup_steps in [2, 5, 100] {
         let rate = scalars(ScheduleFree {
             warmup_steps,
@@ -796,6 +806,44 @@ fn a_rule_of_a_program_is_asked_within_its_ranges_and_has_no_recurrence_of_anoth
     Ok(())
 }
 
+/// A rule of a program whose number has a range.
+#[derive(Clone, Debug)]
+struct Phased;
+
+impl Describe for Phased {
+    fn describe(&mut self, rule: &mut Describer<'_>) {
+        rule.kind("Phased");
+    }
+}
+
+impl Rule for Phased {
+    fn kind(&self) -> Kind {
+        Kind::Elementwise
+    }
+
+    fn init(&self, _x: Parameter<'_>) -> optimisers::Result<State> {
+        let range = |phase: f64| (!(0.0..1.0).contains(&phase)).then_some("a number in [0, 1)");
+        Ok(State::empty().with_number("phase", 0.0, range))
+    }
+
+    fn apply<'a>(
+        &'a self,
+        state: &'a mut State,
+        _x: Parameter<'a>,
+        dx: Gradient<'a>,
+    ) -> optimisers::Result<Flow<'a>> {
+        let phase = state.number("phase").expect("a number");
+        assert!((0.0..1.0).contains(&phase), "{phase}");
+        Ok(Flow::Step(dx.scale(1.0 - phase)))
+    }
+}
+
+#[test]
+fn a_rule_of_a_program_is_asked_with_numbers_in_their_range() -> Tested {
+    assert_eq!(printed(Phased, F32, F32)?.kernel().scalars, ["k0_phase"]);
+    Ok(())
+}
+
 #[test]
 fn random_bits_have_a_key_of_step_and_path() -> Tested {
     let new = |path: &str| {
@@ -853,6 +901,37 @@ fn a_step_has_the_hyper_parameters_of_now_and_a_kernel_of_its_arithmetic() -> Te
 }
 
 #[test]
+fn a_field_that_decides_the_buffers_or_asks_for_a_weight_is_not_adjusted() -> Tested {
+    let mut rmsprop = printed(RMSProp::new(0.1), F32, F32)?;
+    let before = rmsprop.step()?;
+    let error = rmsprop.adjust_field("centred", true).expect_err("another buffer");
+    is_kind(
+        &error,
+        ErrorKind::Argument,
+        &["RMSProp: centred decides the layout", "print the optimiser anew"],
+    );
+    assert_eq!(rmsprop.step()?, before);
+
+    let sum = AccumGrad {
+        n: 2,
+        average: Average::Sum,
+    };
+    let mut summed = printed(OptimiserChain::new((sum, Adam::new(0.1))), F32, F32)?;
+    let error = summed
+        .adjust_field("average", Average::Weighted)
+        .expect_err("no weight");
+    is_kind(
+        &error,
+        ErrorKind::Unsupported,
+        &["the weight of each call", "Scale"],
+    );
+    summed.adjust_field("average", Average::Mean)?;
+    // The first number of a state tensor may depend on a field.
+    printed(Rprop::new(0.1), F32, F32)?.adjust(0.2)?;
+    Ok(())
+}
+
+#[test]
 fn progress_is_resumed() -> Tested {
     let new = || {
         printed(
@@ -876,6 +955,7 @@ fn progress_is_resumed() -> Tested {
     let before = resumed.progress();
     let error = resumed
         .resume(&PrintedProgress {
+            optimiser: "Adam".to_string(),
             counters: vec![("t".to_string(), 3)],
             ..PrintedProgress::default()
         })
@@ -885,13 +965,23 @@ fn progress_is_resumed() -> Tested {
         ErrorKind::OtherRule,
         &["ScheduleFree", "Printed::progress"],
     );
-    assert_eq!(error.got(), Some("[\"t\"]"), "{error}");
+    assert_eq!(
+        error.got(),
+        Some("Adam with counters [\"t\"] and numbers []"),
+        "{error}"
+    );
     assert!(
         error
             .expected()
             .is_some_and(|expected| expected.contains("\"0.calls\"")),
         "{error}"
     );
+    // Names alone do not tell two optimisers apart.
+    let adam = printed(Adam::new(0.1), F32, F32)?.progress();
+    let error = printed(Momentum::new(0.1), F32, F32)?
+        .resume(&adam)
+        .expect_err("of Adam");
+    is_kind(&error, ErrorKind::OtherRule, &["Momentum", "Adam"]);
     // Counts and numbers have the limits and ranges of files.
     let most = u64::MAX / 2;
     let with = |change: &dyn Fn(&mut PrintedProgress)| {
@@ -968,6 +1058,15 @@ fn what_is_not_elementwise_is_refused_by_name() {
         &["whole parameter", "`update`"],
     );
     refused(Optimiser::new(Prodigy::default()), "Prodigy", &["whole model"]);
+    let weighted = AccumGrad {
+        n: 2,
+        average: Average::Weighted,
+    };
+    refused(
+        Optimiser::new(OptimiserChain::new((weighted, Adam::new(0.1)))),
+        "OptimiserChain(AccumGrad, Adam)",
+        &["weight of each call", "Average::Sum"],
+    );
     refused(
         Optimiser::new(Muon::new(0.1).with_fallback(AdamW::new(0.1))),
         "Muon",

@@ -47,7 +47,7 @@ fn a_gradient_of_weight_0_is_not_read() {
         [(2.0, 1), (NAN, 0), (8.0, 2)],
         [(2.0, 1), (8.0, 2), (NAN, 0)],
     ];
-    let rules: [Box<dyn Rule>; 5] = [
+    let rules: [Box<dyn Rule>; 6] = [
         Box::new(OptimiserChain::new((weighted(3), Descent::new(1.0)))),
         Box::new(OptimiserChain::new((
             ClipGrad::new(100.0),
@@ -56,6 +56,11 @@ fn a_gradient_of_weight_0_is_not_read() {
         ))),
         Box::new(OptimiserChain::new((
             ClipNorm::new(100.0),
+            weighted(3),
+            Descent::new(1.0),
+        ))),
+        Box::new(OptimiserChain::new((
+            ClipGlobalNorm::new(100.0),
             weighted(3),
             Descent::new(1.0),
         ))),

@@ -41,6 +41,33 @@ fn numbers(state: &StateTree) -> Vec<Vec<f64>> {
         .collect()
 }
 
+/// A call in which other parameters alone have gradients is none of the estimate's calls.
+#[test]
+fn t66_numbers_stay_while_no_leaf_of_their_group_has_a_gradient() {
+    let rule = |path: &str| -> Box<dyn Rule> {
+        match path {
+            "2" => Box::new(Adam::new(0.1)),
+            _ => Box::new(Prodigy::default()),
+        }
+    };
+    let x = model(&[10.0, 10.0, 1.0].map(|number| constant(number, 1, DType::F64)));
+    for engine in engines() {
+        let mut state = setup_with(&x, |path, _| Some(rule(path))).expect("a state");
+        calls(5, &mut state, &x);
+        let before = numbers(&state);
+        assert!(
+            before[0] == before[1] && before[0].iter().any(|number| *number != 0.0),
+            "{before:?}"
+        );
+        let alone = Grads::from([("2".to_string(), constant(1.0, 1, DType::F64))]);
+        Update::new(&mut state)
+            .engine(engine)
+            .apply(&x, &alone)
+            .expect("an update");
+        assert_eq!(numbers(&state)[..2], before[..2], "{engine:?}");
+    }
+}
+
 fn are_shared(state: &StateTree) -> bool {
     numbers(state).windows(2).all(|leaves| leaves[0] == leaves[1])
 }
