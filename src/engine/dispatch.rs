@@ -173,7 +173,7 @@ pub(super) fn copy_to(engine: Engine, view: LeafView<'_, '_>, target: &Tensor) -
 /// Writes the parameters, state and counters of jobs whose functions of whole tensors have all run.
 ///
 /// # Errors
-/// Only if a device fails.
+/// As `engine::commit`, except for functions.
 pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
     let (empty, jobs): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.length == 0);
     empty.into_iter().try_for_each(Job::finish)?;
@@ -222,19 +222,10 @@ pub(super) fn upload(values: &Tensor, parameter: &dyn Lend, range: Range<usize>)
         .detach()
         .flatten_all()?
         .narrow(0, range.start, range.len())?;
-    let Some(target) = parameter.tensor() else {
-        return set_lent_part(parameter, range.start, &slice);
-    };
-    match target.device() {
-        #[cfg(feature = "cuda")]
-        Device::Cuda(_) => Ok(super::cuda::upload(
-            &rounded(&slice, target.dtype())?.contiguous()?,
-            target,
-            range.start,
-        )?),
-        device if device.is_cpu() => Ok(set_part(target, range.start, &slice)?),
-        // The slice is copied, because candle transfers the whole storage of a view. The other arms transfer
-        // nothing, or only the slice.
-        _ => Ok(set_part(target, range.start, &slice.force_contiguous()?)?),
+    #[cfg(feature = "cuda")]
+    if let Some(target) = parameter.tensor().filter(|target| target.device().is_cuda()) {
+        let slice = rounded(&slice, target.dtype())?.contiguous()?;
+        return Ok(super::cuda::upload(&slice, target, range.start)?);
     }
+    set_lent_part(parameter, range.start, &slice)
 }

@@ -1,11 +1,12 @@
-//! Functions of whole tensors, such as the orthogonalisation of a matrix. They run on a batch of leaves
-//! (parameters with their state) at a time, because their inputs and results take memory.
+//! The commit of leaves (parameters with their state) on the device of their state, and functions of whole
+//! tensors, such as the orthogonalisation of a matrix. Functions run on a batch of leaves at a time, because
+//! their inputs and results take memory.
 
 use smallvec::smallvec;
 
 use super::memory::{Buffer, UpdateTargets, WrittenStorages, unshared};
 use super::plan::{
-    FunctionOutput, Job, LeafView, Operand, OwnStorages, Sources, Step, TensorStep, check_gradient, kind_of,
+    FunctionOutput, Job, LeafView, Operand, Sources, Step, TensorStep, check_gradient, kind_of,
 };
 use super::{Engine, dispatch};
 use crate::error::{Error, ErrorKind, Result};
@@ -113,10 +114,7 @@ fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], targets: &Writ
     }
     // A function may return the parameter itself. The commit would then lock one storage twice, to read the
     // result and to write the parameter. So a result in memory that an update writes is copied.
-    let own_storages: OwnStorages = job
-        .write_targets()
-        .filter_map(|(_, lender)| lender.memory())
-        .collect();
+    let own_storages = job.own_storages();
     let unshared_result = |tensor: Tensor| {
         unshared("result of a function", tensor, targets, &own_storages).map_err(|error| error.at(job.path))
     };
@@ -139,7 +137,7 @@ fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], targets: &Writ
 /// written, so that only the results of one batch take memory.
 ///
 /// # Errors
-/// Only if a device, or a function that runs here, fails.
+/// As `engine::commit`.
 pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
     // Jobs whose functions have all run need no batches, so they are written at once.
     let (late, ready): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.has_functions());
@@ -166,7 +164,7 @@ pub(super) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
 /// Writes the sum of gradients of x to a contiguous tensor, whose dtype is that of the arithmetic.
 ///
 /// # Errors
-/// Only if a device fails.
+/// If a device fails, or a gradient cannot be read.
 pub(crate) fn sum_to<'a>(engine: Engine, x: &'a dyn Lend, sources: Sources<'a>, sum: &Tensor) -> Result<()> {
     let job = Job {
         compute: dtype_of(sum),
@@ -179,12 +177,7 @@ pub(crate) fn sum_to<'a>(engine: Engine, x: &'a dyn Lend, sources: Sources<'a>, 
 ///
 /// # Errors
 /// If `dx` has another shape or device than x, or no float dtype; if x is not contiguous; if a device fails.
-pub(crate) fn elements<'a>(
-    engine: Engine,
-    x: &'a dyn Lend,
-    dx: Tensor,
-    steps: Vec<Step<'a>>,
-) -> Result<Tensor> {
+pub(crate) fn elements<'a>(x: &'a dyn Lend, dx: Tensor, steps: Vec<Step<'a>>) -> Result<Tensor> {
     check_gradient("", x, &dx)?;
     let job = Job {
         steps: steps.into(),
@@ -193,7 +186,8 @@ pub(crate) fn elements<'a>(
     if job.length == 0 {
         return Ok(zeros(x.shape(), job.compute, x.device())?);
     }
-    let results = dispatch::materialise(engine, &[LeafView::gradient(&job, job.steps.len())?])?;
+    let view = LeafView::gradient(&job, job.steps.len())?;
+    let results = dispatch::materialise(Engine::Fused, &[view])?;
     results
         .into_iter()
         .next()

@@ -24,7 +24,7 @@
 //! everything that depends on no other answer, and once more for each norm of a gradient that another norm
 //! has scaled. AdamW never waits, AdamW after a global norm waits once, LAMB after a global norm twice. A
 //! norm with a p other than 0, 1, 2 and ∞ counts twice. One more wait, before the first step of a parameter
-//! with a master, is for a sample of the parameter, which is compared with the master.
+//! with a master or copies, is for a sample of the parameter, which is compared with these.
 //!
 //! **Offload.** A parameter may be on another device than its master and state (see
 //! [`Offload`](crate::Offload)). The gradient of such a parameter is downloaded before the first read, the
@@ -68,7 +68,7 @@ pub(crate) use memory::{
 pub(crate) use pieces::{Piece, commit_pieces, is_splittable};
 pub(crate) use plan::{
     CounterWrites, Epilogue, Group, Job, JobPool, NormLimit, NumberWrites, OffloadTarget, OnNonFinite,
-    Operand, OwnStorages, Progress, Reduction, Sources, Step, StepSlots, Steps, Term, TermOf, Then, Windows,
+    Operand, Progress, Reduction, Sources, Step, StepSlots, Steps, Term, TermOf, Then, Windows,
     check_gradient,
 };
 pub use plan::{Norms, Resolved};

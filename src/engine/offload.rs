@@ -21,35 +21,30 @@ use std::ops::Range;
 use std::sync::mpsc::sync_channel;
 
 use super::pieces::{Piece, commit_pieces, is_splittable};
-use super::plan::{Job, OffloadTarget, Sources};
+use super::plan::{Job, OffloadTarget};
 use super::route::Engine;
 use super::{dispatch, functions};
 use crate::error::{Error, Result};
-use crate::model::lent::{Lend, Lent};
+use crate::model::lent::{Lent, copy_of};
 use crate::tensors::{Device, Tensor};
 
 /// The most elements of a batch, enough to be worth waking threads for. A larger leaf that cannot be divided
 /// is one batch.
 const BATCH_LENGTH: usize = 1 << 20;
 
-/// Downloads the gradients of an offloaded job, unless they are downloaded already.
+/// Downloads the gradients of an offloaded job. Gradients that are downloaded already stay where they are.
 pub(super) fn download_gradients(job: &mut Job<'_>) -> Result<()> {
-    if job.offloaded.is_none_or(|target| target.is_downloaded) {
+    if job.offloaded.is_none() || job.length == 0 {
         return Ok(());
     }
-    if job.length > 0 {
-        job.copy_lent_gradients()?;
-        download_all(&mut job.sources)?;
-    }
-    if let Some(target) = &mut job.offloaded {
-        target.is_downloaded = true;
-    }
-    Ok(())
-}
-
-fn download_all(gradients: &mut Sources<'_>) -> Result<()> {
-    gradients.iter_mut().try_for_each(|gradient| {
-        *gradient = Lent::Tensor(dispatch::download(&gradient.tensor_or_copy()?)?);
+    let Job { x, sources, .. } = job;
+    sources.iter_mut().try_for_each(|gradient| {
+        let on_cpu = match gradient.tensor() {
+            Some(tensor) => dispatch::download(tensor)?,
+            // Memory that is no tensor may be a vector.
+            None => copy_of("gradient", &**gradient)?.reshape(x.shape())?,
+        };
+        *gradient = Lent::Tensor(on_cpu);
         Ok(())
     })
 }
@@ -68,24 +63,13 @@ fn is_contiguous_tensor(gradient: &Lent<'_>) -> bool {
     gradient.tensor().is_some_and(Tensor::is_contiguous)
 }
 
-/// A piece with gradients to download and a parameter to upload.
-struct PieceTransfer<'a> {
-    piece: Piece<'a>,
-    is_downloaded: bool,
-    upload: Option<Upload<'a>>,
-}
-
-/// The transfer of new values (`staging`, on the CPU) to the elements `range` of a parameter.
-struct Upload<'a> {
-    staging: &'a Tensor,
-    parameter: &'a dyn Lend,
-    range: Range<usize>,
-}
+/// The elements of a parameter whose new values are to be uploaded.
+type Upload<'a> = (OffloadTarget<'a>, Range<usize>);
 
 /// Runs offloaded jobs and uploads the parameters that they write.
 ///
 /// # Errors
-/// Only if a device fails. A parameter whose upload has failed does not fit its state. The next update
+/// As `engine::commit`. A parameter whose upload has failed does not fit its state. The next update
 /// compares a sample of its elements, and refuses the parameter if one of them differs.
 pub(super) fn commit<'a>(engine: Engine, mut jobs: Vec<&mut Job<'a>>) -> Result<()> {
     let mut devices: Vec<Device> = Vec::new();
@@ -97,28 +81,30 @@ pub(super) fn commit<'a>(engine: Engine, mut jobs: Vec<&mut Job<'a>>) -> Result<
             devices.push(parameter.device().clone());
         }
     }
-    let transfers = jobs
+    let is_written = |job: &Job<'a>| job.epilogue.writes_x() && job.length > 0;
+    let targets: Vec<Option<OffloadTarget<'a>>> = jobs
+        .iter()
+        .map(|job| job.offloaded.filter(|_| is_written(job)))
+        .collect();
+    let pieces = jobs
         .iter_mut()
         .enumerate()
         .map(|(index, job)| cut_into_pieces(engine, index, job))
         .collect::<Result<Vec<_>>>()?;
-    let length_of = |PieceTransfer { piece, .. }: &PieceTransfer<'_>| piece.elements.len();
-    let mut batches = functions::batches(transfers.into_iter().flatten(), length_of, BATCH_LENGTH);
+    let length_of = |piece: &Piece<'_>| piece.elements.len();
+    let mut batches = functions::batches(pieces.into_iter().flatten(), length_of, BATCH_LENGTH);
     let mut job_slots: Vec<Option<&mut Job<'a>>> = jobs.into_iter().map(Some).collect();
-    let mut compute = |batch: Vec<PieceTransfer<'a>>| {
-        commit_pieces(
-            engine,
-            &mut job_slots,
-            batch.into_iter().map(|transfer| transfer.piece),
-        )
+    let mut compute = |batch: Vec<Piece<'a>>| {
+        let upload = |piece: &Piece<'a>| Some((targets[piece.job]?, piece.elements.clone()));
+        let uploads: Vec<Upload<'a>> = batch.iter().filter_map(upload).collect();
+        commit_pieces(engine, &mut job_slots, batch).map(|()| uploads)
     };
     match &mut batches[..] {
         [] => Ok(()),
         // A single batch has no other batch to overlap with, so it needs no threads.
         [batch] => {
-            let uploads = download_batch(batch)?;
-            compute(batches.remove(0))?;
-            upload_all(uploads)
+            download_batch(batch)?;
+            upload_all(compute(batches.remove(0))?)
         }
         _ => commit_overlapped(batches, &devices, compute),
     }
@@ -132,9 +118,9 @@ fn synchronise(devices: &[Device]) -> Result<()> {
 /// Runs the batches on three threads. Each channel holds one batch, so that downloaded gradients take the
 /// memory of few batches.
 fn commit_overlapped<'a>(
-    batches: Vec<Vec<PieceTransfer<'a>>>,
+    batches: Vec<Vec<Piece<'a>>>,
     devices: &[Device],
-    mut compute: impl FnMut(Vec<PieceTransfer<'a>>) -> Result<()>,
+    mut compute: impl FnMut(Vec<Piece<'a>>) -> Result<Vec<Upload<'a>>>,
 ) -> Result<()> {
     synchronise(devices)?;
     std::thread::scope(|scope| {
@@ -142,7 +128,7 @@ fn commit_overlapped<'a>(
         let (upload_sender, upload_receiver) = sync_channel(1);
         scope.spawn(move || {
             for mut batch in batches {
-                let download_result = download_batch(&mut batch).map(|uploads| (batch, uploads));
+                let download_result = download_batch(&mut batch).map(|()| batch);
                 let has_failed = download_result.is_err();
                 if download_sender.send(download_result).is_err() || has_failed {
                     return;
@@ -157,8 +143,7 @@ fn commit_overlapped<'a>(
         });
         // A thread that fails drops its ends of the channels, and the other threads then stop.
         let compute_result = download_receiver.into_iter().try_for_each(|download_result| {
-            let (batch, uploads) = download_result.map_err(Stop::Failed)?;
-            compute(batch).map_err(Stop::Failed)?;
+            let uploads = download_result.and_then(&mut compute).map_err(Stop::Failed)?;
             upload_sender.send(uploads).map_err(|_| Stop::UploaderStopped)
         });
         // Without this drop the uploading thread would wait for more batches, and `join` would wait for
@@ -181,81 +166,57 @@ enum Stop {
     UploaderStopped,
 }
 
-/// Downloads the gradients of a batch. Returns the uploads, for which the batch has to be computed first.
-fn download_batch<'a>(batch: &mut [PieceTransfer<'a>]) -> Result<Vec<Upload<'a>>> {
-    for transfer in batch.iter_mut().filter(|transfer| !transfer.is_downloaded) {
-        download_all(&mut transfer.piece.gradients)?;
-    }
-    Ok(batch
-        .iter_mut()
-        .filter_map(|transfer| transfer.upload.take())
-        .collect())
+fn download_batch(batch: &mut [Piece<'_>]) -> Result<()> {
+    let pieces = batch.iter_mut().filter(|piece| !piece.elements.is_empty());
+    pieces
+        .flat_map(|piece| &mut piece.gradients)
+        .try_for_each(|gradient| {
+            *gradient = Lent::Tensor(dispatch::download(&gradient.tensor_or_copy()?)?);
+            Ok(())
+        })
 }
 
 fn upload_all(uploads: Vec<Upload<'_>>) -> Result<()> {
-    uploads.into_iter().try_for_each(
-        |Upload {
-             staging,
-             parameter,
-             range,
-         }| dispatch::upload(staging, parameter, range),
-    )
+    uploads
+        .into_iter()
+        .try_for_each(|(OffloadTarget { staging, parameter }, range)| {
+            dispatch::upload(staging, parameter, range)
+        })
 }
 
 /// Cuts a job into pieces of at most `BATCH_LENGTH` elements. A job that cannot be divided becomes one piece.
-/// The job's gradients move into the pieces.
-fn cut_into_pieces<'a>(engine: Engine, index: usize, job: &mut Job<'a>) -> Result<Vec<PieceTransfer<'a>>> {
-    job.copy_lent_gradients()?;
-    let (offload_target, length) = (job.offloaded, job.length);
-    let is_downloaded = offload_target.is_none_or(|target| target.is_downloaded) || length == 0;
-    let writes_x = job.epilogue.writes_x() && length > 0;
-    let make_upload = |range: Range<usize>| {
-        let written_target = offload_target.filter(|_| writes_x);
-        written_target.map(
-            |OffloadTarget {
-                 staging, parameter, ..
-             }| Upload {
-                staging,
-                parameter,
-                range,
-            },
-        )
-    };
+/// The job's gradients, all of them tensors, move into the pieces.
+fn cut_into_pieces<'a>(engine: Engine, index: usize, job: &mut Job<'a>) -> Result<Vec<Piece<'a>>> {
+    let (length, gradients) = (job.length, std::mem::take(&mut job.sources));
     // Only a contiguous gradient can be cut into ranges of elements.
     let is_divided =
-        length > BATCH_LENGTH && is_splittable(engine, job) && job.sources.iter().all(is_contiguous_tensor);
+        length > BATCH_LENGTH && is_splittable(engine, job) && gradients.iter().all(is_contiguous_tensor);
     if !is_divided {
-        let piece = Piece {
+        return Ok(vec![Piece {
             job: index,
             elements: 0..length,
-            gradients: std::mem::take(&mut job.sources),
-        };
-        return Ok(vec![PieceTransfer {
-            piece,
-            is_downloaded,
-            upload: make_upload(0..length),
+            gradients,
         }]);
     }
-    let flat_gradients = std::mem::take(&mut job.sources)
+    let flat_gradients = gradients
         .iter()
         .map(|gradient| Ok(gradient.tensor_or_copy()?.detach().flatten_all()?))
         .collect::<Result<Vec<_>>>()?;
-    let make_transfer = |range: Range<usize>| {
-        let upload = make_upload(range.clone());
-        let slice_of = |gradient: &Tensor| Ok(Lent::Tensor(gradient.narrow(0, range.start, range.len())?));
-        let gradients = flat_gradients.iter().map(slice_of).collect::<Result<_>>()?;
-        let piece = Piece {
-            job: index,
-            elements: range,
-            gradients,
+    let make_piece = |elements: Range<usize>| {
+        let slice_of = |gradient: &Tensor| {
+            Ok(Lent::Tensor(gradient.narrow(
+                0,
+                elements.start,
+                elements.len(),
+            )?))
         };
-        Ok(PieceTransfer {
-            piece,
-            is_downloaded,
-            upload,
+        Ok(Piece {
+            job: index,
+            gradients: flat_gradients.iter().map(slice_of).collect::<Result<_>>()?,
+            elements,
         })
     };
-    piece_ranges(length).map(make_transfer).collect()
+    piece_ranges(length).map(make_piece).collect()
 }
 
 /// Ranges of about equal length, each of at most `BATCH_LENGTH` elements.

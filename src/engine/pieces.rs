@@ -28,7 +28,7 @@ pub(crate) fn is_splittable(engine: Engine, job: &Job<'_>) -> bool {
 /// Writes the pieces, and finishes each job with its last piece.
 ///
 /// # Errors
-/// Only if a device fails.
+/// As `engine::commit`.
 pub(crate) fn commit_pieces<'a>(
     engine: Engine,
     jobs: &mut [Option<&mut Job<'a>>],

@@ -7,9 +7,7 @@
 use candle_core::{DType, Device, Tensor};
 
 use super::Isa;
-use super::kernel::{
-    ACCUMULATORS, ChunkTotals, Kernel, Reducer, chunk_length, join_accumulators, pairwise, reduce_block,
-};
+use super::kernel::{ACCUMULATORS, ChunkTotals, Kernel, Reducer, chunk_length, pairwise, reduce_block};
 use super::memory::values::{on_host, scalar};
 use super::memory::{Buffer, joined, rounded, set_lent, set_lent_and, split};
 use super::plan::{Epilogue, Job, LeafView, Link, Operand, ReductionRequest, Step, slots_mut, sources_after};
@@ -211,7 +209,7 @@ fn joined_x(operand: &Operand<'_>, low_bits: Option<&Buffer>) -> Result<Tensor> 
 }
 
 /// Rounds up or down at random, on the host: the random bits are a hash of `key` and the element's index.
-fn rounded_at_random(dtype: DType, exact: &Tensor, key: [u32; 2]) -> candle_core::Result<Tensor> {
+fn rounded_at_random(dtype: DType, exact: &Tensor, key: u64) -> candle_core::Result<Tensor> {
     let random = |element: usize| random_bits(key_at(key, element), element as u32);
     let values = on_host::<f32>(&exact.to_dtype(DType::F32)?)?
         .into_iter()
@@ -255,5 +253,5 @@ pub(super) fn reduce(ReductionRequest { view, reducer }: ReductionRequest<'_, '_
 pub(super) fn reduce_chunk(reducer: Reducer, values: &[f64]) -> f64 {
     let mut sums = [0.0; ACCUMULATORS];
     reduce_block(Isa::best(), reducer, values, &mut sums);
-    join_accumulators(reducer.op, &sums)
+    reducer.op.total(&sums)
 }

@@ -108,7 +108,12 @@ pub(crate) fn check_supported(subject: impl fmt::Display, dtype: impl Into<DType
 
 /// The dtype of state and arithmetic for a parameter of `dtype`: F64 for F64, otherwise F32.
 pub(crate) fn compute_dtype(dtype: impl Into<DType>) -> DType {
-    if dtype.into() == DType::F64 {
+    widest_compute_dtype([dtype])
+}
+
+/// The dtype of arithmetic on numbers of these dtypes: F64 if one of them is F64, otherwise F32.
+pub(crate) fn widest_compute_dtype(dtypes: impl IntoIterator<Item = impl Into<DType>>) -> DType {
+    if dtypes.into_iter().any(|dtype| dtype.into() == DType::F64) {
         DType::F64
     } else {
         DType::F32

@@ -19,6 +19,7 @@
 use half::bf16;
 
 use super::codes::BLOCK;
+use super::nearest_bf16;
 
 /// How many low bits are stored in addition to the bf16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -54,12 +55,6 @@ fn bits_of(value: f32) -> u32 {
     }
 }
 
-/// The nearest bf16, ties to even.
-#[inline(always)]
-fn nearest(bits: u32) -> bf16 {
-    bf16::from_bits((bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16)
-}
-
 /// Whether a number is half a unit above its bf16: a tie that is rounded down, because its upper half is
 /// even.
 #[inline(always)]
@@ -71,7 +66,7 @@ fn is_tie_above(bits: u32) -> bool {
 pub(crate) fn split(value: f32) -> (bf16, i32) {
     let bits = bits_of(value);
     let low = i32::from(bits as i16);
-    (nearest(bits), if is_tie_above(bits) { -low } else { low })
+    (nearest_bf16(bits), if is_tie_above(bits) { -low } else { low })
 }
 
 /// The f32 at this distance from a bf16.
@@ -106,7 +101,7 @@ pub(crate) fn split_block<T>(
     let mut tie_flag = 0;
     for ((value, high), half) in values.iter().zip(high).zip(halves.as_chunks_mut().0) {
         let bits = bits_of(read(value));
-        *high = nearest(bits);
+        *high = nearest_bf16(bits);
         *half = (bits as u16).to_le_bytes();
         // There is no branch, so that the compiler can vectorise the loop. If there are ties, the code after
         // the loop finds them again.

@@ -29,6 +29,7 @@ pub(crate) use codes::Code;
 pub use dtypes::DType;
 pub(crate) use dtypes::{
     check_supported, compute_dtype, is_supported, is_wider, largest_number, smallest_normal,
+    widest_compute_dtype,
 };
 pub(crate) use fingerprint::Fingerprint;
 pub(crate) use finite::{first_non_finite, ranges_to_read};
@@ -37,7 +38,7 @@ pub use other::OtherDType;
 pub(crate) use random::{key_at, random_bits, random_key};
 pub(crate) use records::Records;
 pub(crate) use requirements::{Requirements, check_finite};
-pub(crate) use rounding::{round_to_odd, stochastic_bf16, stochastic_f16};
+pub(crate) use rounding::{nearest_bf16, round_to_odd, rounded_once, stochastic_bf16, stochastic_f16};
 pub use shape::Shape;
 pub(crate) use shape::{UNCOUNTED, elem_count, element_offset};
 pub(crate) use watch::{Encoding, Watch};

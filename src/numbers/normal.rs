@@ -3,8 +3,8 @@
 use super::random::mix;
 
 /// A normally distributed number for an element, by the formula of Box and Muller (1958).
-pub(crate) fn gaussian([low, high]: [u32; 2], element: usize) -> f64 {
-    let bits = mix((u64::from(high) << 32 | u64::from(low)) ^ element as u64);
+pub(crate) fn gaussian(key: u64, element: usize) -> f64 {
+    let bits = mix(key ^ element as u64);
     // Half a unit is added, because the logarithm of 0 is infinite.
     let uniform = |bits: u32| (f64::from(bits) + 0.5) / 2f64.powi(32);
     let (radius, angle) = (uniform(bits as u32), uniform((bits >> 32) as u32));

@@ -1,6 +1,6 @@
 //! State tensors that are stored as records of bytes instead of numbers of a dtype.
 
-use super::codes::{Code, RECORD};
+use super::codes::{BLOCK, Code, RECORD};
 use super::low_bits::{LOW_RECORD, distances_of, records_of};
 
 /// The format of a state tensor's records. Each [block](super::codes::BLOCK) of elements has one record.
@@ -19,6 +19,11 @@ impl Records {
             Records::Codes(_) => RECORD,
             Records::LowBits => LOW_RECORD,
         }
+    }
+
+    /// How many records so many numbers have, and the bytes of each.
+    pub(crate) const fn shape(self, numbers: usize) -> (usize, usize) {
+        (numbers.div_ceil(BLOCK), self.bytes())
     }
 
     /// The records of numbers.

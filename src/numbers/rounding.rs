@@ -1,6 +1,8 @@
-//! Stochastic rounding to 16 bits, and rounding to odd.
+//! Rounding to 16 bits: to nearest, at random, and once from f64.
 
 use half::{bf16, f16};
+
+use super::DType;
 
 /// The value of `random` that rounds to nearest: half a unit.
 const HALF: u32 = 1 << 31;
@@ -41,6 +43,23 @@ pub(crate) fn stochastic_f16(value: f32, random: u32) -> f16 {
         normal
     };
     f16::from_f32_const(if value.is_finite() { rounded } else { value })
+}
+
+/// The bf16 that is nearest to the f32 with these bits, ties to even. The f32 must not be NaN.
+#[inline(always)]
+pub(crate) fn nearest_bf16(bits: u32) -> bf16 {
+    bf16::from_bits((bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16)
+}
+
+/// The number of a float dtype that is nearest to a number, ties to even.
+pub(crate) fn rounded_once(number: f64, dtype: DType) -> f64 {
+    match dtype {
+        // `round_to_odd` comes first, because a conversion from f64 by f32 to 16 bits would round twice.
+        DType::F16 => f16::from_f32(round_to_odd(number)).into(),
+        DType::BF16 => bf16::from_f32(round_to_odd(number)).into(),
+        DType::F32 => (number as f32).into(),
+        _ => number,
+    }
 }
 
 /// Rounds f64 to f32 so that a second rounding, to 16 bits, gives the result of one rounding from f64.

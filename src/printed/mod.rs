@@ -17,7 +17,7 @@ use names::dependencies;
 use refusal::{check_arithmetic, check_buffers, check_elementwise};
 pub use step::{PrintedProgress, PrintedStep};
 
-use crate::engine::{BoundKernel, Epilogue, Job, Operand, Progress, Step, TracedKernel, trace_job};
+use crate::engine::{BoundKernel, Buffer, Epilogue, Job, Operand, Progress, Step, TracedKernel, trace_job};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::Lent;
 use crate::numbers::{DType, check_supported, counts};
@@ -234,8 +234,8 @@ impl Printed {
         } else {
             BufferRole::Parameter
         };
-        let key = if let Epilogue::Stochastic([low, high]) = job.epilogue {
-            u64::from(high) << 32 | u64::from(low)
+        let key = if let Epilogue::Stochastic(key) = job.epilogue {
+            key
         } else {
             0
         };
@@ -312,22 +312,14 @@ impl ProbedParameter {
 
 /// The full names of the slots that a job works on, in the order of its arrays.
 fn job_slots(job: &Job<'_>, slot_names: &[(usize, String)]) -> Vec<String> {
-    let addresses = |step: &Step<'_>| -> Vec<usize> {
-        let Step::Map { slots, .. } = step else {
-            return Vec::new();
-        };
-        slots
-            .iter()
-            .map(|(_, buffer)| std::ptr::from_ref(buffer).addr())
-            .collect()
-    };
-    let name = |address| {
+    let name = |(_, buffer): &(&str, Buffer)| {
+        let address = std::ptr::from_ref(buffer).addr();
         slot_names
             .iter()
             .find(|(slot, _)| *slot == address)
             .map(|(_, name)| name.clone())
     };
-    job.steps.iter().flat_map(addresses).filter_map(name).collect()
+    job.steps.iter().flat_map(Step::slots).filter_map(name).collect()
 }
 
 /// The error for a step that writes nothing.

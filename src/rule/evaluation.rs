@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::State;
-use crate::engine::{Buffer, Engine, Step, elements, erased};
+use crate::engine::{Buffer, Step, elements, erased};
 use crate::error::Result;
 use crate::numbers::DType;
 use crate::numbers::value::Arithmetic;
@@ -108,7 +108,7 @@ impl<'s> Evaluation<'s> {
         if self.steps.is_empty() {
             Ok(slot)
         } else {
-            elements(Engine::Fused, &x()?, slot, self.steps)
+            elements(&x()?, slot, self.steps)
         }
     }
 }

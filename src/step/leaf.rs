@@ -11,7 +11,7 @@
 //!    because the commit would ask for their locks while it holds the parameter's lock.
 
 use super::call::{UpdateCall, sources};
-use crate::engine::{Job, OwnStorages, Progress, Sources, Windows, WrittenStorages, prefetch};
+use crate::engine::{Job, Progress, Sources, Windows, WrittenStorages, prefetch};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::gradients::GradientLookUp;
 use crate::model::lent::{Lend, Lent, check_parameter};
@@ -215,7 +215,7 @@ impl<'a> LeafUpdate<'_, 'a> {
         // Without a gradient or a step nothing overwrites a change of the parameter, so no change is looked
         // for.
         if let Some(extent) = extent.filter(|_| self.plan.has_gradient || makes_step) {
-            let master = job.x.lender();
+            let master = &*job.x;
             if follows_master {
                 check_rounded(master, x, extent)
             } else {
@@ -232,8 +232,8 @@ impl<'a> LeafUpdate<'_, 'a> {
             missing_gradients.count(self.plan.has_gradient, job.progress, &mut job.counters);
         }
 
-        let own_storages = check_job(&job, call, x, is_cut, &|| optimiser.name())?;
-        job.copy_shared(targets, &own_storages)?;
+        check_job(&job, call, x, is_cut, &|| optimiser.name())?;
+        job.copy_shared(targets)?;
         Ok(job)
     }
 
@@ -261,25 +261,25 @@ fn check_copies(leaf: &mut Leaf, x: &dyn Lend) -> Result<()> {
     result.map_err(|error| error.counted_from(leaf.part().start))
 }
 
-/// Refuses a job that does not fit its parameter, this rank's part, or the call. Returns the storages that
-/// the commit locks for writing. `rule` names the optimiser in errors.
+/// Refuses a job that does not fit its parameter, this rank's part, or the call. `rule` names the optimiser in
+/// errors.
 fn check_job(
     job: &Job<'_>,
     call: &UpdateCall,
     x: &dyn Lend,
     is_cut: bool,
     rule: &dyn Fn() -> String,
-) -> Result<OwnStorages> {
-    let own_storages = job.check(x, rule)?;
+) -> Result<()> {
+    job.check(x, rule)?;
     if is_cut {
         job.check_divisible(rule)?;
     }
     // `Update::begin` refuses rules that declare `Kind::WholeModel`. A rule that does not declare that kind
     // would get numbers of this leaf alone.
-    if call.is_streamed && job.groups().next().is_some() {
+    if call.is_streamed && job.shares_numbers() {
         return Err(needs_all_gradients_error(job.path));
     }
-    Ok(own_storages)
+    Ok(())
 }
 
 /// The error of a streamed step for a rule that depends on later gradients.

@@ -7,7 +7,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::model::gradients::{GradientLookUp, Gradients, ScaledGradients, with_look_up};
 use crate::model::lent::Lent;
 use crate::model::{Model, Variable, empty_model_error, in_path_order};
-use crate::numbers::{DType, check_supported, compute_dtype, counts};
+use crate::numbers::{DType, check_supported, compute_dtype, counts, widest_compute_dtype};
 use crate::step::call::sources;
 use crate::step::ranks::exchange::weighted;
 use crate::tensors::{Device, Tensor, dtype_of, in_dtype, quotient, repeated_zero, sum, zeros};
@@ -189,8 +189,7 @@ impl Accumulator {
             );
         }
         for (gradient_sum, parts) in self.sums.iter_mut().zip(gradients) {
-            let mut dtypes = parts.iter().map(dtype_of).chain([self.dtype]);
-            let compute = compute_dtype(dtypes.find(|dtype| *dtype == DType::F64).unwrap_or(DType::F32));
+            let compute = widest_compute_dtype(parts.iter().map(dtype_of).chain([self.dtype]));
             // The tensor is detached, because a gradient may have a graph, which the sum would keep in
             // memory.
             let widen = |tensor: &Tensor| in_dtype(&tensor.detach(), compute);

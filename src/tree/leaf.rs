@@ -21,7 +21,7 @@ use super::drives::{Drives, ScheduleAssignment};
 use crate::engine::{Buffer, CounterWrites, Progress};
 use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::model::lent::{Lend, Lent, check_parameter};
-use crate::numbers::{DType, Shape, compute_dtype, counts, elem_count, is_supported};
+use crate::numbers::{DType, Shape, counts, elem_count, is_supported, widest_compute_dtype};
 use crate::ranks::{Aspect, Held, LeafParts};
 use crate::rule::{FieldValue, Optimiser, Parameter, State, Store};
 use crate::tensors::{Device, Tensor, TensorId, repeated_zero};
@@ -328,11 +328,8 @@ impl Leaf {
     /// The dtype of the arithmetic: F64 if parameter, master or a gradient is in F64, otherwise F32.
     pub(crate) fn compute_dtype(&self, gradients: impl IntoIterator<Item = impl Into<DType>>) -> DType {
         let master = self.state.outer_master().map(Buffer::stored_dtype);
-        let mut dtypes = master
-            .into_iter()
-            .chain([self.dtype])
-            .chain(gradients.into_iter().map(Into::into));
-        compute_dtype(dtypes.find(|dtype| *dtype == DType::F64).unwrap_or(DType::F32))
+        let dtypes = master.into_iter().chain([self.dtype]);
+        widest_compute_dtype(dtypes.chain(gradients.into_iter().map(Into::into)))
     }
 
     /// The parameter's path; the first in sorted order, if it has several.

@@ -3,9 +3,8 @@
 
 use super::layout::RowLayout;
 use super::print::code;
-use super::trace::{BoundKernel, TracedKernel, Tracer, trace};
+use super::trace::{BoundKernel, TracedKernel, trace};
 use crate::engine::kernel::Reducer;
-use crate::engine::memory::Buffer;
 use crate::engine::plan::{LeafView, Sink};
 
 /// Traces a kernel that reduces elements, or copies elements if there is no reducer. Returns `false` if a
@@ -15,18 +14,10 @@ pub(in crate::engine) fn trace_read(
     reducer: Option<Reducer>,
     bound: &mut BoundKernel,
 ) -> bool {
-    let job = view.job;
-    let low_bits = job.low_bits.as_deref().map(Buffer::low_bits_kind);
-    trace(bound, job.compute, |graph, arrays, slots| {
-        let mut tracer = Tracer::new(graph, arrays, slots, job.x.dtype(), low_bits, view.sources());
-        if view.is_parameter() {
-            tracer.dx = tracer.x;
-        }
-        tracer.run(view.links());
-        (
-            tracer.dx.node(),
-            reducer.map_or(Sink::Copy(()), |reducer| Sink::Reduce(reducer.op)),
-        )
+    let sink = reducer.map_or(Sink::Copy(()), |reducer| Sink::Reduce(reducer.op));
+    trace(bound, view.job, view.sources(), view.links(), |tracer| {
+        let out = if view.is_parameter() { tracer.x } else { tracer.dx };
+        (out.node(), sink)
     })
 }
 

@@ -88,11 +88,9 @@ pub(crate) fn trace_job(job: &Job<'_>) -> Option<BoundKernel> {
 
 /// Traces a segment of a commit. Returns `false` if a dtype cannot be printed.
 pub(in crate::engine) fn trace_write(job: &Job<'_>, segment: &Range<usize>, bound: &mut BoundKernel) -> bool {
-    let low_bits = job.low_bits.as_deref().map(Buffer::low_bits_kind);
     let sources = sources_after(&job.steps[..segment.start], &job.sources);
-    trace(bound, job.compute, |graph, arrays, slots| {
-        let mut tracer = Tracer::new(graph, arrays, slots, job.x.dtype(), low_bits, sources);
-        tracer.run(job.steps[segment.clone()].iter().filter_map(Step::link));
+    let links = job.steps[segment.clone()].iter().filter_map(Step::link);
+    trace(bound, job, sources, links, |tracer| {
         let new_x = || (tracer.x - tracer.dx).node();
         match job.epilogue_of(segment) {
             Epilogue::StateOnly => (tracer.dx.node(), Sink::Write(Epilogue::StateOnly)),
@@ -107,22 +105,26 @@ pub(in crate::engine) fn trace_write(job: &Job<'_>, segment: &Range<usize>, boun
     })
 }
 
-/// Fills `bound` with the graph, arrays and slots that `record` writes. `record` returns the node of the
-/// result and the result's destination. Returns `false` if a dtype cannot be printed.
+/// Fills `bound` with the trace of these links. `end` returns the node of the result and the result's
+/// destination. Returns `false` if a dtype cannot be printed.
 ///
 /// The memory of `bound` is used again, because a step traces each of its leaves: new memory would take half
 /// of the host's time for a leaf.
-pub(super) fn trace(
+pub(super) fn trace<'j>(
     bound: &mut BoundKernel,
-    compute: DType,
-    record: impl FnOnce(&Graph, &mut Vec<TracedArray>, &mut Vec<(usize, usize)>) -> (usize, KernelSink),
+    job: &Job<'_>,
+    sources: &[Lent<'_>],
+    links: impl Iterator<Item = Link<'j>>,
+    end: impl FnOnce(&mut Tracer<'_, '_>) -> (usize, KernelSink),
 ) -> bool {
     let BoundKernel { kernel, scalars } = bound;
     let graph = Graph::new(take(&mut kernel.nodes), take(scalars));
     kernel.arrays.clear();
     kernel.slots.clear();
-    let (out, sink) = record(&graph, &mut kernel.arrays, &mut kernel.slots);
-    (kernel.compute, kernel.out, kernel.sink) = (compute, out, sink);
+    let mut tracer = Tracer::new(&graph, &mut kernel.arrays, job, sources);
+    links.for_each(|link| tracer.run(link, &mut kernel.slots));
+    let (out, sink) = end(&mut tracer);
+    (kernel.compute, kernel.out, kernel.sink) = (job.compute, out, sink);
     (kernel.nodes, *scalars) = graph.into_parts();
     // `Tracer` has recorded the nodes of each slot before and after the steps. If the sink writes state, the
     // kernel keeps the slots that change, each as its array and the node after the steps.
@@ -152,24 +154,16 @@ pub(super) struct Tracer<'g, 'k> {
     arrays: &'k mut Vec<TracedArray>,
     pub(super) x: Expr<'g>,
     pub(super) dx: Expr<'g>,
-    /// The nodes of each slot, before and after the steps.
-    slots: &'k mut Vec<(usize, usize)>,
 }
 
 impl<'g, 'k> Tracer<'g, 'k> {
-    pub(super) fn new(
-        graph: &'g Graph,
-        arrays: &'k mut Vec<TracedArray>,
-        slots: &'k mut Vec<(usize, usize)>,
-        x_dtype: DType,
-        low_bits: Option<LowBits>,
-        sources: &[Lent<'_>],
-    ) -> Self {
+    fn new(graph: &'g Graph, arrays: &'k mut Vec<TracedArray>, job: &Job<'_>, sources: &[Lent<'_>]) -> Self {
+        let low_bits = job.low_bits.as_deref().map(Buffer::low_bits_kind);
         let role = low_bits.map_or(ArrayRole::X, ArrayRole::SplitX);
         let x_in = graph.input();
         arrays.push(TracedArray {
             role,
-            dtype: x_dtype,
+            dtype: job.x.dtype(),
             code: None,
         });
         let mut gradient = |source: &Lent<'_>| {
@@ -187,7 +181,6 @@ impl<'g, 'k> Tracer<'g, 'k> {
             arrays,
             x: x_in,
             dx,
-            slots,
         }
     }
 
@@ -200,21 +193,16 @@ impl<'g, 'k> Tracer<'g, 'k> {
         self.graph.input()
     }
 
-    pub(super) fn run<'j>(&mut self, links: impl Iterator<Item = Link<'j>>) {
-        for Link { kernel, slots } in links {
-            let before: SmallVec<[Expr<'_>; 4]> = slots
-                .iter()
-                .map(|(name, slot)| self.add_array(ArrayRole::Slot(name), slot))
-                .collect();
-            let mut after = before.clone();
-            self.dx = kernel.trace(self.x, self.dx, &mut after);
-            self.slots.extend(
-                before
-                    .iter()
-                    .zip(&after)
-                    .map(|(before, after)| (before.node(), after.node())),
-            );
-        }
+    /// Traces one link. `node_pairs` gets the nodes of each slot, before and after the link.
+    fn run(&mut self, Link { kernel, slots }: Link<'_>, node_pairs: &mut Vec<(usize, usize)>) {
+        let before: SmallVec<[Expr<'_>; 4]> = slots
+            .iter()
+            .map(|(name, slot)| self.add_array(ArrayRole::Slot(name), slot))
+            .collect();
+        let mut after = before.clone();
+        self.dx = kernel.trace(self.x, self.dx, &mut after);
+        let nodes = before.iter().zip(&after);
+        node_pairs.extend(nodes.map(|(before, after)| (before.node(), after.node())));
     }
 }
 

@@ -29,7 +29,9 @@ use crate::engine::kernel::{self, LaneArrays, Lanes, per_isa};
 use crate::numbers::codes::{self, BLOCK, BLOCKS_TOGETHER, RECORD};
 use crate::numbers::low_bits::{self, LOW_RECORD, join_block, joined_24, split_24, split_block};
 use crate::numbers::value::Compute;
-use crate::numbers::{Code, key_at, random_bits, round_to_odd, stochastic_bf16, stochastic_f16};
+use crate::numbers::{
+    Code, key_at, nearest_bf16, random_bits, round_to_odd, stochastic_bf16, stochastic_f16,
+};
 
 /// Rounds to bf16 as a step does.
 pub(crate) fn to_bf16(src: &[f32], dst: &mut [bf16]) {
@@ -123,8 +125,7 @@ impl Storable for f32 {
 
     #[inline(always)]
     fn nearest_bf16(self) -> bf16 {
-        let bits = self.to_bits();
-        bf16::from_bits((bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16)
+        nearest_bf16(self.to_bits())
     }
 
     #[inline(always)]
@@ -301,7 +302,7 @@ per_isa! {
 }
 
 per_isa! {
-    fn round_at_random<T: Storable, D: Copy, F: Fn(f32, u32) -> D>(isa, src: &[T], dst: &mut [D], first: u32, key: [u32; 2], round: F) {
+    fn round_at_random<T: Storable, D: Copy, F: Fn(f32, u32) -> D>(isa, src: &[T], dst: &mut [D], first: u32, key: u64, round: F) {
         let mut element = first;
         for (src, dst) in src.iter().zip(dst) {
             *dst = round(src.narrow(), random_bits(key, element));
@@ -430,7 +431,7 @@ pub(super) unsafe fn store_at_random<T: Storable>(
     src: &[T],
     data: DataPtr,
     offset: usize,
-    key: [u32; 2],
+    key: u64,
 ) {
     // The key changes every 2³² elements.
     let elements_until_next_key = (1 << 32) - (offset as u64 & 0xffff_ffff);

@@ -37,6 +37,7 @@ use smallvec::SmallVec;
 
 use super::Isa;
 use super::kernel::{ChunkTotals, chunk_length};
+use super::memory::Buffer;
 use super::plan::{Epilogue, Job, LeafView, Operand, ReductionRequest, Sink, slots_mut, sources_after};
 use crate::error::Result;
 use crate::model::lent::{Lend, View, unsupported_error};
@@ -127,21 +128,13 @@ pub(super) fn materialise(isa: Isa, view: LeafView<'_, '_>) -> Result<Tensor> {
 /// Writes the elements of a view to `target`, which nothing else may use. `target` must be contiguous, of the
 /// compute dtype, and have the view's number of elements.
 pub(super) fn copy_to(isa: Isa, view: LeafView<'_, '_>, target: &Tensor) -> Result<()> {
-    let length = view.job.length;
-    if target.elem_count() != length {
-        return Err(view.job.defect("a copy has no room for the elements of its leaf"));
-    }
-    lend_to_write("copy", target, length, &mut |target| {
-        // SAFETY: `lend_to_write` has locked the target and checked its length. Nothing else uses the target:
-        // `materialise`, or the caller of `sum_to`, has made it.
-        let copy = |parallel| unsafe { read_view(isa, view, Sink::Copy(target), parallel) }.map(drop);
-        // On this thread or in the pool, for the reasons of `for_each_leaf`.
-        let runs_here = length < LARGE_LEAF && rayon::current_thread_index().is_none();
-        if runs_here {
-            copy(false)
-        } else {
-            threads::run(|| copy(length >= LARGE_LEAF)).flatten()
-        }
+    lend_to_write("copy", target, view.job.length, &mut |target| {
+        let copy = |view: &mut LeafView<'_, '_>, parallel| {
+            // SAFETY: `lend_to_write` has locked the target and checked its length. Nothing else uses the
+            // target: `materialise`, or the caller of `sum_to`, has made it.
+            unsafe { read_view(isa, *view, Sink::Copy(target), parallel) }.map(drop)
+        };
+        for_each_leaf(&mut [view], |view| view.job.length, |_, _| (), copy)
     })
 }
 
@@ -219,7 +212,6 @@ fn write_leaf(
     } = job;
     let slots = try_list(slots_mut(steps).map(buffer_ptr_mut))?;
     let low_bits = low_bits.as_deref_mut().map(low_bits_ptr_mut).transpose()?;
-    let lender_epilogue = epilogue.reborrow().try_map(Ok, buffer_ptr_mut)?;
     let segment_sources = |segment: &Range<usize>| sources_after(&steps[..segment.start], sources);
     let lenders: List<&dyn Lend> = list(
         segments
@@ -228,9 +220,8 @@ fn write_leaf(
             .map(|gradient| &**gradient),
     );
 
-    lend_leaf(x, lender_epilogue, length, &mut |x, parameter| {
+    lend_leaf(x, epilogue, length, &mut |x, epilogue| {
         let x = x.with_low_bits(low_bits)?;
-        let epilogue = lender_epilogue.try_map(|_| parameter.ok_or_else(unsupported_error), Ok)?;
         lend_gradients(&lenders, part.len(), &mut |mut views| {
             // Set before the first write, so that an owner that fails later cannot hide that the leaf has
             // moved.
@@ -265,26 +256,34 @@ fn write_leaf(
 /// Lends to `run` the memory that a leaf shares with others: x, or the parameter that has a master.
 ///
 /// Nobody else can see a master or other state. So a thread never locks two pieces of memory for writing.
-/// `run` gets x, and the parameter if x is a master.
+/// `run` gets pointers to x and to what the epilogue writes.
 fn lend_leaf(
     x: &mut Operand<'_>,
-    epilogue: Epilogue<&dyn Lend, DataPtr>,
+    epilogue: &mut Epilogue<&dyn Lend, &mut Buffer>,
     length: usize,
-    run: &mut dyn FnMut(DataPtr, Option<DataPtr>) -> Result<()>,
+    run: &mut dyn FnMut(DataPtr, Epilogue<DataPtr, DataPtr>) -> Result<()>,
 ) -> Result<()> {
-    match (x, epilogue) {
-        (Operand::Own(master), Epilogue::Master(parameter)) => {
+    let epilogue = match epilogue {
+        Epilogue::Master(parameter) => {
+            let Operand::Own(master) = x else {
+                return Err(unsupported_error());
+            };
             let master = buffer_ptr_mut(master)?;
-            lend_to_write("parameter", parameter, length, &mut |parameter| {
-                run(master, Some(parameter))
-            })
+            return lend_to_write("parameter", *parameter, length, &mut |parameter| {
+                run(master, Epilogue::Master(parameter))
+            });
         }
-        (Operand::Own(master), _) => run(buffer_ptr_mut(master)?, None),
-        (Operand::Lent(_), Epilogue::Master(_)) => Err(unsupported_error()),
-        (Operand::Lent(x), _) if epilogue.writes_x() => {
-            lend_to_write("parameter", *x, length, &mut |x| run(x, None))
+        Epilogue::StateOnly => Epilogue::StateOnly,
+        Epilogue::Subtract => Epilogue::Subtract,
+        Epilogue::Stochastic(key) => Epilogue::Stochastic(*key),
+        Epilogue::Kahan(compensation) => Epilogue::Kahan(buffer_ptr_mut(compensation)?),
+    };
+    match x {
+        Operand::Own(master) => run(buffer_ptr_mut(master)?, epilogue),
+        Operand::Lent(x) if epilogue.writes_x() => {
+            lend_to_write("parameter", *x, length, &mut |x| run(x, epilogue))
         }
-        (Operand::Lent(x), _) => lend_to_read("parameter", *x, length, &mut |x| run(x, None)),
+        Operand::Lent(x) => lend_to_read("parameter", *x, length, &mut |x| run(x, epilogue)),
     }
 }
 

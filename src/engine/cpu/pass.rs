@@ -35,15 +35,12 @@ use super::prefetch::prefetch_lines;
 use super::sources::{CacheLines, LONGEST_BLOCK, StridedSource, read_sum};
 use crate::engine::Isa;
 use crate::engine::kernel::{
-    ACCUMULATORS, BLOCK, Kernel, LaneArrays, Reducer, add, chunk_length, join_accumulators, reduce_block,
-    subtract,
+    ACCUMULATORS, BLOCK, Kernel, LaneArrays, Reducer, add, chunk_length, reduce_block, subtract,
 };
 use crate::engine::plan::{Epilogue, Link, Sink};
-use crate::numbers::codes;
 use crate::numbers::value::Prologue;
 
 // Otherwise blocks of f32 would not begin where records begin.
-const _: () = assert!(BLOCK == codes::BLOCK);
 
 /// The work on one leaf, with pointers into locked memory.
 pub(super) struct Pass<'p> {
@@ -297,7 +294,7 @@ impl Pass<'_> {
                 unsafe { self.run_block::<T>(scratch, start, end - start, &mut sums, step_ahead) };
             }
             match self.sink {
-                Sink::Reduce(reducer) => join_accumulators(reducer.op, &sums),
+                Sink::Reduce(reducer) => reducer.op.total(&sums),
                 _ => 0.0,
             }
         })

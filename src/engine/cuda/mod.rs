@@ -49,7 +49,7 @@ pub(crate) fn ordered_stream(device: &CudaDevice) -> Arc<CudaStream> {
 }
 
 /// One device during one call.
-pub(super) struct Cuda<'a> {
+pub(super) struct Cuda {
     device: DeviceId,
     /// candle's stream of this device.
     owner: Arc<CudaStream>,
@@ -61,12 +61,10 @@ pub(super) struct Cuda<'a> {
     /// The tensors that are read. Some are copies for this call, which live until the work that reads them
     /// has been enqueued. After that the stream keeps the order.
     read_tensors: Vec<Tensor>,
-    written_tensors: Vec<&'a Tensor>,
-    /// New variables, which are only written.
-    new_variables: Vec<Var>,
+    written_tensors: Vec<Tensor>,
 }
 
-impl Cuda<'_> {
+impl Cuda {
     pub(super) fn new(device: &CudaDevice) -> Self {
         let (owner, stream) = (device.cuda_stream(), ordered_stream(device));
         Cuda {
@@ -76,7 +74,6 @@ impl Cuda<'_> {
             scratch: None,
             read_tensors: Vec::new(),
             written_tensors: Vec::new(),
-            new_variables: Vec::new(),
         }
     }
 
@@ -86,13 +83,9 @@ impl Cuda<'_> {
     fn release_tensors(&mut self) -> Result<()> {
         let read_tensors = self.read_tensors.drain(..);
         let written_tensors = self.written_tensors.drain(..);
-        let new_variables = self.new_variables.drain(..);
         if self.stream.context().is_managing_stream_synchronization() {
             for tensor in written_tensors {
-                addresses::write_address(tensor, &self.stream)?;
-            }
-            for variable in new_variables {
-                addresses::write_address(&variable, &self.stream)?;
+                addresses::write_address(&tensor, &self.stream)?;
             }
             for tensor in read_tensors {
                 addresses::read_address(&tensor, &self.stream)?;
@@ -110,7 +103,7 @@ fn state_variable(state: &Buffer) -> Result<&Var> {
     }
 }
 
-impl<'a> Backend<'a> for Cuda<'a> {
+impl<'a> Backend<'a> for Cuda {
     type Function = CudaFunction;
 
     fn function(&mut self, source: &str) -> Result<Option<CudaFunction>> {
@@ -123,8 +116,8 @@ impl<'a> Backend<'a> for Cuda<'a> {
         Ok(address)
     }
 
-    fn write_address(&mut self, tensor: &'a Tensor) -> Result<u64> {
-        let address = addresses::write_address(tensor, &self.stream)?;
+    fn write_address(&mut self, tensor: Tensor) -> Result<u64> {
+        let address = addresses::write_address(&tensor, &self.stream)?;
         self.written_tensors.push(tensor);
         Ok(address)
     }
@@ -134,13 +127,7 @@ impl<'a> Backend<'a> for Cuda<'a> {
     }
 
     fn write_state_address(&mut self, state: &'a mut Buffer) -> Result<u64> {
-        self.write_address(state_variable(state)?)
-    }
-
-    fn write_new_address(&mut self, variable: Var) -> Result<u64> {
-        let address = addresses::write_address(&variable, &self.stream)?;
-        self.new_variables.push(variable);
-        Ok(address)
+        self.write_address(state_variable(state)?.as_tensor().clone())
     }
 
     fn launch(&mut self, launches: Vec<Launch<CudaFunction>>, result_count: usize) -> Result<()> {
@@ -148,9 +135,8 @@ impl<'a> Backend<'a> for Cuda<'a> {
             .scratch
             .insert(scratch::take(self.device, &self.owner, &self.stream)?);
         // SAFETY: `Tables::add` lays out the rows as the source was printed. The addresses in the rows come
-        // from `read_address`, `write_address` and `write_new_address` above, where each storage is compared
-        // with its tensor under the storage's lock (`storage_of`, or `check_extent` in an in-place
-        // operation). The tensors live until all launches have been enqueued; memory that is freed later is
+        // from `read_address` and `write_address` above, where each storage is compared with its tensor under
+        // the storage's lock (`storage_of`, or `check_extent` in an in-place operation). The tensors live until all launches have been enqueued; memory that is freed later is
         // freed in the stream's order.
         #[allow(unsafe_code)]
         unsafe { scratch.launch(&launches, result_count) }?;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use candle_core::{Tensor, Var};
+use candle_core::Tensor;
 
 use crate::engine::memory::Buffer;
 use crate::error::Result;
@@ -22,15 +22,12 @@ pub(in crate::engine) trait Backend<'a> {
     /// because the tensor may be a copy that nothing else holds.
     fn read_address(&mut self, tensor: Tensor) -> Result<u64>;
 
-    /// The address of the first element of a variable that is read and written.
-    fn write_address(&mut self, tensor: &'a Tensor) -> Result<u64>;
+    /// The address of the first element of a contiguous tensor that is read and written.
+    fn write_address(&mut self, tensor: Tensor) -> Result<u64>;
 
     fn read_state_address(&mut self, state: &'a Buffer) -> Result<u64>;
 
     fn write_state_address(&mut self, state: &'a mut Buffer) -> Result<u64>;
-
-    /// The address of the first element of a new variable, which is written.
-    fn write_new_address(&mut self, variable: Var) -> Result<u64>;
 
     /// Runs the launches one after another, and may return before they are done. Together they have
     /// `result_count` results.
@@ -48,7 +45,6 @@ pub(in crate::engine) struct Launch<F> {
         expect(dead_code, reason = "a device has it compiled")
     )]
     pub(in crate::engine) source: Arc<str>,
-    pub(in crate::engine) leaves: usize,
     /// One row of equal length for each leaf, with the fields that the source declares.
     pub(in crate::engine) rows: Vec<u64>,
     /// The index of the first block of each leaf.

@@ -14,7 +14,7 @@ mod tests;
 
 use std::ops::Range;
 
-use candle_core::{Tensor, Var};
+use candle_core::Tensor;
 use smallvec::SmallVec;
 
 use super::codegen::launched::trace_read;
@@ -23,7 +23,7 @@ use super::kernel::{ChunkTotals, Reducer};
 use super::plan::{Epilogue, Job, LeafView, Operand, ReductionRequest, Step, slots_mut};
 use crate::error::Result;
 use crate::model::lent::{Lend, Lent, defect};
-use crate::tensors::allocate;
+use crate::tensors::{allocate, zeros};
 pub(super) use backend::{Backend, Launch};
 use table::{BlockRange, LeafArray, LeafData, RowHandle, Tables};
 
@@ -100,7 +100,7 @@ fn add_segments<'a, 'j: 'a, B: Backend<'a>>(
         Operand::Lent(x) => LeafArray::Tensor(tensor_of(*x)?),
     };
     let (mut sources, mut steps, mut position) = (&sources[..], &mut steps[..], 0);
-    let mut epilogue = epilogue.reborrow();
+    let mut epilogue = Some(epilogue);
     for (segment, handle) in segments.iter().zip(handles) {
         let (skipped_steps, open_steps) = std::mem::take(&mut steps).split_at_mut(segment.start - position);
         let (segment_steps, later_steps) = open_steps.split_at_mut(segment.len());
@@ -110,31 +110,26 @@ fn add_segments<'a, 'j: 'a, B: Backend<'a>>(
         if let Some(Step::Output(output)) = skipped_steps.last() {
             sources = std::slice::from_ref(&output.gradient);
         }
+        let (mut target, mut compensation, mut random_key) = (None, None, 0);
         // Only the last segment stores the parameter.
-        let (is_last, state_only) = (position == end, Epilogue::StateOnly);
-        let segment_epilogue = if is_last {
-            std::mem::replace(&mut epilogue, state_only)
-        } else {
-            state_only
-        };
-        let (mut parameter, mut compensation, mut random_key) = (None, None, [0; 2]);
-        match segment_epilogue {
-            Epilogue::StateOnly | Epilogue::Subtract => {}
-            Epilogue::Master(lender) => parameter = Some(tensor_of(lender)?),
-            Epilogue::Stochastic(key) => random_key = key,
-            Epilogue::Kahan(buffer) => compensation = Some(buffer),
+        match epilogue.take_if(|_| position == end) {
+            None | Some(Epilogue::StateOnly | Epilogue::Subtract) => {}
+            Some(Epilogue::Master(lender)) => target = Some(tensor_of(*lender)?.clone()),
+            Some(Epilogue::Stochastic(key)) => random_key = *key,
+            Some(Epilogue::Kahan(buffer)) => compensation = Some(LeafArray::State(buffer)),
         }
         let data = LeafData {
             length,
             // Only a reduction needs the length of the whole leaf.
             leaf_length: length,
-            x: x.duplicate(),
+            arrays: arrays(
+                x.duplicate(),
+                sources,
+                slots_mut(segment_steps).map(LeafArray::State),
+                compensation,
+            )?,
             low_bits,
-            sources: gradient_tensors(sources)?,
-            slots: slots_mut(segment_steps).map(LeafArray::State).collect(),
-            parameter,
-            compensation,
-            copy: None,
+            target,
             key: random_key,
             reducer: None,
         };
@@ -170,11 +165,11 @@ pub(super) fn copy_with<'j, B: Backend<'j>>(
     let mut copies = Vec::with_capacity(views.len());
     for &view in views {
         let (x, compute) = (&view.job.x, view.job.compute);
-        let zeros = || Var::zeros(x.shape(), compute.into(), x.device());
-        let copy =
-            allocate(view.job.length, compute, x.device(), zeros).map_err(|error| error.at(view.job.path))?;
-        let tensor = copy.as_detached_tensor();
-        copies.push(add_view(&mut tables, view, None, Some(copy))?.map(|_| tensor));
+        let copy = allocate(view.job.length, compute, x.device(), || {
+            zeros(x.shape(), compute, x.device())
+        })
+        .map_err(|error| error.at(view.job.path))?;
+        copies.push(add_view(&mut tables, view, None, Some(copy.clone()))?.map(|_| copy));
     }
     tables.run()?;
     Ok(copies)
@@ -185,7 +180,7 @@ fn add_view<'j, B: Backend<'j>>(
     tables: &mut Tables<'j, B>,
     view: LeafView<'j, '_>,
     reducer: Option<Reducer>,
-    copy: Option<Var>,
+    copy: Option<Tensor>,
 ) -> Result<Option<BlockRange>> {
     let Some(handle) = tables.handle(|bound| trace_read(view, reducer, bound))? else {
         return Ok(None);
@@ -199,24 +194,18 @@ fn add_view<'j, B: Backend<'j>>(
     let slots = view
         .links()
         .flat_map(|link| link.slots)
-        .map(|(_, slot)| LeafArray::ReadState(slot))
-        .collect();
+        .map(|(_, slot)| LeafArray::ReadState(slot));
     let x = match &job.x {
         Operand::Own(master) => LeafArray::ReadState(master),
         Operand::Lent(x) => LeafArray::Tensor(tensor_of(*x)?),
     };
-    let (length, leaf_length, sources) = (job.length, job.leaf_length, gradient_tensors(view.sources())?);
     let data = LeafData {
-        length,
-        leaf_length,
-        x: Some(x),
+        length: job.length,
+        leaf_length: job.leaf_length,
+        arrays: arrays(Some(x), view.sources(), slots, None)?,
         low_bits,
-        sources,
-        slots,
-        parameter: None,
-        compensation: None,
-        copy,
-        key: [0; 2],
+        target: copy,
+        key: 0,
         reducer,
     };
     tables
@@ -225,8 +214,18 @@ fn add_view<'j, B: Backend<'j>>(
         .map_err(|error| error.at(job.path))
 }
 
-fn gradient_tensors<'a>(gradients: &'a [Lent<'_>]) -> Result<SmallVec<[&'a Tensor; 1]>> {
-    gradients.iter().map(|gradient| tensor_of(&**gradient)).collect()
+/// The arrays of a leaf in the order in which the tracer names them.
+fn arrays<'a>(
+    x: Option<LeafArray<'a>>,
+    gradients: &'a [Lent<'_>],
+    slots: impl Iterator<Item = LeafArray<'a>>,
+    compensation: Option<LeafArray<'a>>,
+) -> Result<SmallVec<[Option<LeafArray<'a>>; 4]>> {
+    let gradients = gradients
+        .iter()
+        .map(|gradient| Ok(Some(LeafArray::Tensor(tensor_of(&**gradient)?))));
+    let state = slots.chain(compensation).map(|state| Ok(Some(state)));
+    std::iter::once(Ok(x)).chain(gradients).chain(state).collect()
 }
 
 /// The tensor of lent memory. Leaves with other memory are not given to devices.

@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-use candle_core::{Tensor, Var};
+use candle_core::Tensor;
 use smallvec::SmallVec;
 
 use super::backend::{Backend, Launch};
 use crate::engine::codegen::launched::source;
-use crate::engine::codegen::{ArrayRole, BoundKernel, PointerTo, RowField, RowLayout, TracedKernel};
+use crate::engine::codegen::{BoundKernel, PointerTo, RowField, RowLayout, TracedKernel};
 use crate::engine::kernel::{Reducer, chunk_length};
 use crate::engine::memory::Buffer;
 use crate::error::{Error, Result};
@@ -56,17 +56,14 @@ pub(super) struct LeafData<'a> {
     pub(super) length: usize,
     /// How many elements the whole leaf has. This process may have a part of the leaf.
     pub(super) leaf_length: usize,
-    pub(super) x: Option<LeafArray<'a>>,
+    /// The arrays of the trace, in its order: x, the gradients, the state tensors of the steps, Kahan's
+    /// compensation. `None` once an address has been taken.
+    pub(super) arrays: SmallVec<[Option<LeafArray<'a>>; 4]>,
     /// The address of the low bits of x, if x has some.
     pub(super) low_bits: Option<u64>,
-    pub(super) sources: SmallVec<[&'a Tensor; 1]>,
-    /// State tensors, in the order of the steps.
-    pub(super) slots: SmallVec<[LeafArray<'a>; 2]>,
-    pub(super) parameter: Option<&'a Tensor>,
-    pub(super) compensation: Option<&'a mut Buffer>,
-    /// A new variable for the result.
-    pub(super) copy: Option<Var>,
-    pub(super) key: [u32; 2],
+    /// The parameter that follows a master, or a new tensor for the elements.
+    pub(super) target: Option<Tensor>,
+    pub(super) key: u64,
     pub(super) reducer: Option<Reducer>,
 }
 
@@ -80,7 +77,7 @@ pub(super) enum LeafArray<'a> {
     Address(u64),
 }
 
-impl LeafArray<'_> {
+impl<'a> LeafArray<'a> {
     /// The same array for one more segment; `None` for state that is written, which is borrowed once.
     pub(super) fn duplicate(&self) -> Option<Self> {
         match *self {
@@ -88,6 +85,22 @@ impl LeafArray<'_> {
             LeafArray::ReadState(state) => Some(LeafArray::ReadState(state)),
             LeafArray::Address(address) => Some(LeafArray::Address(address)),
             LeafArray::State(_) => None,
+        }
+    }
+
+    fn address<B: Backend<'a>>(self, backend: &mut B, writes: bool) -> Result<u64> {
+        match self {
+            LeafArray::Tensor(tensor) if writes => backend.write_address(tensor.clone()),
+            LeafArray::Tensor(tensor) if tensor.is_contiguous() => backend.read_address(tensor.clone()),
+            LeafArray::Tensor(tensor) => {
+                let copy = || tensor.contiguous();
+                let dtype = tensor.dtype().into();
+                backend.read_address(allocate(tensor.elem_count(), dtype, tensor.device(), copy)?)
+            }
+            LeafArray::State(state) if writes => backend.write_state_address(state),
+            LeafArray::State(state) => backend.read_state_address(state),
+            LeafArray::ReadState(state) => backend.read_state_address(state),
+            LeafArray::Address(address) => Ok(address),
         }
     }
 }
@@ -171,7 +184,6 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
             layout.chunk()
         };
         let blocks = data.length.div_ceil(chunk) as u32;
-        let mut arrays = Arrays::new(&group.kernel, &mut data)?;
 
         let (start, mut aligned) = (group.rows.len(), true);
         for field in &layout.fields {
@@ -183,9 +195,7 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
                 RowField::Chunk => group.rows.push(chunk as u64),
                 RowField::Power => group.rows.push(reducer.p.to_bits()),
                 RowField::Unit => group.rows.push(reducer.unit.to_bits()),
-                RowField::Key => group
-                    .rows
-                    .push(u64::from(data.key[1]) << 32 | u64::from(data.key[0])),
+                RowField::Key => group.rows.push(data.key),
                 RowField::Scalars => push_scalars(
                     &mut group.rows,
                     group.kernel.compute,
@@ -194,15 +204,15 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
                 RowField::Pointer(pointer) => {
                     let address = match pointer.to {
                         PointerTo::Array(array) => {
-                            arrays.address(&mut self.backend, array, pointer.writes)?
+                            let array = data.arrays.get_mut(array).and_then(Option::take);
+                            let array = array.ok_or_else(missing_data)?;
+                            array.address(&mut self.backend, pointer.writes)?
                         }
                         PointerTo::LowBits(_) => data.low_bits.ok_or_else(missing_data)?,
-                        PointerTo::Parameter => self
-                            .backend
-                            .write_address(data.parameter.ok_or_else(missing_data)?)?,
-                        PointerTo::Copy => self
-                            .backend
-                            .write_new_address(data.copy.take().ok_or_else(missing_data)?)?,
+                        PointerTo::Parameter | PointerTo::Copy => {
+                            let target = data.target.take().ok_or_else(missing_data)?;
+                            self.backend.write_address(target)?
+                        }
                     };
                     aligned &= address.is_multiple_of((pointer.dtype.size_in_bytes() * layout.lanes) as u64);
                     group.rows.push(address);
@@ -241,11 +251,9 @@ impl<'a, B: Backend<'a>> Tables<'a, B> {
             };
             let first_result = kernel.reduces().then_some(result_count);
             result_count += first_result.map_or(0, |_| blocks as usize);
-            let (source, leaves) = (printed.source.clone(), block_offsets.len());
             launches.push(Launch {
                 function,
-                source,
-                leaves,
+                source: printed.source.clone(),
                 rows,
                 block_offsets,
                 blocks,
@@ -289,45 +297,6 @@ fn push_scalars(rows: &mut Vec<u64>, compute: DType, mut scalars: impl Iterator<
             while let Some(low) = scalars.next() {
                 rows.push(bits(low) | scalars.next().map_or(0, |high| bits(high) << 32));
             }
-        }
-    }
-}
-
-/// The arrays of a kernel by index; `None` once the address of an array has been taken.
-struct Arrays<'a>(SmallVec<[Option<LeafArray<'a>>; 4]>);
-
-impl<'a> Arrays<'a> {
-    fn new(kernel: &TracedKernel, data: &mut LeafData<'a>) -> Result<Self> {
-        let (mut sources, mut slots) = (
-            std::mem::take(&mut data.sources).into_iter(),
-            std::mem::take(&mut data.slots).into_iter(),
-        );
-        let mut take_array = |role| match role {
-            ArrayRole::X | ArrayRole::SplitX(_) => data.x.take(),
-            ArrayRole::Gradient => sources.next().map(LeafArray::Tensor),
-            ArrayRole::Slot(_) => slots.next(),
-            ArrayRole::Compensation => data.compensation.take().map(LeafArray::State),
-        };
-        let arrays = kernel
-            .arrays
-            .iter()
-            .map(|array| take_array(array.role).map(Some).ok_or_else(missing_data));
-        arrays.collect::<Result<_>>().map(Arrays)
-    }
-
-    fn address<B: Backend<'a>>(&mut self, backend: &mut B, array: usize, writes: bool) -> Result<u64> {
-        match self.0[array].take().ok_or_else(missing_data)? {
-            LeafArray::Tensor(tensor) if writes => backend.write_address(tensor),
-            LeafArray::Tensor(tensor) if tensor.is_contiguous() => backend.read_address(tensor.clone()),
-            LeafArray::Tensor(tensor) => {
-                let copy = || tensor.contiguous();
-                let dtype = tensor.dtype().into();
-                backend.read_address(allocate(tensor.elem_count(), dtype, tensor.device(), copy)?)
-            }
-            LeafArray::State(state) if writes => backend.write_state_address(state),
-            LeafArray::State(state) => backend.read_state_address(state),
-            LeafArray::ReadState(state) => backend.read_state_address(state),
-            LeafArray::Address(address) => Ok(address),
         }
     }
 }

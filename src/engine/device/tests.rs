@@ -1,6 +1,6 @@
 use std::sync::{Arc, Mutex};
 
-use candle_core::{DType, Device};
+use candle_core::{DType, Device, Var};
 use smallvec::smallvec;
 
 use super::*;
@@ -40,7 +40,7 @@ impl<'a> Backend<'a> for Recorder {
         self.next_address()
     }
 
-    fn write_address(&mut self, _: &'a Tensor) -> Result<u64> {
+    fn write_address(&mut self, _: Tensor) -> Result<u64> {
         self.next_address()
     }
 
@@ -49,10 +49,6 @@ impl<'a> Backend<'a> for Recorder {
     }
 
     fn write_state_address(&mut self, _: &'a mut Buffer) -> Result<u64> {
-        self.next_address()
-    }
-
-    fn write_new_address(&mut self, _: Var) -> Result<u64> {
         self.next_address()
     }
 
@@ -103,7 +99,6 @@ fn a_row_has_length_addresses_and_scalars() -> Result<()> {
     let launched = launched.lock().expect("a lock");
     let [
         Launch {
-            leaves: 2,
             rows,
             block_offsets,
             blocks: 80,

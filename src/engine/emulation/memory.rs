@@ -1,6 +1,6 @@
 //! The memory of the emulated device.
 
-use candle_core::{DType, Device, Shape, Tensor, Var};
+use candle_core::{DType, Device, Shape, Tensor};
 
 use crate::engine::memory::Buffer;
 use crate::engine::memory::values::set_tensor;
@@ -19,8 +19,7 @@ pub(super) struct GuardedArray<'a> {
 
 /// Where the data is copied after the launches.
 pub(super) enum WriteTarget<'a> {
-    Variable(&'a Tensor),
-    New(Var),
+    Tensor(Tensor),
     State(&'a mut Buffer),
 }
 
@@ -61,10 +60,9 @@ impl<'a> GuardedArray<'a> {
             |dtype: DType, shape: &Shape| Tensor::from_raw_buffer(data, dtype, shape.dims(), &Device::Cpu);
         match self.target {
             None => {}
-            Some(WriteTarget::Variable(variable)) => {
-                set_tensor(variable, &tensor(variable.dtype(), variable.shape())?)?
+            Some(WriteTarget::Tensor(target)) => {
+                set_tensor(&target, &tensor(target.dtype(), target.shape())?)?
             }
-            Some(WriteTarget::New(new)) => set_tensor(&new, &tensor(new.dtype(), new.shape())?)?,
             Some(WriteTarget::State(state)) => {
                 let values = tensor(state.stored_dtype().into(), &state.stored_shape())?;
                 state.set_stored(0, &values)?;

@@ -10,5 +10,5 @@ pub use isa::Isa;
 pub(super) use lanes::{BLOCK, LaneArrays, Lanes, add, per_isa, subtract};
 pub(crate) use lanes::{ErasedKernel, Kernel, erased};
 pub(super) use pairwise::{halves, pairwise};
-pub(super) use reduce_op::{ACCUMULATORS, ReduceOp, join_accumulators, reduce_block};
+pub(super) use reduce_op::{ACCUMULATORS, ReduceOp, reduce_block};
 pub(crate) use reduce_op::{ChunkTotals, Reducer, chunk_length};

@@ -4,9 +4,9 @@
 //! which elements are joined depends on the length of the leaf alone. All sums are in f64:
 //!
 //! ```text
-//! reduce_block        element i of a chunk goes to accumulator i mod 16
-//! join_accumulators   the 16 accumulators, in order, become the total of the chunk
-//! ReduceOp::total     the totals of the chunks, in order, become the total of the leaf
+//! reduce_block      element i of a chunk goes to accumulator i mod 16
+//! ReduceOp::total   the 16 accumulators, in order, become the total of the chunk,
+//!                   and the totals of the chunks, in order, the total of the leaf
 //! ```
 //!
 //! `unsafe` is in the macro `per_isa!`, which calls a loop that is compiled for vector instructions. Only
@@ -74,10 +74,9 @@ impl ReduceOp {
         }
     }
 
-    pub(in crate::engine) fn total(self, chunk_totals: &[f64]) -> f64 {
-        chunk_totals
-            .iter()
-            .fold(0.0, |total, chunk_total| self.join(total, *chunk_total))
+    /// Joins accumulators or totals, in their order.
+    pub(in crate::engine) fn total(self, totals: &[f64]) -> f64 {
+        totals.iter().fold(0.0, |joined, total| self.join(joined, *total))
     }
 }
 
@@ -210,10 +209,6 @@ per_isa! {
             ReduceOp::PowerSum => accumulate(sums, gs, |sum, g| sum + (g.abs() / reducer.unit).powf(reducer.p)),
         }
     }
-}
-
-pub(in crate::engine) fn join_accumulators(op: ReduceOp, sums: &[f64; ACCUMULATORS]) -> f64 {
-    sums.iter().fold(0.0, |total, &sum| op.join(total, sum))
 }
 
 #[cfg(test)]

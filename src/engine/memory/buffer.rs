@@ -10,7 +10,6 @@ use std::io::{self, Write};
 use super::values::{on_host, rounded, set_part};
 use crate::error::Result;
 use crate::model::lent::{Lend, MemoryMut, MemoryRef, View, defect, read_only_error, write_tensor};
-use crate::numbers::codes::BLOCK;
 use crate::numbers::low_bits::LowBits;
 use crate::numbers::{Code, DType, Records, elem_count, is_supported};
 use crate::tensors::{
@@ -48,12 +47,7 @@ impl std::fmt::Debug for Memory {
 /// The values as records, on the device of the values.
 fn to_records(records: Records, values: &Tensor) -> crate::tensors::Result<Tensor> {
     let bytes = records.encode(&on_host::<f32>(&in_dtype(values, DType::F32)?)?);
-    Tensor::from_vec(
-        bytes,
-        (values.elem_count().div_ceil(BLOCK), records.bytes()),
-        &Device::Cpu,
-    )?
-    .to_device(values.device())
+    Tensor::from_vec(bytes, records.shape(values.elem_count()), &Device::Cpu)?.to_device(values.device())
 }
 
 fn length_error(length: usize, values: &Tensor) -> crate::tensors::TensorError {
@@ -70,16 +64,7 @@ impl Buffer {
         if !values.device().is_cpu() || !(is_supported(dtype) || matches!(dtype, DType::U8 | DType::I16)) {
             return Buffer::shared(values);
         }
-        let memory = allocate(shape.elem_count(), dtype, &Device::Cpu, || {
-            zero_storage(&shape, dtype)
-        })?;
-        let memory = Memory::Host(memory);
-        let mut buffer = Buffer {
-            memory,
-            shape,
-            records: None,
-            is_of_squares: false,
-        };
+        let mut buffer = Buffer::of_zeros(shape, dtype, None, &Device::Cpu)?;
         buffer.set(values)?;
         Ok(buffer)
     }
@@ -137,10 +122,7 @@ impl Buffer {
         device: &Device,
     ) -> Result<Self> {
         let (stored_shape, stored_dtype) = match records {
-            Some(records) => (
-                (shape.elem_count().div_ceil(BLOCK), records.bytes()).into(),
-                DType::U8,
-            ),
+            Some(records) => (records.shape(shape.elem_count()).into(), DType::U8),
             None => (shape.clone(), dtype),
         };
         let elements = stored_shape.elem_count();
@@ -250,17 +232,10 @@ impl Buffer {
         let values = &self
             .records
             .map_or_else(|| Ok(values.clone()), |records| to_records(records, values))?;
-        match &self.memory {
-            // Without elements candle would launch a kernel without threads, which CUDA refuses.
-            Memory::Variable(variable) if variable.elem_count() == 0 => Ok(()),
-            Memory::Variable(variable) => {
-                variable.set(&rounded(values, variable.dtype())?.to_device(variable.device())?)
-            }
-            Memory::Host(_) if values.elem_count() == self.stored_shape().elem_count() => {
-                self.set_stored(0, values)
-            }
-            Memory::Host(_) => Err(length_error(self.shape.elem_count(), values)),
+        if values.elem_count() != self.stored_shape().elem_count() {
+            return Err(length_error(self.shape.elem_count(), values));
         }
+        self.set_stored(0, values)
     }
 
     /// Overwrites stored elements from `start` on, in row-major order, with rounded `values`.
@@ -321,10 +296,8 @@ impl Buffer {
 
     /// The shape in which this buffer stores numbers of `shape`.
     pub(crate) fn shape_of(&self, shape: &[usize]) -> Shape {
-        self.records.map_or_else(
-            || shape.into(),
-            |records| (elem_count(shape).div_ceil(BLOCK), records.bytes()).into(),
-        )
+        self.records
+            .map_or_else(|| shape.into(), |records| records.shape(elem_count(shape)).into())
     }
 
     pub(in crate::engine) fn stored_shape(&self) -> Shape {

@@ -1,13 +1,13 @@
 //! Precise numbers in two parts: a parameter, and its low bits or the compensation of a Kahan sum.
 
-use half::{bf16, f16};
+use half::bf16;
 
 use super::Buffer;
 use super::values::{on_host, rounded};
 use crate::numbers::low_bits::{
     LowBits, byte_distance_from, distance_from, joined as join, joined_24, split as split_number, split_24,
 };
-use crate::numbers::{DType, round_to_odd};
+use crate::numbers::{DType, rounded_once};
 use crate::tensors::{Device, Tensor, WithDType, dtype_of, in_dtype};
 
 /// Joins bf16s and their low bits to f32s.
@@ -80,11 +80,7 @@ pub(crate) fn set_low_bits(
 /// The nearest number of `dtype` may round to a neighbour of `x`. If the next number of `dtype` towards `x`
 /// rounds to `x`, that number is the result, otherwise the nearest number.
 pub(crate) fn rounded_to(x: &Tensor, next: &Tensor, dtype: DType) -> crate::tensors::Result<Tensor> {
-    let round_as_x = |number: f64| match dtype_of(x) {
-        DType::F16 => f16::from_f32(round_to_odd(number)).into(),
-        DType::BF16 => bf16::from_f32(round_to_odd(number)).into(),
-        _ => f64::from(number as f32),
-    };
+    let round_as_x = |number: f64| rounded_once(number, dtype_of(x));
     let round_towards = |x: f64, next: f64| {
         let (is_above, next_f32) = (x > next, next as f32);
         let (near, neighbour) = match dtype {

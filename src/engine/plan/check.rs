@@ -10,10 +10,9 @@
 
 use std::ops::Range;
 
-use super::job::OwnStorages;
-use super::{Epilogue, Job, Operand, Step, TermOf, Then};
+use super::{Epilogue, Job, Step, TermOf, Then};
 use crate::engine::kernel::Kernel;
-use crate::engine::memory::{Addresses, Buffer};
+use crate::engine::memory::Buffer;
 use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::model::lent::{Lend, check_parameter};
 use crate::numbers::{DType, is_supported};
@@ -46,17 +45,14 @@ pub(crate) fn check_gradient(path: &str, x: &dyn Lend, gradient: &dyn Lend) -> R
 }
 
 impl Job<'_> {
-    /// Refuses a job that does not fit its parameter. Returns the storages that the commit locks for writing.
+    /// Refuses a job that does not fit its parameter.
     ///
     /// `rule` names the optimiser in errors. The check refuses state tensors of another shape, dtype or
     /// device, a number of state tensors for which the arithmetic is not made, and storages that do not hold
     /// their tensors.
-    pub(crate) fn check(&self, parameter: &dyn Lend, rule: &dyn Fn() -> String) -> Result<OwnStorages> {
+    pub(crate) fn check(&self, parameter: &dyn Lend, rule: &dyn Fn() -> String) -> Result<()> {
         let fit = FitCheck { job: self, rule };
-        match &self.x {
-            Operand::Lent(x) => fit.check_variable("x", *x, parameter)?,
-            Operand::Own(master) => fit.check_master(master, parameter)?,
-        }
+        fit.check_variable("x", &*self.x, parameter)?;
         if let Some(low_bits) = self.low_bits.as_deref() {
             fit.check_buffer("low_bits", low_bits, |_| {
                 low_bits.stored_dtype() == DType::U8 && low_bits.code().is_none()
@@ -68,11 +64,10 @@ impl Job<'_> {
             Epilogue::StateOnly | Epilogue::Subtract | Epilogue::Stochastic(_) => {}
         }
         self.steps.iter().try_for_each(|step| fit.check_step(step))?;
-        let mut storages = OwnStorages::new();
-        for (name, lender) in self.write_targets() {
-            storages.extend(fit.memory_of(name, lender)?);
-        }
-        Ok(storages)
+        // The owner is asked here, so that it can refuse before anything is written.
+        self.write_targets().try_for_each(|(name, lender)| {
+            check_parameter(name, lender, self.epilogue.writes_x()).map_err(|error| error.at(self.path))
+        })
     }
 
     /// Refuses a function of the whole tensor if each rank has only a part of it.
@@ -187,33 +182,12 @@ impl FitCheck<'_, '_> {
         Err(self.misfit(name, &kind_of(buffer.shape(), buffer.dtype(), buffer.device())))
     }
 
-    /// The number that identifies the lender's memory; `None` if nobody else can access the memory. Refuses
-    /// memory that does not fit.
-    fn memory_of(&self, name: &'static str, lender: &dyn Lend) -> Result<Option<usize>> {
-        let memory = || {
-            if lender.tensor().is_some() {
-                return Ok(Addresses::from_lender(name, lender)?.memory);
-            }
-            // The owner is asked here, so that it can refuse before anything is written.
-            check_parameter(name, lender, self.job.epilogue.writes_x())?;
-            Ok(lender.memory())
-        };
-        memory().map_err(|error: Error| error.at(self.job.path))
-    }
-
     fn check_variable(&self, name: &str, x: &dyn Lend, parameter: &dyn Lend) -> Result<()> {
         let is_contiguous = x.tensor().is_none_or(Tensor::is_contiguous);
         if x.shape() == parameter.shape() && is_supported(x.dtype()) && is_contiguous {
             return Ok(());
         }
         Err(self.misfit(name, &kind_of(x.shape(), x.dtype(), x.device())))
-    }
-
-    fn check_master(&self, master: &Buffer, parameter: &dyn Lend) -> Result<()> {
-        if master.shape() == parameter.shape() && is_supported(master.dtype()) && master.code().is_none() {
-            return Ok(());
-        }
-        Err(self.misfit("x", &kind_of(master.shape(), master.dtype(), master.device())))
     }
 
     fn misfit(&self, slot: &str, got: &str) -> Error {

@@ -14,16 +14,16 @@
 //!    or a gradient in a storage that somebody may write, the commit could wait for ever. `copy_shared`
 //!    copies such gradients.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
 use smallvec::SmallVec;
 
-use super::{Group, Reduction, Step, StepSlots, Steps};
+use super::{Reduction, Step, StepSlots, Steps};
 use crate::engine::memory::{Addresses, Buffer, WrittenStorages};
 use crate::error::{Error, Result};
 use crate::model::lent::{Lend, Lent, copy_of, defect};
-use crate::numbers::{DType, compute_dtype};
-use crate::tensors::{Device, Tensor};
+use crate::numbers::{DType, widest_compute_dtype};
+use crate::tensors::Tensor;
 
 const NO_REDUCTION: &str = "numbers for a step that waits for none";
 
@@ -35,9 +35,6 @@ pub(crate) type CounterWrites<'a> = SmallVec<[(&'a mut u64, u64); 2]>;
 
 /// Numbers with the values they take in the commit.
 pub(crate) type NumberWrites<'a> = Vec<(&'a mut f64, f64)>;
-
-/// The addresses of the storages that a job writes.
-pub(crate) type OwnStorages = SmallVec<[usize; 2]>;
 
 pub(crate) struct Job<'a> {
     /// The parameter's path, for errors.
@@ -110,24 +107,16 @@ impl<'a> Operand<'a> {
             Err(buffer) => Operand::Own(buffer),
         }
     }
+}
 
-    pub(crate) fn lender(&self) -> &dyn Lend {
+impl<'a> Deref for Operand<'a> {
+    type Target = dyn Lend + 'a;
+
+    fn deref(&self) -> &Self::Target {
         match self {
             Operand::Lent(lender) => *lender,
             Operand::Own(buffer) => &**buffer,
         }
-    }
-
-    pub(crate) fn shape(&self) -> &[usize] {
-        self.lender().shape()
-    }
-
-    pub(crate) fn dtype(&self) -> DType {
-        self.lender().dtype()
-    }
-
-    pub(crate) fn device(&self) -> &Device {
-        self.lender().device()
     }
 }
 
@@ -135,20 +124,8 @@ impl<'a> Operand<'a> {
 #[derive(Clone, Copy)]
 pub(crate) struct OffloadTarget<'a> {
     /// A tensor on the CPU, to which the job writes the parameter's next values.
-    pub(in crate::engine) staging: &'a Tensor,
-    pub(in crate::engine) parameter: &'a dyn Lend,
-    /// Whether the gradients have been downloaded.
-    pub(in crate::engine) is_downloaded: bool,
-}
-
-impl<'a> OffloadTarget<'a> {
-    pub(crate) fn new(staging: &'a Tensor, parameter: &'a dyn Lend) -> Self {
-        OffloadTarget {
-            staging,
-            parameter,
-            is_downloaded: false,
-        }
-    }
+    pub(crate) staging: &'a Tensor,
+    pub(crate) parameter: &'a dyn Lend,
 }
 
 /// How a parameter is stored, and so what the commit writes after the steps have run.
@@ -156,7 +133,7 @@ impl<'a> OffloadTarget<'a> {
 /// `P` is a parameter that has a master, `C` is what a rounding loses, and `K` is the key of random bits. `P`
 /// and `C` are tensors in a plan, pointers in a pass, and dtypes in printed code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Epilogue<P, C, K = [u32; 2]> {
+pub(crate) enum Epilogue<P, C, K = u64> {
     /// The parameter stays; only state moves.
     StateOnly,
     /// `x -= dx`, rounded to x's dtype.
@@ -170,21 +147,6 @@ pub(crate) enum Epilogue<P, C, K = [u32; 2]> {
 }
 
 impl<P, C, K> Epilogue<P, C, K> {
-    /// The same epilogue with other data, or the error of a function.
-    pub(in crate::engine) fn try_map<Q, D, E>(
-        self,
-        parameter: impl FnOnce(P) -> std::result::Result<Q, E>,
-        compensation: impl FnOnce(C) -> std::result::Result<D, E>,
-    ) -> std::result::Result<Epilogue<Q, D, K>, E> {
-        Ok(match self {
-            Epilogue::StateOnly => Epilogue::StateOnly,
-            Epilogue::Subtract => Epilogue::Subtract,
-            Epilogue::Master(data) => Epilogue::Master(parameter(data)?),
-            Epilogue::Stochastic(key) => Epilogue::Stochastic(key),
-            Epilogue::Kahan(data) => Epilogue::Kahan(compensation(data)?),
-        })
-    }
-
     pub(in crate::engine) fn writes_x(&self) -> bool {
         !matches!(self, Epilogue::StateOnly)
     }
@@ -195,19 +157,6 @@ impl<P, C, K> Epilogue<P, C, K> {
             "master"
         } else {
             "parameter"
-        }
-    }
-}
-
-impl<P: Copy, C> Epilogue<P, &mut C> {
-    /// The same epilogue, with a borrow that ends earlier.
-    pub(in crate::engine) fn reborrow(&mut self) -> Epilogue<P, &mut C> {
-        match self {
-            Epilogue::StateOnly => Epilogue::StateOnly,
-            Epilogue::Subtract => Epilogue::Subtract,
-            Epilogue::Master(parameter) => Epilogue::Master(*parameter),
-            Epilogue::Stochastic(key) => Epilogue::Stochastic(*key),
-            Epilogue::Kahan(compensation) => Epilogue::Kahan(compensation),
         }
     }
 }
@@ -236,15 +185,16 @@ impl<P, C, K, R, T> Sink<Epilogue<P, C, K>, R, T> {
 impl<'a> Job<'a> {
     /// A job that does nothing to `x` yet.
     pub(crate) fn new(path: &'a str, x: Operand<'a>, sources: Sources<'a>) -> Self {
-        let has_f64 = sources.iter().any(|source| source.dtype() == DType::F64);
-        let (length, dtype) = (x.lender().elem_count(), x.dtype());
+        let dtypes = sources.iter().map(|source| source.dtype());
+        let compute = widest_compute_dtype(dtypes.chain([x.dtype()]));
+        let length = x.elem_count();
         Job {
             path,
             x,
             low_bits: None,
             length,
             leaf_length: length,
-            compute: if has_f64 { DType::F64 } else { compute_dtype(dtype) },
+            compute,
             sources,
             steps: Steps::new(),
             epilogue: Epilogue::StateOnly,
@@ -259,11 +209,12 @@ impl<'a> Job<'a> {
     }
 
     /// Copies each gradient in memory that somebody may write, or in which another gradient lies. Keeps the
-    /// addresses of the other gradients. `own_storages` is the memory that the commit locks for writing.
+    /// addresses of the other gradients.
     ///
     /// # Errors
     /// If the storage of a gradient does not hold the gradient's elements.
-    pub(crate) fn copy_shared(&mut self, targets: &WrittenStorages, own_storages: &[usize]) -> Result<()> {
+    pub(crate) fn copy_shared(&mut self, targets: &WrittenStorages) -> Result<()> {
+        let own_storages = self.own_storages();
         for gradient in &mut self.sources {
             let addresses =
                 Addresses::from_lender("gradient", &**gradient).map_err(|error| error.at(self.path))?;
@@ -274,25 +225,12 @@ impl<'a> Job<'a> {
             let is_variable = gradient.tensor().is_some_and(Tensor::is_variable);
             let is_written = |memory: &usize| targets.contains_key(memory) || is_locked(*memory);
             if is_variable || addresses.memory.as_ref().is_some_and(is_written) {
-                *gradient = Lent::Tensor(
-                    with_shape(copy_of("gradient", &**gradient), self.x.shape())
-                        .map_err(|error| error.at(self.path))?,
-                );
+                // Memory that is no tensor may be a vector.
+                let copy = || Ok(copy_of("gradient", &**gradient)?.reshape(self.x.shape())?);
+                *gradient = Lent::Tensor(copy().map_err(|error: Error| error.at(self.path))?);
             } else {
                 self.addresses.push(addresses);
             }
-        }
-        Ok(())
-    }
-
-    /// Copies the gradients that are no tensors, for code that works with tensors alone.
-    pub(in crate::engine) fn copy_lent_gradients(&mut self) -> Result<()> {
-        for gradient in self
-            .sources
-            .iter_mut()
-            .filter(|gradient| gradient.tensor().is_none())
-        {
-            *gradient = Lent::Tensor(with_shape(copy_of("gradient", &**gradient), self.x.shape())?);
         }
         Ok(())
     }
@@ -318,21 +256,24 @@ impl<'a> Job<'a> {
         )
     }
 
+    /// The addresses of the storages that the commit locks for writing.
+    pub(in crate::engine) fn own_storages(&self) -> SmallVec<[usize; 2]> {
+        self.write_targets()
+            .filter_map(|(_, lender)| lender.memory())
+            .collect()
+    }
+
     /// Whether all memory that the job reads or writes, except state, is that of candle's tensors.
     pub(in crate::engine) fn uses_only_tensors(&self) -> bool {
         self.write_targets().all(|(_, lender)| lender.tensor().is_some())
             && self.sources.iter().all(|source| source.tensor().is_some())
     }
 
-    /// The groups of leaves with which the job shares pending numbers.
-    pub(crate) fn groups(&self) -> impl Iterator<Item = Group> {
-        self.steps.iter().filter_map(|step| {
-            if let Step::Reduce(reduction) = step {
-                reduction.group
-            } else {
-                None
-            }
-        })
+    /// Whether the job shares pending numbers with other leaves.
+    pub(crate) fn shares_numbers(&self) -> bool {
+        let is_shared =
+            |step: &Step<'_>| matches!(step, Step::Reduce(reduction) if reduction.group.is_some());
+        self.steps.iter().any(is_shared)
     }
 
     /// Whether functions of the whole tensor have not run yet.
@@ -418,11 +359,6 @@ impl<'a> Job<'a> {
     pub(in crate::engine) fn defect(&self, problem: &'static str) -> Error {
         defect(problem).at(self.path)
     }
-}
-
-/// A copy of a gradient in the parameter's shape, because lent memory may be a vector.
-fn with_shape(gradient: Result<Tensor>, shape: &[usize]) -> Result<Tensor> {
-    Ok(gradient?.reshape(shape)?)
 }
 
 /// The gradients after these steps: what the last function among the steps has returned. Without a function,

@@ -15,8 +15,7 @@ mod step;
 pub(crate) use check::check_gradient;
 pub(super) use check::kind_of;
 pub(crate) use job::{
-    CounterWrites, Epilogue, Job, JobPool, NumberWrites, OffloadTarget, Operand, OwnStorages, Progress,
-    Sources, Windows,
+    CounterWrites, Epilogue, Job, JobPool, NumberWrites, OffloadTarget, Operand, Progress, Sources, Windows,
 };
 pub(super) use job::{Sink, slots_mut, sources_after};
 pub(super) use request::{LeafView, ReductionRequest};

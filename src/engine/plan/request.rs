@@ -99,7 +99,7 @@ impl<'j, 'a> LeafView<'j, 'a> {
     pub(in crate::engine) fn tensor(self) -> Option<&'j Tensor> {
         match (self.kind, self.sources()) {
             (ViewKind::Parameter, _) if self.job.low_bits.is_some() => None,
-            (ViewKind::Parameter, _) => self.job.x.lender().tensor(),
+            (ViewKind::Parameter, _) => self.job.x.tensor(),
             (ViewKind::Gradient { .. }, [source]) if self.links().next().is_none() => source.tensor(),
             _ => None,
         }

@@ -85,12 +85,8 @@ impl Step<'_> {
     }
 
     /// The state that elementwise arithmetic writes in the commit.
-    pub(in crate::engine) fn slots(&self) -> &[(&'static str, Buffer)] {
-        if let Step::Map { slots, .. } = self {
-            slots
-        } else {
-            &[]
-        }
+    pub(crate) fn slots(&self) -> &[(&'static str, Buffer)] {
+        self.link().map_or(&[], |link| link.slots)
     }
 }
 

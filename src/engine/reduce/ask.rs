@@ -50,7 +50,7 @@ pub(super) type Gather<'g> = dyn Fn(Result<Vec<ChunkTotals>>) -> Result<Vec<Chun
 
 struct TermRequest<'j, 'a> {
     /// `None` if the leaf contributes nothing, or has no elements in this process.
-    request: Option<ReductionRequest<'j, 'a>>,
+    view: Option<LeafView<'j, 'a>>,
     reducer: Reducer,
     /// A power of two. The term's total is that of the request's elements, each times this power.
     scale: f64,
@@ -68,11 +68,18 @@ pub(super) fn ask(
         .iter()
         .try_for_each(|step| push_terms(jobs[step.job], step.step, &mut terms))
         .and_then(|()| {
-            let requests: Vec<_> = terms.iter().filter_map(|term| term.request).collect();
+            let requests: Vec<_> = terms
+                .iter()
+                .filter_map(|&TermRequest { view, reducer, .. }| {
+                    Some(ReductionRequest { view: view?, reducer })
+                })
+                .collect();
             let mut chunks = dispatch::reduce(engine, &requests)?.into_iter();
+            let own_chunks = |term: &TermRequest<'_, '_>| term.view.and_then(|_| chunks.next());
             Ok(terms
                 .iter()
-                .map(|term| term.request.and_then(|_| chunks.next()).unwrap_or_default())
+                .map(own_chunks)
+                .map(Option::unwrap_or_default)
                 .collect())
         });
     // An error is gathered as well, because the other ranks wait for this rank.
@@ -103,7 +110,7 @@ fn push_terms<'j, 'a>(job: &'j Job<'a>, step: usize, terms: &mut Vec<TermRequest
         let reducer = Reducer::norm(f64::INFINITY);
         let view = has_elements.then(|| LeafView::gradient(job, step)).transpose()?;
         terms.push(TermRequest {
-            request: view.map(|view| ReductionRequest { view, reducer }),
+            view,
             reducer,
             scale: 1.0,
         });
@@ -123,7 +130,7 @@ fn push_terms<'j, 'a>(job: &'j Job<'a>, step: usize, terms: &mut Vec<TermRequest
         };
         let view = (has_elements && reduction.contributes).then(view).transpose()?;
         terms.push(TermRequest {
-            request: view.map(|view| ReductionRequest { view, reducer }),
+            view,
             reducer,
             scale: scale.unwrap_or(1.0),
         });

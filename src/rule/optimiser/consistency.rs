@@ -23,12 +23,11 @@ use std::fmt::Display;
 use std::ops::Range;
 
 use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
 
 use crate::engine::{Buffer, prefetch, to_bf16, to_f16};
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::{Lend, MemoryRef, flat_copy, read};
-use crate::numbers::{is_wider, round_to_odd};
+use crate::numbers::{is_wider, rounded_once};
 use crate::tensors::{Device, Tensor};
 
 /// Which elements are compared; see the table at the top of this file.
@@ -321,17 +320,6 @@ impl MemoryRef<'_> {
             MemoryRef::F64(values) => values[index],
         }
     }
-
-    /// Rounds a number to nearest even, to the dtype of this slice.
-    fn round(self, number: f64) -> f64 {
-        match self {
-            // `round_to_odd` comes first, because a conversion from f64 by f32 to 16 bits would round twice.
-            MemoryRef::F16(_) => f16::from_f32(round_to_odd(number)).into(),
-            MemoryRef::BF16(_) => bf16::from_f32(round_to_odd(number)).into(),
-            MemoryRef::F32(_) => (number as f32).into(),
-            MemoryRef::F64(_) => number,
-        }
-    }
 }
 
 /// The first element in these runs where `low` is not `high` rounded.
@@ -347,7 +335,7 @@ fn first_difference(
         .flatten()
         .map(|index| (index, low.get(index), high.get(index)));
     pairs
-        .find(|(_, parameter, master)| differ(low.round(*master), *parameter))
+        .find(|(_, parameter, master)| differ(rounded_once(*master, low.dtype()), *parameter))
         .map(|(index, parameter, master)| Difference {
             index,
             parameter,

@@ -363,7 +363,10 @@ impl Optimiser {
         if let Epilogue::Master(rounded) = &mut job.epilogue {
             *rounded = staging;
         }
-        job.offloaded = Some(OffloadTarget::new(staging, x));
+        job.offloaded = Some(OffloadTarget {
+            staging,
+            parameter: x,
+        });
         Ok(job)
     }
 
