@@ -130,7 +130,7 @@ fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], targets: &Writ
     Ok(())
 }
 
-/// Writes parameters and state of jobs that are not offloaded, and sets their counters.
+/// Writes parameters and state of jobs, and sets their counters. Of an offloaded job the staging is written.
 ///
 /// If the reduce stage did not need the result of a function from `Gradient::with_tensors_late`, the function
 /// has not run yet. Such functions run here, on a batch of leaves at a time, right before the batch is

@@ -21,11 +21,11 @@ use std::ops::Range;
 use std::sync::mpsc::sync_channel;
 
 use super::pieces::{Piece, commit_pieces, is_splittable};
-use super::plan::{Job, OffloadTarget};
+use super::plan::{Job, OffloadTarget, copy_in_shape};
 use super::route::Engine;
 use super::{dispatch, functions};
 use crate::error::{Error, Result};
-use crate::model::lent::{Lent, copy_of};
+use crate::model::lent::Lent;
 use crate::tensors::{Device, Tensor};
 
 /// The most elements of a batch, enough to be worth waking threads for. A larger leaf that cannot be divided
@@ -41,8 +41,7 @@ pub(super) fn download_gradients(job: &mut Job<'_>) -> Result<()> {
     sources.iter_mut().try_for_each(|gradient| {
         let on_cpu = match gradient.tensor() {
             Some(tensor) => dispatch::download(tensor)?,
-            // Memory that is no tensor may be a vector.
-            None => copy_of("gradient", &**gradient)?.reshape(x.shape())?,
+            None => copy_in_shape(&**gradient, x.shape())?,
         };
         *gradient = Lent::Tensor(on_cpu);
         Ok(())
@@ -185,7 +184,7 @@ fn upload_all(uploads: Vec<Upload<'_>>) -> Result<()> {
 }
 
 /// Cuts a job into pieces of at most `BATCH_LENGTH` elements. A job that cannot be divided becomes one piece.
-/// The job's gradients, all of them tensors, move into the pieces.
+/// The job's gradients, which are tensors unless the job is empty, move into the pieces.
 fn cut_into_pieces<'a>(engine: Engine, index: usize, job: &mut Job<'a>) -> Result<Vec<Piece<'a>>> {
     let (length, gradients) = (job.length, std::mem::take(&mut job.sources));
     // Only a contiguous gradient can be cut into ranges of elements.

@@ -22,8 +22,8 @@ pub(super) fn mix(value: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// 32 random bits for an element: the integer hash `lowbias32` (Wellons 2018). The lower half of the key enters
-/// before the hash, the upper half after it.
+/// 32 random bits for an element: the integer hash `lowbias32` (Wellons 2018). The lower half of the key
+/// enters before the hash, the upper half after it.
 #[inline(always)]
 pub(crate) fn random_bits(key: u64, element: u32) -> u32 {
     let mut x = element ^ key as u32;
@@ -36,7 +36,8 @@ pub(crate) fn random_bits(key: u64, element: u32) -> u32 {
 }
 
 /// The key for the elements of a range that begins at `start`. The upper half of `start` goes into the upper
-/// half of the key, because [`random_bits`] takes an element's index modulo 2³². So no range may cross a multiple of 2³².
+/// half of the key, because [`random_bits`] takes an element's index modulo 2³². So no range may cross a
+/// multiple of 2³².
 #[inline(always)]
 pub(crate) fn key_at(key: u64, start: usize) -> u64 {
     key ^ (start as u64 >> 32 << 32)

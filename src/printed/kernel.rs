@@ -26,8 +26,8 @@ pub struct PrintedKernel {
     /// depends on the learning rate, on β₁ and on the number of the step, so this scalar differs in each
     /// step. `k6_epsilon` stays the same.
     ///
-    /// Trials of a few steps and values find the names, so a name is for readers. A program passes all
-    /// scalars in each step.
+    /// Trials of a few steps and values find the names, so a name may lack a cause. Names are for readers: a
+    /// program passes all scalars in each step.
     pub scalars: Vec<String>,
     /// The dtype of the arithmetic and of the scalars: F64 if parameter, master or gradient is F64, else F32.
     pub arithmetic: DType,

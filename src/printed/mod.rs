@@ -32,7 +32,7 @@ use crate::tensors::{Tensor, dtype_of};
 /// The [module](mod@crate::printed) shows how to use the kernels.
 ///
 /// # Errors
-/// - A step of an element depends on other elements, or on the weight of a call
+/// - A step of an element depends on other elements, or `AccumGrad` takes a weighted mean
 ///   ([`ErrorKind::Unsupported`]).
 /// - A hyper-parameter is out of range, or a dtype is not one of these four.
 pub fn printed<O: IntoOptimiser>(
@@ -151,11 +151,15 @@ impl Printed {
     /// buffers.
     pub fn adjust_field(&mut self, field: &str, value: impl Into<FieldValue>) -> Result<()> {
         let mut adjusted = self.optimiser.clone();
+        let value = value.into();
         adjusted.adjust_field(field, value)?;
-        check_elementwise(&adjusted)?;
-        let x = &self.parameter.x;
-        let adjusted_buffers = buffers(&adjusted, &adjusted.make_state(x)?, x)?;
-        check_buffers(&adjusted, field, &self.buffers, &adjusted_buffers)?;
+        // Real numbers decide no buffers.
+        if !value.is_real() {
+            check_elementwise(&adjusted)?;
+            let x = &self.parameter.x;
+            let adjusted_buffers = buffers(&adjusted, &adjusted.make_state(x)?, x)?;
+            check_buffers(&adjusted, field, &self.buffers, &adjusted_buffers)?;
+        }
         self.optimiser = adjusted;
         Ok(())
     }

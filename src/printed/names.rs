@@ -27,8 +27,8 @@ type Causes = (Optimiser, PrintedProgress);
 /// corrections have not settled yet.
 const LATE: [f64; 7] = [10.0, 11.0, 0.5, 3.0, 2.0, 1.0, 0.0];
 const EARLY: [f64; 7] = [1.0, 0.5, 2.0, 3.0, 10.0, 11.0, 0.0];
-/// After a start that a rule waits for, such as the `start` of an average.
-const VERY_LATE: [f64; 7] = [1e12, 10.0, 0.5, 3.0, 2.0, 1.0, 0.0];
+/// Candidates for a step after the `start` of an average, or whatever else a rule waits for.
+const VERY_LATE: [f64; 7] = [1e6, 10.0, 0.5, 3.0, 2.0, 1.0, 0.0];
 
 /// One of the [`Causes`]: a number of the hyper-parameters, or the index of a counter or a number of the
 /// state.

@@ -14,7 +14,7 @@ const FACTOR: &str = "if the rule multiplies by a factor that depends on a norm,
 const ONE_ELEMENT: &str = "sees one element at a time";
 
 /// Refuses an optimiser whose step of an element depends on other elements, on a second device, on a choice by
-/// path and shape, or on the weight of a call.
+/// path and shape, or on weights of a mean.
 pub(super) fn check_elementwise(optimiser: &Optimiser) -> Result<()> {
     let refuse = |need, limit, remedy| Err(not_elementwise_error(optimiser, need, limit, remedy));
     match optimiser.rule().kind() {

@@ -40,8 +40,6 @@ use crate::engine::kernel::{
 use crate::engine::plan::{Epilogue, Link, Sink};
 use crate::numbers::value::Prologue;
 
-// Otherwise blocks of f32 would not begin where records begin.
-
 /// The work on one leaf, with pointers into locked memory.
 pub(super) struct Pass<'p> {
     pub(super) isa: Isa,

@@ -28,9 +28,7 @@ use crate::model::lent::View;
 use crate::numbers::{codes, element_offset};
 
 /// The most elements of a block: as many as are encoded together if state is in 8 bits.
-pub(super) const LONGEST_BLOCK: usize = codes::BLOCKS_TOGETHER * codes::BLOCK;
-
-const _: () = assert!(BLOCK <= LONGEST_BLOCK);
+pub(super) const LONGEST_BLOCK: usize = codes::BLOCKS_TOGETHER * BLOCK;
 
 /// Room for a block, aligned so that no vector crosses two cache lines.
 #[derive(Clone)]

@@ -56,7 +56,7 @@ pub(crate) fn read_address(tensor: &Tensor, stream: &CudaStream) -> Result<u64> 
     Ok(address + (start * tensor.dtype().size_in_bytes()) as u64)
 }
 
-/// The address of the first element of a contiguous variable that `stream` reads and writes.
+/// The address of the first element of a contiguous tensor that `stream` reads and writes.
 ///
 /// cudarc takes the storage by `&mut` to record which stream writes. If cudarc does not manage streams, it
 /// records nothing, and the lock for reading is enough. Reading takes a fraction of the time of candle's

@@ -136,8 +136,8 @@ impl<'a> Backend<'a> for Cuda {
             .insert(scratch::take(self.device, &self.owner, &self.stream)?);
         // SAFETY: `Tables::add` lays out the rows as the source was printed. The addresses in the rows come
         // from `read_address` and `write_address` above, where each storage is compared with its tensor under
-        // the storage's lock (`storage_of`, or `check_extent` in an in-place operation). The tensors live until all launches have been enqueued; memory that is freed later is
-        // freed in the stream's order.
+        // the storage's lock (`storage_of`, or `check_extent` in an in-place operation). The tensors live
+        // until all launches have been enqueued; memory that is freed later is freed in the stream's order.
         #[allow(unsafe_code)]
         unsafe { scratch.launch(&launches, result_count) }?;
         self.release_tensors()

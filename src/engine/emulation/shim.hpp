@@ -5,7 +5,8 @@
 #include <setjmp.h>
 #include <ucontext.h>
 #endif
-// Hidden, because otherwise a library that is loaded with RTLD_GLOBAL would run the kernel of an earlier library.
+// Hidden, because otherwise a library would run the kernel of an earlier library that was loaded with
+// RTLD_GLOBAL.
 #define __global__ __attribute__((visibility("hidden")))
 #define __device__
 #define __forceinline__ inline

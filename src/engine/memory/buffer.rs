@@ -235,7 +235,13 @@ impl Buffer {
         if values.elem_count() != self.stored_shape().elem_count() {
             return Err(length_error(self.shape.elem_count(), values));
         }
-        self.set_stored(0, values)
+        match &self.memory {
+            // A copy of whole storages, which candle has for more dtypes and lengths than a write of a part.
+            Memory::Variable(variable) if variable.elem_count() > 0 => {
+                variable.set(&rounded(values, variable.dtype())?.to_device(variable.device())?)
+            }
+            _ => self.set_stored(0, values),
+        }
     }
 
     /// Overwrites stored elements from `start` on, in row-major order, with rounded `values`.

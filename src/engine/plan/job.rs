@@ -225,9 +225,8 @@ impl<'a> Job<'a> {
             let is_variable = gradient.tensor().is_some_and(Tensor::is_variable);
             let is_written = |memory: &usize| targets.contains_key(memory) || is_locked(*memory);
             if is_variable || addresses.memory.as_ref().is_some_and(is_written) {
-                // Memory that is no tensor may be a vector.
-                let copy = || Ok(copy_of("gradient", &**gradient)?.reshape(self.x.shape())?);
-                *gradient = Lent::Tensor(copy().map_err(|error: Error| error.at(self.path))?);
+                let copy = copy_in_shape(&**gradient, self.x.shape());
+                *gradient = Lent::Tensor(copy.map_err(|error| error.at(self.path))?);
             } else {
                 self.addresses.push(addresses);
             }
@@ -359,6 +358,11 @@ impl<'a> Job<'a> {
     pub(in crate::engine) fn defect(&self, problem: &'static str) -> Error {
         defect(problem).at(self.path)
     }
+}
+
+/// A copy of a gradient in the parameter's shape, because lent memory may be a vector.
+pub(in crate::engine) fn copy_in_shape(gradient: &dyn Lend, shape: &[usize]) -> Result<Tensor> {
+    Ok(copy_of("gradient", gradient)?.reshape(shape)?)
 }
 
 /// The gradients after these steps: what the last function among the steps has returned. Without a function,

@@ -17,7 +17,7 @@ pub(super) use check::kind_of;
 pub(crate) use job::{
     CounterWrites, Epilogue, Job, JobPool, NumberWrites, OffloadTarget, Operand, Progress, Sources, Windows,
 };
-pub(super) use job::{Sink, slots_mut, sources_after};
+pub(super) use job::{Sink, copy_in_shape, slots_mut, sources_after};
 pub(super) use request::{LeafView, ReductionRequest};
 pub(super) use step::{FunctionOutput, Link};
 pub(crate) use step::{

@@ -52,7 +52,7 @@ struct TermRequest<'j, 'a> {
     /// `None` if the leaf contributes nothing, or has no elements in this process.
     view: Option<LeafView<'j, 'a>>,
     reducer: Reducer,
-    /// A power of two. The term's total is that of the request's elements, each times this power.
+    /// A power of two. The term's total is that of the view's elements, each times this power.
     scale: f64,
 }
 

@@ -1,6 +1,6 @@
 //! Replaces steps by the arithmetic that follows from their answers.
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use super::ask::Answer;
 use super::ready::PendingStep;
@@ -16,7 +16,8 @@ type TermNumbers = SmallVec<[f64; 2]>;
 
 impl ReduceOutcome {
     /// Replaces the steps of `answers` (one step, or all that share numbers) by the arithmetic that follows
-    /// from their numbers.
+    /// from their numbers. If none of these leaves has a gradient, the steps become [`Step::Identity`]. If
+    /// powers have to be summed up, the steps stay, and are evaluated once more.
     ///
     /// If a norm has replaced a check, and shows that a later step may not be able to square the gradient,
     /// `new_checks` gets the job and the later step.
@@ -123,34 +124,33 @@ fn share_totals(jobs: &[&mut Job<'_>], answers: &mut [Answer]) -> Result<()> {
     let mut joined_totals: Option<TermNumbers> = None;
     for Answer { step, totals } in &*answers {
         let reduction = jobs[step.job].reduction(step.step)?;
-        let shared = || {
-            let terms = reduction.terms.iter().zip(totals);
-            terms.filter(|(term, _)| reduction.shares(term))
-        };
-        let joined_totals = joined_totals.get_or_insert_with(|| shared().map(|_| 0.0).collect());
-        if joined_totals.len() != shared().count() {
+        let count = shared(reduction, totals).count();
+        let joined_totals = joined_totals.get_or_insert_with(|| smallvec![0.0; count]);
+        if joined_totals.len() != count {
             let problem = "takes a different count of sums than for other parameters that share the sums";
-            return Err(misfit(
-                jobs[step.job].path,
-                problem,
-                joined_totals.len(),
-                shared().count(),
-            ));
+            return Err(misfit(jobs[step.job].path, problem, joined_totals.len(), count));
         }
-        for (joined, (term, total)) in joined_totals.iter_mut().zip(shared()) {
+        for (joined, (term, total)) in joined_totals.iter_mut().zip(shared(reduction, totals)) {
             *joined = term.reducer.op.join(*joined, *total);
         }
     }
     let joined_totals = joined_totals.unwrap_or_default();
     for Answer { step, totals } in answers {
         let reduction = jobs[step.job].reduction(step.step)?;
-        let terms = reduction.terms.iter().zip(totals);
-        let shared = terms.filter(|(term, _)| reduction.shares(term));
-        shared
-            .zip(&joined_totals)
-            .for_each(|((_, total), joined)| *total = *joined);
+        for ((_, total), joined) in shared(reduction, totals).zip(&joined_totals) {
+            *total = *joined;
+        }
     }
     Ok(())
+}
+
+/// The terms whose numbers leaves share, each with its total.
+fn shared<'r, T>(
+    reduction: &'r Reduction<'_>,
+    totals: impl IntoIterator<Item = T>,
+) -> impl Iterator<Item = (&'r Term, T)> {
+    let terms = reduction.terms.iter().zip(totals);
+    terms.filter(|(term, _)| reduction.shares(term))
 }
 
 /// Replaces each reduction to the largest element, which decides the unit for the powers of a norm, by the sum

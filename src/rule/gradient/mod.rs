@@ -205,20 +205,23 @@ impl<'a> Gradient<'a> {
         self
     }
 
-    /// Drops all steps and sources, unless a step has to write state.
+    /// Drops the sources and all steps except numbers of a group, unless a step has to write state.
     ///
     /// This is for a gradient of weight 0, which does not count and may be NaN.
     pub(crate) fn discard(mut self) -> Self {
         let has_state = |step: &Step<'_>| match step {
             Step::Map { slots, .. } => !slots.is_empty(),
             Step::Tensor(step) => !step.slots.is_empty(),
-            Step::Reduce(reduction) => matches!(reduction.then, Then::Map { .. }),
+            Step::Reduce(reduction) => {
+                let has_numbers = matches!(&reduction.then, Then::Map { numbers, .. } if !numbers.is_empty());
+                has_numbers || !reduction.slots.is_empty()
+            }
             Step::Check | Step::Output(_) | Step::Identity => false,
         };
         if !self.steps.iter().any(has_state) {
             // The norm comes first, because the index of its step is meaningless after `retain`.
             self = self.without_norm();
-            // Other leaves wait for the norm of a group, to which this leaf adds nothing.
+            // Other leaves wait for the numbers of a group, to which this leaf adds nothing.
             self.steps.retain(|step| match step {
                 Step::Reduce(reduction) => {
                     reduction.contributes = false;

@@ -519,8 +519,8 @@ impl Rule for Trust {
     }
 }
 
-/// The norm of the parameter has the exponent of the norm of the gradient, and leaves that share the second may
-/// be without the first.
+/// The norm of a parameter has the exponent of the norm of the gradient. Leaves that share the norm of their
+/// gradients may differ in whether they take the norm of their parameter.
 #[test]
 fn norms_of_parameters_of_any_exponent_and_next_to_leaves_without_them() {
     let p_norm = |numbers: &[f64], p: f64| {
