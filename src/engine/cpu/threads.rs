@@ -23,18 +23,30 @@
 
 use std::any::Any;
 use std::collections::HashMap;
+use std::error::Error as _;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rayon::prelude::*;
-use rayon::{ThreadPool, ThreadPoolBuilder};
+use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
 
 use crate::error::{Error, Result};
 
-/// Runs `work` in the engine's pool, which has as many threads as rayon's current pool.
+/// Runs `work` in the engine's pool, which has as many threads as rayon's current pool. If the target has no
+/// threads, as WebAssembly, runs `work` on the caller's thread.
 pub(super) fn run<R: Send>(work: impl FnOnce() -> R + Send) -> Result<R> {
-    Ok(pool(rayon::current_num_threads())?.install(work))
+    match pool(rayon::current_num_threads()) {
+        Ok(pool) => Ok(pool.install(work)),
+        Err(error) if is_without_threads(&error) => Ok(work()),
+        Err(error) => Err(Error::other(error)),
+    }
+}
+
+fn is_without_threads(error: &ThreadPoolBuildError) -> bool {
+    let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
+    cause.is_some_and(|cause| cause.kind() == io::ErrorKind::Unsupported)
 }
 
 /// Calls `run_chunk` with each index below `count`, on the current pool's threads.
@@ -104,7 +116,7 @@ impl Chunks {
 }
 
 /// The engine's pool with this number of threads, made on first use. Idle threads sleep.
-fn pool(threads: usize) -> Result<Arc<ThreadPool>> {
+fn pool(threads: usize) -> std::result::Result<Arc<ThreadPool>, ThreadPoolBuildError> {
     static POOLS: OnceLock<Mutex<HashMap<usize, Arc<ThreadPool>>>> = OnceLock::new();
     let mut pools = lock(POOLS.get_or_init(Mutex::default));
     if let Some(pool) = pools.get(&threads) {
@@ -113,8 +125,7 @@ fn pool(threads: usize) -> Result<Arc<ThreadPool>> {
     let pool = ThreadPoolBuilder::new()
         .num_threads(threads)
         .thread_name(|thread| format!("optimiser-{thread}"))
-        .build()
-        .map_err(Error::other)?;
+        .build()?;
     let pool = Arc::new(pool);
     // Pools of other sizes are dropped if nobody uses them, because otherwise their threads would stay.
     pools.retain(|_, other| Arc::strong_count(other) > 1);
