@@ -7,8 +7,8 @@ use crate::error::Result;
 /// Writes all jobs (a job is the plan for one leaf): parameter and state of the leaf, then its counters.
 ///
 /// # Errors
-/// If a device fails, or a function from `Gradient::with_tensors_late`, which runs in this stage; if a storage
-/// was exchanged, or an owner does not lend its memory, since the plan.
+/// If a device, or a function from `Gradient::with_tensors_late`, fails; if a storage has been exchanged
+/// since the plan; if an owner does not lend its memory.
 pub(crate) fn commit(engine: Engine, jobs: Vec<&mut Job<'_>>) -> Result<()> {
     let (mut offloaded, not_offloaded): (Vec<_>, Vec<_>) =
         jobs.into_iter().partition(|job| job.offloaded.is_some());

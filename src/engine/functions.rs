@@ -130,7 +130,8 @@ fn run_one(job: &mut Job<'_>, index: usize, [x, dx]: [Tensor; 2], targets: &Writ
     Ok(())
 }
 
-/// Writes parameters and state of jobs, and sets their counters. Of an offloaded job the staging is written.
+/// Writes parameters and state of jobs, and sets their counters. For an offloaded job, writes its staging,
+/// not the parameter.
 ///
 /// If the reduce stage did not need the result of a function from `Gradient::with_tensors_late`, the function
 /// has not run yet. Such functions run here, on a batch of leaves at a time, right before the batch is

@@ -45,7 +45,7 @@ mod kernel;
 mod memory;
 mod offload;
 mod pieces;
-pub(crate) mod plan;
+mod plan;
 mod reduce;
 #[cfg(feature = "candle")]
 mod reference;
@@ -66,6 +66,8 @@ pub(crate) use memory::{
     rounded_to, set_lent, set_lent_and, set_lent_part, set_low_bits, set_part, split, unshared,
 };
 pub(crate) use pieces::{Piece, commit_pieces, is_splittable};
+#[cfg(feature = "candle")]
+pub(crate) use plan::TensorStep;
 pub(crate) use plan::{
     CounterWrites, Epilogue, Group, Job, JobPool, NormLimit, NumberWrites, OffloadTarget, OnNonFinite,
     Operand, Progress, Reduction, Sources, Step, StepSlots, Steps, Term, TermOf, Then, Windows,

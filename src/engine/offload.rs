@@ -80,11 +80,6 @@ pub(super) fn commit<'a>(engine: Engine, mut jobs: Vec<&mut Job<'a>>) -> Result<
             devices.push(parameter.device().clone());
         }
     }
-    let is_written = |job: &Job<'a>| job.epilogue.writes_x() && job.length > 0;
-    let targets: Vec<Option<OffloadTarget<'a>>> = jobs
-        .iter()
-        .map(|job| job.offloaded.filter(|_| is_written(job)))
-        .collect();
     let pieces = jobs
         .iter_mut()
         .enumerate()
@@ -94,7 +89,11 @@ pub(super) fn commit<'a>(engine: Engine, mut jobs: Vec<&mut Job<'a>>) -> Result<
     let mut batches = functions::batches(pieces.into_iter().flatten(), length_of, BATCH_LENGTH);
     let mut job_slots: Vec<Option<&mut Job<'a>>> = jobs.into_iter().map(Some).collect();
     let mut compute = |batch: Vec<Piece<'a>>| {
-        let upload = |piece: &Piece<'a>| Some((targets[piece.job]?, piece.elements.clone()));
+        let upload = |piece: &Piece<'a>| {
+            let job = job_slots[piece.job].as_ref()?;
+            let is_written = job.epilogue.writes_x() && job.length > 0;
+            Some((job.offloaded.filter(|_| is_written)?, piece.elements.clone()))
+        };
         let uploads: Vec<Upload<'a>> = batch.iter().filter_map(upload).collect();
         commit_pieces(engine, &mut job_slots, batch).map(|()| uploads)
     };
@@ -184,7 +183,8 @@ fn upload_all(uploads: Vec<Upload<'_>>) -> Result<()> {
 }
 
 /// Cuts a job into pieces of at most `BATCH_LENGTH` elements. A job that cannot be divided becomes one piece.
-/// The job's gradients, which are tensors unless the job is empty, move into the pieces.
+/// The job's gradients move into the pieces. Unless the job is empty, these are tensors, because
+/// `download_strided` has copied all others.
 fn cut_into_pieces<'a>(engine: Engine, index: usize, job: &mut Job<'a>) -> Result<Vec<Piece<'a>>> {
     let (length, gradients) = (job.length, std::mem::take(&mut job.sources));
     // Only a contiguous gradient can be cut into ranges of elements.

@@ -21,7 +21,7 @@ impl Records {
         }
     }
 
-    /// How many records so many numbers have, and the bytes of each.
+    /// The number of records for this many numbers, and the bytes of a record.
     pub(crate) const fn shape(self, numbers: usize) -> (usize, usize) {
         (numbers.div_ceil(BLOCK), self.bytes())
     }

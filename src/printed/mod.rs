@@ -147,19 +147,20 @@ impl Printed {
     /// such as `1.eta`, sets the hyper-parameter of one rule.
     ///
     /// # Errors
-    /// As [`Adjust::adjust_field`]. Also a value with which the optimiser cannot be printed, or has other
+    /// As [`Adjust::adjust_field`]. Also if the optimiser with this value cannot be printed, or has other
     /// buffers.
     pub fn adjust_field(&mut self, field: &str, value: impl Into<FieldValue>) -> Result<()> {
-        let mut adjusted = self.optimiser.clone();
         let value = value.into();
-        adjusted.adjust_field(field, value)?;
         // Real numbers decide no buffers.
-        if !value.is_real() {
-            check_elementwise(&adjusted)?;
-            let x = &self.parameter.x;
-            let adjusted_buffers = buffers(&adjusted, &adjusted.make_state(x)?, x)?;
-            check_buffers(&adjusted, field, &self.buffers, &adjusted_buffers)?;
+        if value.is_real() {
+            return self.optimiser.adjust_field(field, value);
         }
+        let mut adjusted = self.optimiser.clone();
+        adjusted.adjust_field(field, value)?;
+        check_elementwise(&adjusted)?;
+        let x = &self.parameter.x;
+        let adjusted_buffers = buffers(&adjusted, &adjusted.make_state(x)?, x)?;
+        check_buffers(&adjusted, field, &self.buffers, &adjusted_buffers)?;
         self.optimiser = adjusted;
         Ok(())
     }

@@ -41,8 +41,8 @@ enum Cause {
 
 /// For each scalar of a kernel the names of its causes, each after a `_`, such as `_eta_beta1_t`.
 ///
-/// `trace` traces the step of an optimiser that follows this progress. The result is `None` if a number is out
-/// of range, or the step cannot be printed.
+/// `trace` traces the step of an optimiser that follows this progress. The result is `None` if a number is
+/// out of range, or the step cannot be printed.
 pub(super) fn dependencies(
     kernel: &BoundKernel,
     optimiser: &Optimiser,

@@ -13,8 +13,8 @@ const FACTOR: &str = "if the rule multiplies by a factor that depends on a norm,
 
 const ONE_ELEMENT: &str = "sees one element at a time";
 
-/// Refuses an optimiser whose step of an element depends on other elements, on a second device, on a choice by
-/// path and shape, or on weights of a mean.
+/// Refuses an optimiser whose step of an element depends on other elements, on a second device, on a choice
+/// by path and shape, or on weights of a mean.
 pub(super) fn check_elementwise(optimiser: &Optimiser) -> Result<()> {
     let refuse = |need, limit, remedy| Err(not_elementwise_error(optimiser, need, limit, remedy));
     match optimiser.rule().kind() {
@@ -41,27 +41,22 @@ pub(super) fn check_elementwise(optimiser: &Optimiser) -> Result<()> {
         return refuse(
             "the weight of each call for a weighted mean",
             "gets none",
-            "set `Average::Sum`, with a `Scale` by the weight of the call before the rule, and a `Scale` by 1 / \
-             the sum of the weights after it",
+            "set `Average::Sum`; put before `AccumGrad` a `Scale` by the weight of each call, and after \
+             `AccumGrad` a `Scale` by 1 / the sum of these weights",
         );
     }
     Ok(())
 }
 
 /// Refuses an adjusted field if the buffers of the state are no longer those that the program has allocated.
-pub(super) fn check_buffers(
+pub(super) fn check_buffers<'b>(
     optimiser: &Optimiser,
     field: &str,
-    before: &[StateBuffer],
-    after: &[StateBuffer],
+    before: &'b [StateBuffer],
+    after: &'b [StateBuffer],
 ) -> Result<()> {
-    let layout = |buffers: &[StateBuffer]| -> Vec<_> {
-        buffers
-            .iter()
-            .map(|buffer| (buffer.role.clone(), buffer.format))
-            .collect()
-    };
-    if layout(before) == layout(after) {
+    let layout = |buffer: &'b StateBuffer| (&buffer.role, buffer.format);
+    if before.iter().map(layout).eq(after.iter().map(layout)) {
         return Ok(());
     }
     let name = optimiser.name();

@@ -261,8 +261,8 @@ fn check_copies(leaf: &mut Leaf, x: &dyn Lend) -> Result<()> {
     result.map_err(|error| error.counted_from(leaf.part().start))
 }
 
-/// Refuses a job that does not fit its parameter, this rank's part, or the call. `rule` names the optimiser in
-/// errors.
+/// Refuses a job that does not fit its parameter, this rank's part, or the call. `rule` names the optimiser
+/// in errors.
 fn check_job(
     job: &Job<'_>,
     call: &UpdateCall,

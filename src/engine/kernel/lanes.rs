@@ -99,7 +99,8 @@ impl<A: Arithmetic> Arithmetic for WithPrologue<A> {
 ///
 /// 128 f32 are 512 bytes per array, so that all arrays stay in the first-level cache. Blocks of twice this
 /// length lose a third of the speed from memory, because the hardware does not read ahead on all their
-/// arrays. A record of state in 8 bits or of low bits has as many elements, because a block has whole records.
+/// arrays. A record of state in 8 bits or of low bits has as many elements, because a block has whole
+/// records.
 pub(in crate::engine) const BLOCK: usize = crate::numbers::codes::BLOCK;
 
 /// The elements of one leaf that a loop runs over, in the type of the arithmetic.

@@ -236,7 +236,8 @@ impl Buffer {
             return Err(length_error(self.shape.elem_count(), values));
         }
         match &self.memory {
-            // A copy of whole storages, which candle has for more dtypes and lengths than a write of a part.
+            // Whole storages are copied, because candle writes parts of fewer dtypes. Without elements candle
+            // would launch a kernel without threads, which CUDA refuses.
             Memory::Variable(variable) if variable.elem_count() > 0 => {
                 variable.set(&rounded(values, variable.dtype())?.to_device(variable.device())?)
             }

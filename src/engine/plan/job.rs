@@ -214,6 +214,9 @@ impl<'a> Job<'a> {
     /// # Errors
     /// If the storage of a gradient does not hold the gradient's elements.
     pub(crate) fn copy_shared(&mut self, targets: &WrittenStorages) -> Result<()> {
+        if self.sources.is_empty() {
+            return Ok(());
+        }
         let own_storages = self.own_storages();
         for gradient in &mut self.sources {
             let addresses =

@@ -104,7 +104,7 @@ pub(crate) struct Reduction<'a> {
     pub(crate) group: Option<Group>,
     pub(crate) terms: SmallVec<[Term; 2]>,
     /// Whether the leaf has a gradient that counts. A leaf without such a gradient adds nothing and makes no
-    /// step, but its rule gets the sums, if another leaf of the group has a gradient.
+    /// step. If another leaf of the group has a gradient, the rule of this leaf gets the sums all the same.
     pub(crate) contributes: bool,
     /// The state that terms read and the arithmetic works on.
     pub(crate) slots: StepSlots<'a>,

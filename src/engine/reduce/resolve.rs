@@ -48,10 +48,17 @@ impl ReduceOutcome {
         if begin_power_sums(jobs, answers) {
             return Ok(());
         }
-        let has_gradient = answers
-            .iter()
-            .filter_map(|answer| jobs[answer.step.job].reduction(answer.step.step).ok())
-            .any(|reduction| reduction.contributes);
+        let has_gradient = |answer: &Answer| {
+            let reduction = jobs[answer.step.job].reduction(answer.step.step);
+            reduction.is_ok_and(|reduction| reduction.contributes)
+        };
+        // Without a gradient there is nothing to sum up, and the state stays as it is.
+        if !answers.iter().any(has_gradient) {
+            for Answer { step, .. } in &*answers {
+                jobs[step.job].steps[step.step] = Step::Identity;
+            }
+            return Ok(());
+        }
         for Answer {
             step: PendingStep { job: index, step, .. },
             totals,
@@ -59,10 +66,6 @@ impl ReduceOutcome {
         {
             let job = &mut *jobs[*index];
             let reduction = job.take_reduction(*step)?;
-            // Without a gradient there is nothing to sum up, and the state stays as it is.
-            if !has_gradient {
-                continue;
-            }
             let finish = |(term, total): (&Term, &f64)| term.reducer.finish(*total);
             let numbers: TermNumbers = reduction.terms.iter().zip(totals).map(finish).collect();
             self.keep_norm(&reduction, &numbers);
@@ -153,8 +156,9 @@ fn shared<'r, T>(
     terms.filter(|(term, _)| reduction.shares(term))
 }
 
-/// Replaces each reduction to the largest element, which decides the unit for the powers of a norm, by the sum
-/// of these powers. Returns whether there is any. All steps of `answers` then have to be evaluated once more.
+/// Replaces each reduction to the largest element, which decides the unit for the powers of a norm, by the
+/// sum of these powers. Returns whether there is any. All steps of `answers` then have to be evaluated once
+/// more.
 fn begin_power_sums(jobs: &mut [&mut Job<'_>], answers: &[Answer]) -> bool {
     let mut is_any = false;
     for Answer { step, totals } in answers {
@@ -190,7 +194,7 @@ fn replace_step<'a>(job: &mut Job<'a>, step: usize, reduction: Reduction<'a>, nu
         ..
     } = reduction;
     match then {
-        // A gradient that is not read stays 0.
+        // A gradient that is not read is 0, which no factor changes.
         Then::Scale { .. } if !contributes => {}
         Then::Scale { factor, .. } => {
             let norms = Norms {

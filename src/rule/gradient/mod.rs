@@ -205,7 +205,8 @@ impl<'a> Gradient<'a> {
         self
     }
 
-    /// Drops the sources and all steps except numbers of a group, unless a step has to write state.
+    /// Unless a step has to write state, drops the sources and all steps but the reductions of a group, to
+    /// which this leaf then adds nothing.
     ///
     /// This is for a gradient of weight 0, which does not count and may be NaN.
     pub(crate) fn discard(mut self) -> Self {
@@ -221,7 +222,7 @@ impl<'a> Gradient<'a> {
         if !self.steps.iter().any(has_state) {
             // The norm comes first, because the index of its step is meaningless after `retain`.
             self = self.without_norm();
-            // Other leaves wait for the numbers of a group, to which this leaf adds nothing.
+            // Other leaves wait for the numbers of a group.
             self.steps.retain(|step| match step {
                 Step::Reduce(reduction) => {
                     reduction.contributes = false;

@@ -3,8 +3,7 @@
 use candle_core::Tensor;
 
 use super::Gradient;
-use crate::engine::plan::TensorStep;
-use crate::engine::{Step, StepSlots};
+use crate::engine::{Step, StepSlots, TensorStep};
 use crate::error::Result;
 use crate::rule::{Slots, State};
 

@@ -522,7 +522,7 @@ impl Rule for Trust {
 /// The norm of a parameter has the exponent of the norm of the gradient. Leaves that share the norm of their
 /// gradients may differ in whether they take the norm of their parameter.
 #[test]
-fn norms_of_parameters_of_any_exponent_and_next_to_leaves_without_them() {
+fn a_norm_of_a_parameter_has_the_exponent_of_the_norm_of_its_gradient() {
     let p_norm = |numbers: &[f64], p: f64| {
         numbers
             .iter()
@@ -580,5 +580,17 @@ fn norms_of_parameters_of_any_exponent_and_next_to_leaves_without_them() {
                 }
             }
         }
+        // The largest element of the gradient is 0, so only the norm of the parameter needs powers.
+        let variables = model(&[tensor(&x[1])]);
+        let rule = Trust {
+            p: 3.0,
+            ..Trust::default()
+        };
+        let mut state = setup(rule, &variables).expect("a state");
+        Update::new(&mut state)
+            .engine(engine)
+            .apply(&variables, &grads([Some(tensor(&vec![0.0; 3]))]))
+            .expect("an update");
+        assert_eq!(support::common::values(&variables["0"]), x[1], "{engine:?}");
     }
 }

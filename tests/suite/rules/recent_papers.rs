@@ -3,6 +3,7 @@
 
 use candle_core::{DType, Device, Tensor};
 use half::{bf16, f16};
+use optimisers::printed::printed;
 use optimisers::{
     AMSGradW, Adam, AdamW, Adjust, Cautious, Clamp, DecoupledDecay, Descent, Engine, ErrorKind, FieldValue,
     Kahan, Kind, Lion, MarsAdamW, MixedPrecision, Momentum, NAdamW, Optimiser, OptimiserChain, RMSProp, Rule,
@@ -15,6 +16,7 @@ use support::common::{
     assert_same, bits, constant, engines, grads, is_kind, model, numbers, says, tensor, trajectory, unnamed,
     values,
 };
+use support::tested::Tested;
 
 const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 
@@ -502,4 +504,17 @@ fn nadamw_takes_over_from_adam() {
     };
     // The moments are the same in both, as the gradients are.
     assert!((run(true) / run(false) - 1.0).abs() < 1e-9);
+}
+
+/// The product of all momenta up to a step is computed as far as it has digits. Rounding would keep the
+/// product above 0 for ever.
+#[test]
+fn nadamw_takes_over_after_any_number_of_steps() -> Tested {
+    let mut nadamw = printed(NAdamW::new(0.01), DType::F64, DType::F64)?;
+    let mut progress = nadamw.progress();
+    assert_eq!(progress.numbers[0].1, 1.0, "no product yet");
+    progress.counters[0].1 = u64::MAX / 4;
+    nadamw.resume(&progress)?;
+    nadamw.step()?;
+    Ok(())
 }
