@@ -21,7 +21,7 @@ use std::ops::Range;
 use std::sync::mpsc::sync_channel;
 
 use super::pieces::{Piece, commit_pieces, is_splittable};
-use super::plan::{Job, OffloadTarget, copy_in_shape};
+use super::plan::{Job, OffloadTarget, Sources, copy_in_shape};
 use super::route::Engine;
 use super::{dispatch, functions};
 use crate::error::{Error, Result};
@@ -37,11 +37,15 @@ pub(super) fn download_gradients(job: &mut Job<'_>) -> Result<()> {
     if job.offloaded.is_none() || job.length == 0 {
         return Ok(());
     }
-    let Job { x, sources, .. } = job;
-    sources.iter_mut().try_for_each(|gradient| {
+    download_all(&mut job.sources, job.x.shape())
+}
+
+/// Downloads gradients. Those that are no tensors are copied, in this shape.
+fn download_all(gradients: &mut Sources<'_>, shape: &[usize]) -> Result<()> {
+    gradients.iter_mut().try_for_each(|gradient| {
         let on_cpu = match gradient.tensor() {
             Some(tensor) => dispatch::download(tensor)?,
-            None => copy_in_shape(&**gradient, x.shape())?,
+            None => copy_in_shape(&**gradient, shape)?,
         };
         *gradient = Lent::Tensor(on_cpu);
         Ok(())
@@ -165,13 +169,8 @@ enum Stop {
 }
 
 fn download_batch(batch: &mut [Piece<'_>]) -> Result<()> {
-    let pieces = batch.iter_mut().filter(|piece| !piece.elements.is_empty());
-    pieces
-        .flat_map(|piece| &mut piece.gradients)
-        .try_for_each(|gradient| {
-            *gradient = Lent::Tensor(dispatch::download(&gradient.tensor_or_copy()?)?);
-            Ok(())
-        })
+    let mut pieces = batch.iter_mut().filter(|piece| !piece.elements.is_empty());
+    pieces.try_for_each(|piece| download_all(&mut piece.gradients, &[piece.elements.len()]))
 }
 
 fn upload_all(uploads: Vec<Upload<'_>>) -> Result<()> {

@@ -14,7 +14,7 @@ use smallvec::smallvec;
 use buffers::{buffers, probe, slot_names};
 pub use kernel::{BufferRole, BufferStart, KernelArgument, KernelArray, PrintedKernel, StateBuffer};
 use names::dependencies;
-use refusal::{check_arithmetic, check_buffers, check_elementwise};
+use refusal::{check_arithmetic, check_elementwise};
 pub use step::{PrintedProgress, PrintedStep};
 
 use crate::engine::{BoundKernel, Buffer, Epilogue, Job, Operand, Progress, Step, TracedKernel, trace_job};
@@ -158,9 +158,10 @@ impl Printed {
         let mut adjusted = self.optimiser.clone();
         adjusted.adjust_field(field, value)?;
         check_elementwise(&adjusted)?;
-        let x = &self.parameter.x;
-        let adjusted_buffers = buffers(&adjusted, &adjusted.make_state(x)?, x)?;
-        check_buffers(&adjusted, field, &self.buffers, &adjusted_buffers)?;
+        if !self.optimiser.has_layout_of(&adjusted, &self.parameter.x)? {
+            let remedy = "print the optimiser anew, with this value, and allocate its buffers";
+            return Err(adjusted.layout_error(field).with_remedy(remedy));
+        }
         self.optimiser = adjusted;
         Ok(())
     }

@@ -1,6 +1,5 @@
-//! Refuses optimisers and changes that cannot be printed, with a remedy.
+//! Refuses optimisers that cannot be printed, with a remedy.
 
-use super::kernel::StateBuffer;
 use crate::engine::{Job, Step};
 use crate::error::{Error, ErrorKind, Result};
 use crate::rule::{Average, Kind, Optimiser};
@@ -46,23 +45,6 @@ pub(super) fn check_elementwise(optimiser: &Optimiser) -> Result<()> {
         );
     }
     Ok(())
-}
-
-/// Refuses an adjusted field if the buffers of the state are no longer those that the program has allocated.
-pub(super) fn check_buffers<'b>(
-    optimiser: &Optimiser,
-    field: &str,
-    before: &'b [StateBuffer],
-    after: &'b [StateBuffer],
-) -> Result<()> {
-    let layout = |buffer: &'b StateBuffer| (&buffer.role, buffer.format);
-    if before.iter().map(layout).eq(after.iter().map(layout)) {
-        return Ok(());
-    }
-    let name = optimiser.name();
-    let problem = format!("{name}: {field} decides the layout of the state and cannot be adjusted");
-    Err(Error::new(ErrorKind::Argument, problem)
-        .with_remedy("print the optimiser anew, with this value, and allocate its buffers"))
 }
 
 /// Refuses a plan in which a step is more than arithmetic.

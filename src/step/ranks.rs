@@ -15,7 +15,7 @@ use crate::engine::{ChunkTotals, Engine, Job, ReduceOutcome, UpdateTargets, redu
 use crate::error::{Error, ErrorKind, Result};
 use crate::model::gradients::GradientLookUp;
 use crate::model::lent::{Lend, Lent};
-use crate::numbers::{DType, compute_dtype, counts};
+use crate::numbers::{counts, widest_compute_dtype};
 use crate::ranks::{Call, KeptSums, StateWorld, difference_error};
 use crate::tree::Leaf;
 
@@ -89,10 +89,12 @@ impl<'w> Ranks<'w> {
             let dtypes = self
                 .contributions
                 .iter()
-                .filter_map(|contribution| contribution.dtypes[leaf])
-                .map(compute_dtype);
-            let widest = dtypes.reduce(|widest, dtype| if widest == DType::F64 { widest } else { dtype });
-            widest.map_or_else(|| GradientSource::from_handles([]), GradientSource::Promised)
+                .filter_map(|contribution| contribution.dtypes[leaf]);
+            let mut dtypes = dtypes.peekable();
+            match dtypes.peek() {
+                Some(_) => GradientSource::Promised(widest_compute_dtype(dtypes)),
+                None => GradientSource::from_handles([]),
+            }
         };
         (0..self.leaves.len()).map(promise).collect()
     }

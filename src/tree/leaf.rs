@@ -23,7 +23,7 @@ use crate::error::{Error, ErrorKind, FLOATS, Result};
 use crate::model::lent::{Lend, Lent, check_parameter};
 use crate::numbers::{DType, Shape, counts, elem_count, is_supported, widest_compute_dtype};
 use crate::ranks::{Aspect, Held, LeafParts};
-use crate::rule::{FieldValue, Optimiser, Parameter, State, Store};
+use crate::rule::{FieldValue, Optimiser, State, Store};
 use crate::tensors::{Device, Tensor, TensorId, repeated_zero};
 
 /// One parameter's optimiser, state and bookkeeping.
@@ -168,12 +168,8 @@ impl Leaf {
 
     /// Whether `optimiser`, the leaf's own optimiser with other fields, needs state of the same layout.
     pub(super) fn has_layout_of(&self, optimiser: &Optimiser) -> Result<bool> {
-        if self.optimiser.fields() == optimiser.fields() {
-            return Ok(true);
-        }
-        // Both optimisers make a state, and the states are compared. For a divisible rule, which has one
-        // number for each element, an empty parameter is enough. Other rules need the real shape, even on a
-        // rank without a part. Stores are not compared, because their tensors depend on the parameter alone.
+        // For a divisible rule, which has one number for each element, an empty parameter is enough. Other
+        // rules need the real shape, even on a rank without a part.
         let is_empty = self.optimiser.rule().is_divisible() && optimiser.rule().is_divisible();
         let sizes: Vec<usize> = self
             .shape()
@@ -181,17 +177,8 @@ impl Leaf {
             .map(|size| if is_empty { 0 } else { *size })
             .collect();
         let x = repeated_zero(sizes, self.dtype, &Device::Cpu)?;
-        let slots = |optimiser: &Optimiser| {
-            let state = optimiser
-                .rule()
-                .init(Parameter::new(&x))
-                .map_err(|error| error.at(&self.path))?;
-            let slot = |(name, tensor): (String, &Buffer)| {
-                (name, tensor.shape_of(tensor.shape()), tensor.stored_dtype())
-            };
-            Ok::<Vec<_>, Error>(state.tensors().into_iter().map(slot).collect())
-        };
-        Ok(slots(&self.optimiser)? == slots(optimiser)?)
+        let has_layout = self.optimiser.has_layout_of(optimiser, &x);
+        has_layout.map_err(|error| error.at(&self.path))
     }
 
     /// Refuses a path that is only an index in a list.

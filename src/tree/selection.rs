@@ -15,7 +15,7 @@ use std::sync::Arc;
 use super::acting::{KeyedCache, acting_optimisers};
 use super::drives::{Drives, NumberPlace, ScheduleAssignment, ScheduleResolver, fields_with};
 use super::{Leaf, StateTree, leaked_error};
-use crate::error::{Error, ErrorKind, Result, distinct, first_names, one_of};
+use crate::error::{Error, Result, distinct, first_names, one_of};
 use crate::numbers::Fingerprint;
 use crate::ranks::StateWorld;
 use crate::rule::{Adjust, Described, FieldValue, Optimiser, RATE, unknown_name_error};
@@ -434,14 +434,14 @@ fn check_layout(leaf: &Leaf, adjusted: &Optimiser, edit: &OptimiserEdit<'_>) -> 
         return Ok(());
     };
     // Only a `SetField::Number` has no name, and numbers decide no layout.
-    let (rule, field) = (adjusted.rule().name(), field.name().unwrap_or_default());
+    let field = field.name().unwrap_or_default();
     let other_names: Vec<String> = adjusted
         .description()
         .available(field)
         .into_iter()
         .filter(|name| *name != field)
         .collect();
-    let problem = format!("{rule}: {field} decides the layout of the state and cannot be adjusted");
-    let error = Error::new(ErrorKind::Argument, problem).with_expected(one_of(&other_names));
-    Err(error.with_remedy("set up a new state, or give the parameters another rule by `Selection::replace`"))
+    let remedy = "set up a new state, or give the parameters another rule by `Selection::replace`";
+    let error = adjusted.layout_error(field).with_expected(one_of(&other_names));
+    Err(error.with_remedy(remedy))
 }

@@ -192,15 +192,11 @@ impl DeviceScratch {
         let (tables, _recorded_on_drop) = self.tables.device_ptr(&self.stream);
         for (launch, (first_row, first_offset)) in launches.iter().zip(table_starts) {
             let (rows, offsets) = (tables + first_row * 8, tables + first_offset * 8);
-            let leaves = launch.block_offsets.len() as u32;
+            let leaves = launch.block_offsets.len();
             let results = launch.first_result.map(|first| results + first as u64 * 8);
             debug_assert!(launch.block_offsets.iter().all(|first| *first < launch.blocks));
-            debug_assert!(
-                launch
-                    .rows
-                    .len()
-                    .is_multiple_of(launch.block_offsets.len().max(1))
-            );
+            debug_assert!(launch.rows.len().is_multiple_of(leaves.max(1)));
+            let leaves = leaves as u32;
             let mut arguments = self.stream.launch_builder(&launch.function);
             arguments.arg(&rows).arg(&offsets).arg(&leaves);
             if let Some(results) = &results {

@@ -75,12 +75,9 @@ pub(super) fn ask(
                 })
                 .collect();
             let mut chunks = dispatch::reduce(engine, &requests)?.into_iter();
-            let own_chunks = |term: &TermRequest<'_, '_>| term.view.and_then(|_| chunks.next());
-            Ok(terms
-                .iter()
-                .map(own_chunks)
-                .map(Option::unwrap_or_default)
-                .collect())
+            let own_chunks =
+                |term: &TermRequest<'_, '_>| term.view.and_then(|_| chunks.next()).unwrap_or_default();
+            Ok(terms.iter().map(own_chunks).collect())
         });
     // An error is gathered as well, because the other ranks wait for this rank.
     let chunks = gather(local_chunks)?;

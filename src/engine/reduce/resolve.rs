@@ -64,8 +64,7 @@ impl ReduceOutcome {
             totals,
         } in &*answers
         {
-            let job = &mut *jobs[*index];
-            let reduction = job.take_reduction(*step)?;
+            let reduction = jobs[*index].take_reduction(*step)?;
             let finish = |(term, total): (&Term, &f64)| term.reducer.finish(*total);
             let numbers: TermNumbers = reduction.terms.iter().zip(totals).map(finish).collect();
             self.keep_norm(&reduction, &numbers);

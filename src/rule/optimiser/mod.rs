@@ -280,6 +280,30 @@ impl Optimiser {
         offloaded_state(&copy, make_checked(&copy)?)
     }
 
+    /// Whether `other`, this optimiser with other fields, needs state of the same layout for `x`.
+    pub(crate) fn has_layout_of(&self, other: &Optimiser, x: &Tensor) -> Result<bool> {
+        if self.fields() == other.fields() {
+            return Ok(true);
+        }
+        // Both rules make a state, and the states are compared. Stores are not compared, because their
+        // tensors depend on the parameter alone.
+        let slots = |optimiser: &Optimiser| -> Result<Vec<_>> {
+            let state = optimiser.rule.init(Parameter::new(x))?;
+            let slot = |(name, tensor): (String, &Buffer)| {
+                (name, tensor.shape_of(tensor.shape()), tensor.stored_dtype())
+            };
+            Ok(state.tensors().into_iter().map(slot).collect())
+        };
+        Ok(slots(self)? == slots(other)?)
+    }
+
+    /// The error for a field that cannot be adjusted, because [`Optimiser::has_layout_of`] is false then.
+    pub(crate) fn layout_error(&self, field: &str) -> Error {
+        let rule = self.rule.name();
+        let problem = format!("{rule}: {field} decides the layout of the state and cannot be adjusted");
+        Error::new(ErrorKind::Argument, problem)
+    }
+
     /// A copy of `state` for the parameter `x`, which has moved to another device.
     pub(crate) fn state_for(&self, state: &State, x: &dyn Lend) -> Result<State> {
         match (&state.staging, self.offloads(x)) {
