@@ -120,6 +120,17 @@ pub(crate) fn widest_compute_dtype(dtypes: impl IntoIterator<Item = impl Into<DT
     }
 }
 
+/// Whether the square of a norm is above 0 in the dtype of the arithmetic. In F64 even the square of the
+/// smallest number of F32 is.
+pub(crate) fn has_square(norm: f64, compute: DType) -> bool {
+    let square = norm * norm;
+    if compute == DType::F64 {
+        square > 0.0
+    } else {
+        square as f32 > 0.0
+    }
+}
+
 /// The largest number of [`compute_dtype`].
 pub(crate) fn largest_number(dtype: impl Into<DType>) -> f64 {
     if dtype.into() == DType::F64 {

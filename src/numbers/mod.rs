@@ -28,7 +28,7 @@ mod watch;
 pub(crate) use codes::Code;
 pub use dtypes::DType;
 pub(crate) use dtypes::{
-    check_supported, compute_dtype, is_supported, is_wider, largest_number, smallest_normal,
+    check_supported, compute_dtype, has_square, is_supported, is_wider, largest_number, smallest_normal,
     widest_compute_dtype,
 };
 pub(crate) use fingerprint::Fingerprint;

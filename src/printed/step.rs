@@ -56,13 +56,13 @@ impl PrintedProgress {
 
     /// Sets the counters and numbers of a state of the same optimiser.
     pub(super) fn write_to(&self, state: &mut State) {
-        let parts = state.parts_mut();
-        parts
+        let values = state.values_mut();
+        values
             .counters
             .into_iter()
             .zip(&self.counters)
             .for_each(|(counter, (_, next))| *counter = *next);
-        parts
+        values
             .numbers
             .into_iter()
             .zip(&self.numbers)

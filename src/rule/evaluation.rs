@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::State;
+use super::{State, entry};
 use crate::engine::{Buffer, Step, elements, erased};
 use crate::error::Result;
 use crate::numbers::DType;
@@ -73,9 +73,8 @@ pub struct Evaluation<'s> {
 impl<'s> Evaluation<'s> {
     /// The rule's own state tensor with this name, if there is one. Held rules are not searched.
     pub fn slot(state: &'s State, name: &str) -> Option<Self> {
-        let (_, slot) = state.tensors.iter().find(|(entry, _)| *entry == name)?;
         Some(Evaluation {
-            slot,
+            slot: entry(&state.tensors, name)?,
             steps: Vec::new(),
         })
     }

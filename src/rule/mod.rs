@@ -44,5 +44,5 @@ pub(crate) use state::slot::EntryTraits;
 pub use state::slot::Slot;
 pub use state::slot::SlotFormat;
 pub(crate) use state::transfer::Transfer;
-pub(crate) use state::{Child, StateParts, state_of_another_rule};
+pub(crate) use state::{Child, StateValues, entry, state_of_another_rule};
 pub use traits::{Describe, Describer, Kind, Rule};

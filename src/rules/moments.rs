@@ -26,19 +26,17 @@ pub(super) fn t_for_correction(t: u64, is_corrected: bool) -> u64 {
 /// β·m / (1 - βᵗ⁺¹) + (1 - β)·dx / (1 - βᵗ)
 /// ```
 #[derive(Clone, Copy, Debug)]
-pub(super) struct NesterovWeights {
-    mean: f64,
-    gradient: f64,
+pub struct NesterovWeights {
+    pub(super) mean: f64,
+    pub(super) gradient: f64,
 }
 
 impl NesterovWeights {
     pub(super) fn new(beta: f64, t: u64) -> Self {
-        NesterovWeights::from_weights(beta / correction(beta, t + 1), (1.0 - beta) / correction(beta, t))
-    }
-
-    /// Takes the weights of the mean and of the gradient from a rule that computes them itself.
-    pub(super) fn from_weights(mean: f64, gradient: f64) -> Self {
-        NesterovWeights { mean, gradient }
+        NesterovWeights {
+            mean: beta / correction(beta, t + 1),
+            gradient: (1.0 - beta) / correction(beta, t),
+        }
     }
 
     #[inline(always)]

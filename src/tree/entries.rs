@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::model::lent::{Lend, send_bytes};
 use crate::numbers::{Code, DType, Requirements, check_finite, counts};
 use crate::ranks::{Aspect, Call, Held};
-use crate::rule::{FieldValue, StateParts};
+use crate::rule::{FieldValue, StateValues};
 use crate::tensors::{Device, Tensor};
 
 /// The value of an entry of a state, in memory that is lent: see [`StateTree::entries`].
@@ -348,7 +348,7 @@ pub(crate) struct NewEntry<'v> {
     pub(crate) label: String,
 }
 
-/// The place of an entry among those of its kind, in the order of [`StateParts`].
+/// The place of an entry among those of its kind, in the order of [`StateValues`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum EntryPlace {
     Tensor(usize),
@@ -555,11 +555,11 @@ impl Leaf {
             missing_gradients,
             ..
         } = self;
-        let StateParts {
+        let StateValues {
             mut tensors,
             mut counters,
             mut numbers,
-        } = state.parts_mut();
+        } = state.values_mut();
         counters.extend([
             steps,
             &mut missing_gradients.calls,

@@ -2,6 +2,7 @@ use crate::error::Result;
 use crate::numbers::value::{Arithmetic, Value};
 use crate::rule::{
     Describe, Describer, Elementwise, Flow, Gradient, Kind, Norm, Parameter, Parts, Rule, State,
+    arithmetic_at,
 };
 
 /// Sets a step to 0 where its sign is not that of the gradient, and scales up the rest.
@@ -83,22 +84,15 @@ impl<R: Elementwise> Describe for Cautious<R> {
 }
 
 /// A rule's step if its sign is that of the gradient, otherwise 0.
-struct Masked<R: Elementwise>(R::Scalars);
+#[derive(Clone, Copy)]
+struct Masked<A>(A);
 
-impl<R: Elementwise> Clone for Masked<R> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<R: Elementwise> Copy for Masked<R> {}
-
-impl<R: Elementwise> Arithmetic for Masked<R> {
-    type Slots<T> = R::Slots<T>;
+impl<A: Arithmetic> Arithmetic for Masked<A> {
+    type Slots<T> = A::Slots<T>;
 
     #[inline(always)]
-    fn step<V: Value>(self, x: V, dx: V, slots: &mut R::Slots<V>) -> V {
-        let step = R::step(self.0, x, dx, slots);
+    fn step<V: Value>(self, x: V, dx: V, slots: &mut A::Slots<V>) -> V {
+        let step = self.0.step(x, dx, slots);
         let zero = step.constant(0.0);
         // dx enters by its sign, because the product of two small numbers can be 0.
         V::select((step * dx.sign()).le(zero), zero, step)
@@ -109,7 +103,7 @@ impl<R: Elementwise> Rule for Cautious<R> {
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, counters, .. } = state.parts().held.inner()?.parts();
         let (dx, t) = dx.next_step(counters)?;
-        let masked = dx.map(Masked::<R>(self.inner.scalars(t)), slots);
+        let masked = dx.map(Masked(arithmetic_at(&self.inner, t)), slots);
         if !self.is_scaled {
             return Ok(Flow::Step(masked));
         }

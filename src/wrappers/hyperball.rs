@@ -1,7 +1,7 @@
 use super::decoupled_decay::{check_rate, rate_of};
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::value::{Arithmetic, Value};
-use crate::numbers::{DType, compute_dtype};
+use crate::numbers::{DType, compute_dtype, has_square};
 use crate::rule::{
     Describe, Describer, Flow, Gradient, Kind, Parameter, Parts, Resolved, Rule, Slots, State, Sums, range,
 };
@@ -114,15 +114,10 @@ impl Arithmetic for SphereStep {
     }
 }
 
-/// Whether the arithmetic is in F64.
-fn is_wide(x: Parameter<'_>) -> bool {
-    compute_dtype(x.dtype()) == DType::F64
-}
-
 impl<R: Rule + Clone> Rule for Hyperball<R> {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
         self.rate()?;
-        let range = if is_wide(x) {
+        let range = if compute_dtype(x.dtype()) == DType::F64 {
             range::non_negative
         } else {
             norm_of_f32
@@ -135,7 +130,7 @@ impl<R: Rule + Clone> Rule for Hyperball<R> {
 
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let (eta, stored_radius) = (self.rate()?, state.number("radius")?);
-        let is_wide = is_wide(x);
+        let compute = compute_dtype(x.dtype());
         let Parts { numbers, held, .. } = state.parts();
         self.inner.apply(held.inner()?, x, dx)?.and_then(|step| {
             let sums = Sums::new(Slots::none(), numbers).norms().sum(InnerProduct, 0..0);
@@ -147,7 +142,7 @@ impl<R: Rule + Clone> Rule for Hyperball<R> {
                     stored_radius
                 };
                 let ratio = radius / norm_x;
-                let has_factor = if is_wide {
+                let has_factor = if compute == DType::F64 {
                     ratio.is_normal()
                 } else {
                     (ratio as f32).is_normal()
@@ -155,8 +150,11 @@ impl<R: Rule + Clone> Rule for Hyperball<R> {
                 if norm_x > 0.0 && norm_x.is_finite() && !has_factor {
                     return Err(radius_error(radius, norm_x));
                 }
-                let u_vanishes = norm_u == 0.0 || !is_wide && (norm_u * norm_u) as f32 == 0.0;
-                let c = if u_vanishes { 0.0 } else { eta * radius / norm_u };
+                let c = if has_square(norm_u, compute) {
+                    eta * radius / norm_u
+                } else {
+                    0.0
+                };
                 // ‖x - c·u‖ follows from both norms and ⟨x, u⟩. No term is negative, so nothing cancels. The
                 // product is limited to ±‖x‖·‖u‖, because its sum is rounded, and can be infinite in f32.
                 let product = sums[2].max(-norm_x * norm_u).min(norm_x * norm_u);

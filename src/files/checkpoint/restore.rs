@@ -12,7 +12,7 @@ use crate::model::Model;
 use crate::model::lent::Lent;
 use crate::numbers::ranges_to_read;
 use crate::ranks::{Aspect, Call};
-use crate::rule::StateParts;
+use crate::rule::StateValues;
 use crate::rule::field::Number;
 use crate::tensors::Tensor;
 use crate::tree::{Leaf, StateTree};
@@ -141,7 +141,7 @@ impl CheckpointFile {
             tensors.push(self.assign_leaf(leaf, leaf_restoration));
         }
         for (leaf, sources) in state.leaves.iter_mut().zip(&tensors) {
-            for (tensor, source) in leaf.state.parts_mut().tensors.into_iter().zip(sources) {
+            for (tensor, source) in leaf.state.values_mut().tensors.into_iter().zip(sources) {
                 self.read_ranges(source, |start, values| Ok(tensor.set_stored(start, values)?))?;
             }
         }
@@ -169,9 +169,9 @@ impl CheckpointFile {
         let Some((tensors, record)) = restoration.tensors.zip(record) else {
             return Vec::new();
         };
-        let StateParts {
+        let StateValues {
             counters, numbers, ..
-        } = leaf.state.parts_mut();
+        } = leaf.state.values_mut();
         for (counter, (_, count)) in counters.into_iter().zip(&record.counters) {
             *counter = *count;
         }

@@ -23,8 +23,8 @@ use super::description::record::StorageRecord;
 use super::state::another_rule_error;
 use super::traits::{CheckResult, Purpose};
 use super::{
-    Adjust, Child, Described, Describer, Description, Evaluation, FieldValue, Gradient, Parameter, Rule,
-    State, Store,
+    Adjust, Described, Describer, Description, Evaluation, FieldValue, Gradient, Parameter, Rule, State,
+    Store,
 };
 use crate::engine::{Buffer, Epilogue, Job, OffloadTarget, owned_on, set_lent};
 use crate::error::{Error, ErrorKind, Result};
@@ -468,27 +468,13 @@ fn offloaded_state(copy: &Tensor, inner: State) -> Result<State> {
 
 /// The state of the rule, inside the states of stores.
 fn rule_state(state: &State) -> &State {
-    match &state.children[..] {
-        [
-            Child {
-                place: ChildPlace::Stored,
-                state,
-            },
-        ] => rule_state(state),
-        _ => state,
-    }
+    state.stored().map_or(state, rule_state)
 }
 
-fn rule_state_mut(mut state: &mut State) -> &mut State {
-    // A loop, because the borrow checker refuses the `match` of `rule_state` for `&mut`.
-    while let [
-        Child {
-            place: ChildPlace::Stored,
-            ..
-        },
-    ] = &state.children[..]
-    {
-        state = &mut state.children[0].state;
+fn rule_state_mut(state: &mut State) -> &mut State {
+    if state.stored().is_some() {
+        rule_state_mut(&mut state.children[0].state)
+    } else {
+        state
     }
-    state
 }

@@ -10,8 +10,8 @@
 //! compares the copies with the parameter. After a step, the tree compares a checksum of a sample of the
 //! parameter with the checksum after the last step, if `needs_checksum` holds.
 
-use super::State;
 use super::slot::{EntryTraits, Renewal};
+use super::{State, entry, entry_mut};
 use crate::engine::Buffer;
 use crate::error::Result;
 use crate::numbers::counts;
@@ -56,14 +56,10 @@ impl State {
             children,
             ..
         } = self;
-        for (name, _) in traits
-            .iter()
-            .filter(|(_, entry_traits)| entry_traits.counts_missed_steps)
-        {
-            counters
-                .iter_mut()
-                .filter(|(counter_name, _)| counter_name == name)
-                .for_each(|(_, count)| *count = counts::add(*count, 1));
+        for (name, count) in counters {
+            if entry(traits, name).is_some_and(|traits| traits.counts_missed_steps) {
+                *count = counts::add(*count, 1);
+            }
         }
         children.iter_mut().for_each(|child| child.state.miss_step());
     }
@@ -97,11 +93,10 @@ impl State {
 
     /// The names of this state's entries, not those of a child, that would move new weights.
     fn own_weight_movers(&self) -> impl Iterator<Item = &'static str> {
-        let is_number = |name: &str| self.numbers.iter().any(|(number_name, _)| *number_name == name);
         let moves_weights = move |(name, traits): &&(&str, EntryTraits)| match traits.renewal {
             _ if traits.is_rounding_loss => true,
             Some(Renewal::Copy) => true,
-            Some(Renewal::Zero) => is_number(name),
+            Some(Renewal::Zero) => entry(&self.numbers, name).is_some(),
             Some(Renewal::Average) | None => false,
         };
         self.traits.iter().filter(moves_weights).map(|(name, _)| *name)
@@ -126,7 +121,7 @@ impl State {
             .iter()
             .filter_map(|(name, entry_traits)| Some((name, entry_traits.renewal?)));
         for (name, renewal) in renewals.filter(|(name, _)| !except.contains(&format!("{prefix}{name}"))) {
-            for (_, buffer) in tensors.iter_mut().filter(|(tensor_name, _)| tensor_name == name) {
+            if let Some(buffer) = entry_mut(tensors, name) {
                 match renewal {
                     // x is broadcast, because a slot may have another shape than x: see `with_slot`.
                     Renewal::Copy | Renewal::Average => {
@@ -134,15 +129,11 @@ impl State {
                     }
                     Renewal::Zero => buffer.fill_zero()?,
                 }
+            } else if let Some(count) = entry_mut(counters, name) {
+                *count = 0;
+            } else if let Some(number) = entry_mut(numbers, name) {
+                *number = 0.0;
             }
-            counters
-                .iter_mut()
-                .filter(|(counter_name, _)| counter_name == name)
-                .for_each(|(_, count)| *count = 0);
-            numbers
-                .iter_mut()
-                .filter(|(number_name, _)| number_name == name)
-                .for_each(|(_, number)| *number = 0.0);
         }
         children.iter_mut().try_for_each(|child| {
             let child_prefix = child.prefix(prefix);
@@ -163,10 +154,10 @@ impl State {
             .iter()
             .filter(|(_, traits)| traits.is_copy() && has_counted_nothing)
         {
-            for (_, buffer) in self.tensors.iter().filter(|(tensor_name, _)| tensor_name == name) {
-                if let Some(difference) = copy_difference(buffer, x, extent)? {
-                    return Ok(Some((name.to_string(), difference)));
-                }
+            if let Some(buffer) = entry(&self.tensors, name)
+                && let Some(difference) = copy_difference(buffer, x, extent)?
+            {
+                return Ok(Some((name.to_string(), difference)));
             }
         }
         for child in &self.children {

@@ -62,7 +62,7 @@ pub(crate) struct Child {
 
 /// All values that can be written in a state and in the states of held rules.
 #[derive(Debug, Default)]
-pub(crate) struct StateParts<'s> {
+pub(crate) struct StateValues<'s> {
     pub(crate) tensors: Vec<&'s mut Buffer>,
     pub(crate) counters: Vec<&'s mut u64>,
     pub(crate) numbers: Vec<&'s mut f64>,
@@ -199,16 +199,8 @@ impl State {
 
     /// The master, whose rounded value the parameter has to have. The master may be inside an `Offload`.
     pub(crate) fn outer_master(&self) -> Option<&Buffer> {
-        match (&self.master, &self.children[..]) {
-            (
-                None,
-                [
-                    Child {
-                        place: ChildPlace::Stored,
-                        state,
-                    },
-                ],
-            ) => state.outer_master(),
+        match (&self.master, self.stored()) {
+            (None, Some(inner)) => inner.outer_master(),
             (master, _) => master.as_ref(),
         }
     }
@@ -217,6 +209,19 @@ impl State {
     pub(crate) fn is_outer_master(&self, tensor: &Buffer) -> bool {
         self.outer_master()
             .is_some_and(|master| std::ptr::eq(master, tensor))
+    }
+
+    /// The state of the rule or store inside this state of a store.
+    pub(crate) fn stored(&self) -> Option<&State> {
+        match &self.children[..] {
+            [
+                Child {
+                    place: ChildPlace::Stored,
+                    state,
+                },
+            ] => Some(state),
+            _ => None,
+        }
     }
 
     /// Makes this state the state of a store, around the state of its rule.
@@ -229,10 +234,7 @@ impl State {
     }
 
     pub(super) fn traits_of(&self, name: &str) -> EntryTraits {
-        self.traits
-            .iter()
-            .find(|(entry, _)| *entry == name)
-            .map_or_else(EntryTraits::default, |(_, traits)| *traits)
+        entry(&self.traits, name).copied().unwrap_or_default()
     }
 
     pub(super) fn traits_mut(&mut self, name: &'static str) -> &mut EntryTraits {
@@ -257,45 +259,36 @@ impl State {
 
     /// Every tensor under its full name. The rule's own tensors come first.
     pub(crate) fn tensors(&self) -> Vec<(String, &Buffer)> {
-        let mut tensors = Vec::new();
-        self.walk("", &mut |prefix, state| {
-            let master = state.master.iter().map(|buffer| ("master", buffer));
-            let slots = state.tensors.iter().map(|(name, buffer)| (*name, buffer));
-            tensors.extend(
-                master
-                    .chain(slots)
-                    .map(|(name, tensor)| (format!("{prefix}{name}"), tensor)),
-            );
-        });
-        tensors
+        self.full_names(State::own_tensors)
     }
 
     /// Every counter under its full name.
     pub(crate) fn counters(&self) -> Vec<(String, u64)> {
-        let mut counters = Vec::new();
-        self.walk("", &mut |prefix, state| {
-            counters.extend(
-                state
-                    .counters
-                    .iter()
-                    .map(|(name, count)| (format!("{prefix}{name}"), *count)),
-            )
-        });
-        counters
+        self.full_names(|state| state.counters.iter().copied())
     }
 
     /// Every number under its full name.
     pub(crate) fn numbers(&self) -> Vec<(String, f64)> {
-        let mut numbers = Vec::new();
+        self.full_names(|state| state.numbers.iter().copied())
+    }
+
+    /// The entries that `own_entries` lists for this state and the states of held rules, under their full
+    /// names.
+    fn full_names<'s, T, I: Iterator<Item = (&'static str, T)>>(
+        &'s self,
+        own_entries: impl Fn(&'s State) -> I,
+    ) -> Vec<(String, T)> {
+        let mut entries = Vec::new();
         self.walk("", &mut |prefix, state| {
-            numbers.extend(
-                state
-                    .numbers
-                    .iter()
-                    .map(|(name, value)| (format!("{prefix}{name}"), *value)),
-            )
+            entries.extend(own_entries(state).map(|(name, value)| (format!("{prefix}{name}"), value)));
         });
-        numbers
+        entries
+    }
+
+    /// The tensors of this state, without those of held rules. The master comes first.
+    pub(super) fn own_tensors(&self) -> impl Iterator<Item = (&'static str, &Buffer)> {
+        let master = self.master.iter().map(|buffer| ("master", buffer));
+        master.chain(self.tensors.iter().map(|(name, buffer)| (*name, buffer)))
     }
 
     /// The range, in words, of the number with this full name, if `value` is finite and out of this range.
@@ -314,26 +307,26 @@ impl State {
     }
 
     /// All values, in the order of [`State::tensors`], [`State::counters`] and [`State::numbers`].
-    pub(crate) fn parts_mut(&mut self) -> StateParts<'_> {
-        let mut parts = StateParts::default();
-        self.collect_mut(&mut parts);
-        parts
+    pub(crate) fn values_mut(&mut self) -> StateValues<'_> {
+        let mut values = StateValues::default();
+        self.collect_mut(&mut values);
+        values
     }
 
-    fn collect_mut<'s>(&'s mut self, parts: &mut StateParts<'s>) {
+    fn collect_mut<'s>(&'s mut self, values: &mut StateValues<'s>) {
         // The order has to be that of `walk`: see the head of this file.
-        parts.tensors.extend(self.master.as_mut());
-        parts
+        values.tensors.extend(self.master.as_mut());
+        values
             .tensors
             .extend(self.tensors.iter_mut().map(|(_, buffer)| buffer));
-        parts
+        values
             .counters
             .extend(self.counters.iter_mut().map(|(_, count)| count));
-        parts
+        values
             .numbers
             .extend(self.numbers.iter_mut().map(|(_, value)| value));
         for child in &mut self.children {
-            child.state.collect_mut(parts);
+            child.state.collect_mut(values);
         }
     }
 
@@ -376,6 +369,22 @@ impl State {
             master,
         })
     }
+}
+
+/// The entry with this name, in a list of entries of one state.
+pub(crate) fn entry<'e, T>(entries: &'e [(&'static str, T)], name: &str) -> Option<&'e T> {
+    entries
+        .iter()
+        .find(|(other, _)| *other == name)
+        .map(|(_, entry)| entry)
+}
+
+/// [`entry`], mutable.
+pub(crate) fn entry_mut<'e, T>(entries: &'e mut [(&'static str, T)], name: &str) -> Option<&'e mut T> {
+    entries
+        .iter_mut()
+        .find(|(other, _)| *other == name)
+        .map(|(_, entry)| entry)
 }
 
 impl Child {

@@ -1,6 +1,6 @@
 //! The parts of a rule's own state, which the rule works on in one step.
 
-use super::Child;
+use super::{Child, entry};
 use crate::engine::StepSlots;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rule::State;
@@ -208,24 +208,20 @@ impl<'a> Numbers<'a> {
     }
 }
 
-/// The value of the entry with this name. `entry` is the kind of entry, for errors.
-fn value_of<T: Copy>(entries: &[(&'static str, T)], name: &str, entry: &'static str) -> Result<T> {
-    let value = entries
-        .iter()
-        .find(|(other, _)| *other == name)
-        .map(|(_, value)| *value);
+/// The value of the entry with this name. `kind` is the kind of entry, for errors.
+fn value_of<T: Copy>(entries: &[(&'static str, T)], name: &str, kind: &'static str) -> Result<T> {
     let absent_error = || {
         let available: Vec<String> = entries.iter().map(|(name, _)| name.to_string()).collect();
         Error::unknown(
-            format_args!("{entry} in the state with the name"),
+            format_args!("{kind} in the state with the name"),
             name,
             &available,
         )
         .with_remedy(format!(
-            "add the {entry} in `Rule::init` with `State::with_{entry}`"
+            "add the {kind} in `Rule::init` with `State::with_{kind}`"
         ))
     };
-    value.ok_or_else(absent_error)
+    entry(entries, name).copied().ok_or_else(absent_error)
 }
 
 /// The error for a state with more or fewer parts of a kind than its rule works on.

@@ -12,7 +12,7 @@
 
 use std::cmp::Ordering;
 
-use super::State;
+use super::{State, entry};
 
 /// The numbers of the whole model in the state of a rule.
 #[derive(Debug)]
@@ -82,14 +82,9 @@ impl State {
         let is_same_rule = |other: &&SharedNumbers| self.own_names().eq(other.entry_names.iter().copied());
         if let Some(SharedNumbers { values, .. }) = newest.iter().find(is_same_rule) {
             let Self { numbers, traits, .. } = self;
-            let is_shared = |name: &str| {
-                traits
-                    .iter()
-                    .any(|(entry, traits)| *entry == name && traits.is_shared)
-            };
             numbers
                 .iter_mut()
-                .filter(|(name, _)| is_shared(name))
+                .filter(|(name, _)| entry(traits, name).is_some_and(|traits| traits.is_shared))
                 .zip(values)
                 .for_each(|((_, number), value)| *number = *value);
         }

@@ -17,12 +17,11 @@
 
 use std::borrow::Borrow;
 
-use super::Child;
+use super::entry;
 use crate::engine::Buffer;
 use crate::error::Result;
 use crate::numbers::Records;
 use crate::rule::State;
-use crate::rule::description::ChildPlace;
 use crate::tensors::Tensor;
 
 /// The full names of entries, by their fate when a state gets another rule or other rows.
@@ -38,15 +37,13 @@ impl State {
     fn fits(&self, name: &str, new: &Buffer, old_state: &State) -> bool {
         // A tensor `rest` has the low bits of a master: all of them or one byte, in different units.
         let has_low_bits = |buffer: &Buffer| buffer.records() == Some(Records::LowBits);
-        let can_replace = |(other, old): &(&str, Buffer)| {
-            *other == name && old.shape() == new.shape() && has_low_bits(old) == has_low_bits(new)
-        };
+        let can_replace = |old: &Buffer| old.shape() == new.shape() && has_low_bits(old) == has_low_bits(new);
         let (new_traits, old_traits) = (self.traits_of(name), old_state.traits_of(name));
         // A copy of the weights is no mean of gradients, and a rule may take the root of a tensor whose
         // numbers are promised to be 0 or more.
         new_traits.renewal == old_traits.renewal
             && (new_traits.sign.is_none() || old_traits.sign.is_some())
-            && old_state.tensors.iter().any(can_replace)
+            && entry(&old_state.tensors, name).is_some_and(can_replace)
     }
 
     /// Takes over entries of `old`, the state of another rule, as described at the top of this file.
@@ -137,7 +134,7 @@ impl State {
     ) -> Result<Vec<&'static str>> {
         let mut taken_over = Vec::new();
         for (name, new) in &mut self.tensors {
-            let Some((_, old_tensor)) = old.tensors.iter().find(|(other, _)| other == name) else {
+            let Some(old_tensor) = entry(&old.tensors, name) else {
                 continue;
             };
             if let Some(values) = make_values(name, new, old_tensor)? {
@@ -147,7 +144,7 @@ impl State {
         }
         taken_over.extend(take_numbers(&mut self.counters, &old.counters));
         let Self { numbers, traits, .. } = self;
-        let range_of = |name: &str| traits.iter().find(|(entry, _)| *entry == name)?.1.range;
+        let range_of = |name: &str| entry(traits, name)?.range;
         // An old number may be from another rule with another range.
         let is_in_range = |(name, number): &&(&'static str, f64)| {
             !number.is_finite() || range_of(name).is_none_or(|problem_with| problem_with(*number).is_none())
@@ -159,36 +156,20 @@ impl State {
 
     /// The full names of the tensors that the innermost store with tensors has for the parameter.
     pub(crate) fn store_tensor_names(&self) -> Vec<String> {
-        match &self.children[..] {
-            [
-                Child {
-                    place: ChildPlace::Stored,
-                    state: inner,
-                },
-            ] => match inner.store_tensor_names() {
-                names if names.is_empty() => {
-                    let tensors = self.tensors.iter().map(|(name, _)| *name);
-                    self.master
-                        .iter()
-                        .map(|_| "master")
-                        .chain(tensors)
-                        .map(str::to_string)
-                        .collect()
-                }
-                names => names,
-            },
-            _ => Vec::new(),
+        let Some(inner) = self.stored() else {
+            return Vec::new();
+        };
+        match inner.store_tensor_names() {
+            names if names.is_empty() => self.own_tensors().map(|(name, _)| name.to_string()).collect(),
+            names => names,
         }
     }
 
     /// The names of this state's entries, without those of held rules.
     pub(crate) fn own_names(&self) -> impl Iterator<Item = &'static str> {
-        let master = self.master.iter().map(|_| "master");
-        let tensors = self.tensors.iter().map(|(name, _)| *name);
-        let counters = self.counters.iter().map(|(name, _)| *name);
-        master
-            .chain(tensors)
-            .chain(counters)
+        let tensors = self.own_tensors().map(|(name, _)| name);
+        tensors
+            .chain(self.counters.iter().map(|(name, _)| *name))
             .chain(self.numbers.iter().map(|(name, _)| *name))
     }
 }
@@ -206,7 +187,7 @@ fn take_numbers<'n, T: Copy>(
     old: &'n [(&'static str, T)],
 ) -> impl Iterator<Item = &'static str> {
     new.iter_mut().filter_map(|(name, number)| {
-        *number = old.iter().find(|(other, _)| other == name)?.1;
+        *number = *entry(old, name)?;
         Some(*name)
     })
 }

@@ -49,7 +49,7 @@ pub struct AdamScalars {
     /// η / (1 - β₁ᵗ)
     rate: f64,
     /// 1 / (1 - β₂ᵗ)
-    scale: f64,
+    pub(super) scale: f64,
 }
 
 impl AdamScalars {
@@ -92,14 +92,14 @@ impl AdamScalars {
     pub(crate) fn denominator<V: Value>(self, v: V) -> V {
         self.corrected_square(v).sqrt() + self.epsilon
     }
-}
 
-/// Updates both moments, and returns η·m̂ / (√v̂ + ε).
-#[inline(always)]
-pub(crate) fn adam_step<V: Value>(scalars: AdamScalars, dx: V, [m, v]: &mut [V; 2]) -> V {
-    scalars.update_mean(m, dx);
-    scalars.update_square(v, dx);
-    scalars.numerator(*m) / scalars.denominator(*v)
+    /// Updates both moments, and returns η·m̂ / (√v̂ + ε).
+    #[inline(always)]
+    pub(crate) fn step<V: Value>(self, dx: V, m: &mut V, v: &mut V) -> V {
+        self.update_mean(m, dx);
+        self.update_square(v, dx);
+        self.numerator(*m) / self.denominator(*v)
+    }
 }
 
 impl Elementwise for Adam {
@@ -120,7 +120,7 @@ impl Elementwise for Adam {
     }
 
     #[inline(always)]
-    fn step<V: Value>(scalars: AdamScalars, _x: V, dx: V, moments: &mut [V; 2]) -> V {
-        adam_step(scalars, dx, moments)
+    fn step<V: Value>(scalars: AdamScalars, _x: V, dx: V, [m, v]: &mut [V; 2]) -> V {
+        scalars.step(dx, m, v)
     }
 }

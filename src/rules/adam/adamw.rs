@@ -1,4 +1,4 @@
-use super::adam::{AdamScalars, adam_step};
+use super::adam::AdamScalars;
 use crate::numbers::value::Value;
 use crate::rule::{Elementwise, Slot, range};
 use crate::rules::moments::t_for_correction;
@@ -49,6 +49,19 @@ crate::hyper_parameters! {
     }
 }
 
+impl AdamW {
+    /// AdamW as a part of another rule: the decay follows the learning rate, and the moments are corrected.
+    pub(crate) fn coupled(eta: f64, beta: (f64, f64), lambda: f64, epsilon: f64) -> Self {
+        AdamW {
+            eta,
+            beta,
+            lambda,
+            epsilon,
+            ..AdamW::default()
+        }
+    }
+}
+
 impl Elementwise for AdamW {
     type Scalars = (AdamScalars, f64);
     type Slots<T> = [T; 2];
@@ -68,7 +81,7 @@ impl Elementwise for AdamW {
     }
 
     #[inline(always)]
-    fn step<V: Value>((k, decay): Self::Scalars, x: V, dx: V, moments: &mut [V; 2]) -> V {
-        adam_step(k, dx, moments) + x * decay
+    fn step<V: Value>((k, decay): Self::Scalars, x: V, dx: V, [m, v]: &mut [V; 2]) -> V {
+        k.step(dx, m, v) + x * decay
     }
 }

@@ -1,4 +1,4 @@
-use super::adam::{AdamScalars, adam_step};
+use super::adam::AdamScalars;
 use crate::numbers::value::Value;
 use crate::rule::{Elementwise, Slot, range};
 
@@ -61,7 +61,7 @@ impl Elementwise for Grams {
     }
 
     #[inline(always)]
-    fn step<V: Value>((k, decay): Self::Scalars, x: V, dx: V, moments: &mut [V; 2]) -> V {
-        adam_step(k, dx, moments).abs() * dx.sign() + x * decay
+    fn step<V: Value>((k, decay): Self::Scalars, x: V, dx: V, [m, v]: &mut [V; 2]) -> V {
+        k.step(dx, m, v).abs() * dx.sign() + x * decay
     }
 }

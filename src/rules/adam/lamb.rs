@@ -50,13 +50,7 @@ crate::hyper_parameters! {
 impl LAMB {
     /// AdamW with η = 1, whose step is u.
     fn direction(&self) -> AdamW {
-        AdamW {
-            eta: 1.0,
-            beta: self.beta,
-            lambda: self.lambda,
-            epsilon: self.epsilon,
-            ..AdamW::default()
-        }
+        AdamW::coupled(1.0, self.beta, self.lambda, self.epsilon)
     }
 }
 

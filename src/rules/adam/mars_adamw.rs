@@ -1,7 +1,7 @@
 use super::adamw::AdamW;
 use crate::error::Result;
-use crate::rule::{Elementwise, Flow, Gradient, Parameter, Parts, Rule, State, range, state_of_another_rule};
-use crate::rules::mars::{corrected, last_gradient};
+use crate::rule::{Elementwise, Flow, Gradient, Parameter, Rule, State, range};
+use crate::rules::mars;
 
 crate::hyper_parameters! {
     /// MARS-AdamW: AdamW of a gradient that is corrected by its change, to reduce variance.
@@ -59,40 +59,17 @@ crate::hyper_parameters! {
 
 impl MarsAdamW {
     fn adamw(&self) -> AdamW {
-        let MarsAdamW {
-            eta,
-            beta,
-            lambda,
-            epsilon,
-            ..
-        } = *self;
-        AdamW {
-            eta,
-            beta,
-            lambda,
-            epsilon,
-            ..AdamW::default()
-        }
+        AdamW::coupled(self.eta, self.beta, self.lambda, self.epsilon)
     }
 }
 
 impl Rule for MarsAdamW {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
-        let [m, v] = self.adamw().slots();
-        State::for_slots(x, &[last_gradient(), m, v])
+        mars::init(self.adamw().slots(), x)
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let Parts { slots, counters, .. } = state.parts();
-        let (dx, t) = dx.next_step(counters)?;
-        let Some((last, moments)) = slots.split_at(1) else {
-            return state_of_another_rule(self);
-        };
-        Ok(Flow::Step(corrected(dx, self.gamma, self.beta.0, last).step_of(
-            &self.adamw(),
-            t,
-            moments,
-        )))
+        mars::apply(self, &self.adamw(), self.gamma, self.beta.0, state, dx)
     }
 
     fn is_divisible(&self) -> bool {

@@ -1,6 +1,7 @@
-use crate::numbers::value::{Value, above_zero};
+use super::adam::AdamScalars;
+use crate::numbers::value::Value;
 use crate::rule::{Elementwise, Slot, range};
-use crate::rules::moments::{NesterovWeights, correction, decayed};
+use crate::rules::moments::{NesterovWeights, correction};
 
 crate::hyper_parameters! {
     /// Adam with Nesterov's momentum (Dozat 2016,
@@ -38,40 +39,26 @@ crate::hyper_parameters! {
     }
 }
 
-/// The scalars of one step.
-#[derive(Clone, Copy, Debug)]
-pub struct NAdamScalars {
-    eta: f64,
-    beta: (f64, f64),
-    epsilon: f64,
-    lookahead: NesterovWeights,
-    /// β₂ / (1 - β₂ᵗ)
-    scale: f64,
-}
-
 impl Elementwise for NAdam {
-    type Scalars = NAdamScalars;
+    /// The scalars of Adam, η, and the weights of Nesterov's momentum.
+    type Scalars = (AdamScalars, f64, NesterovWeights);
     type Slots<T> = [T; 2];
 
     fn slots(&self) -> [Slot; 2] {
         [Slot::zeros("m"), Slot::zeros("v").second_moment()]
     }
 
-    fn scalars(&self, t: u64) -> NAdamScalars {
+    fn scalars(&self, t: u64) -> Self::Scalars {
         let NAdam { eta, beta, epsilon } = *self;
-        NAdamScalars {
-            eta,
-            beta,
-            epsilon: above_zero(epsilon),
-            lookahead: NesterovWeights::new(beta.0, t),
-            scale: beta.1 / correction(beta.1, t),
-        }
+        let mut adam = AdamScalars::new(eta, beta, epsilon, t);
+        adam.scale = beta.1 / correction(beta.1, t);
+        (adam, eta, NesterovWeights::new(beta.0, t))
     }
 
     #[inline(always)]
-    fn step<V: Value>(k: NAdamScalars, _x: V, dx: V, [m, v]: &mut [V; 2]) -> V {
-        *m = decayed(*m, dx, k.beta.0);
-        *v = decayed(*v, dx * dx, k.beta.1);
-        k.lookahead.momentum(*m, dx) * k.eta / ((*v * k.scale).sqrt() + k.epsilon)
+    fn step<V: Value>((adam, eta, lookahead): Self::Scalars, _x: V, dx: V, [m, v]: &mut [V; 2]) -> V {
+        adam.update_mean(m, dx);
+        adam.update_square(v, dx);
+        lookahead.momentum(*m, dx) * eta / adam.denominator(*v)
     }
 }

@@ -1,10 +1,7 @@
 use super::adam::AdamScalars;
 use crate::error::Result;
-use crate::numbers::counts;
 use crate::numbers::value::Value;
-use crate::rule::{
-    Arithmetic, Flow, Gradient, Kind, Parameter, Rule, Slot, Slots, State, range, state_of_another_rule,
-};
+use crate::rule::{Arithmetic, Flow, Gradient, Kind, Parameter, Parts, Rule, Slot, State, range};
 use crate::rules::moments::NesterovWeights;
 
 crate::hyper_parameters! {
@@ -114,41 +111,36 @@ impl Rule for NAdamW {
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let State {
-            tensors,
+        let Parts {
+            slots,
             counters,
             numbers,
             ..
-        } = state;
-        let ([(_, t)], [(_, product)]) = (&mut counters[..], &mut numbers[..]) else {
-            return state_of_another_rule(self);
-        };
+        } = state.parts();
+        let ((dx, t), [product]) = (dx.next_step(counters)?, numbers.array()?);
         if dx.is_missing() {
             return Ok(Flow::Step(dx));
         }
-        let next_t = counts::add(*t, 1);
         // After a step the product is below 1. If it is 1, the moments were taken over from another rule,
         // which has no product.
-        let product_before = if *t > 0 && *product == 1.0 {
-            self.product_until(*t)
+        let product_before = if t > 1 && *product == 1.0 {
+            self.product_until(t - 1)
         } else {
             *product
         };
-        let (momentum, next_momentum) = (self.momentum_at(next_t), self.momentum_at(next_t + 1));
+        let (momentum, next_momentum) = (self.momentum_at(t), self.momentum_at(t + 1));
         let next_product = product_before * momentum;
         let kernel = NAdamWStep {
-            adam: AdamScalars::new(self.eta, self.beta, self.epsilon, next_t),
+            adam: AdamScalars::new(self.eta, self.beta, self.epsilon, t),
             eta: self.eta,
-            lookahead: NesterovWeights::from_weights(
-                next_momentum / (1.0 - next_product * next_momentum),
-                (1.0 - momentum) / (1.0 - next_product),
-            ),
+            lookahead: NesterovWeights {
+                mean: next_momentum / (1.0 - next_product * next_momentum),
+                gradient: (1.0 - momentum) / (1.0 - next_product),
+            },
             decay: self.eta * self.lambda,
         };
         Ok(Flow::Step(
-            dx.set_counter(t, next_t)
-                .set_number(product, next_product)
-                .map(kernel, Slots(tensors)),
+            dx.set_number(product, next_product).map(kernel, slots),
         ))
     }
 

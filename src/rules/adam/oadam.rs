@@ -1,4 +1,4 @@
-use super::adam::{AdamScalars, adam_step};
+use super::adam::AdamScalars;
 use crate::numbers::value::Value;
 use crate::rule::{Elementwise, Slot, range};
 
@@ -55,9 +55,7 @@ impl Elementwise for OAdam {
 
     #[inline(always)]
     fn step<V: Value>(k: AdamScalars, _x: V, dx: V, [m, v, last_step]: &mut [V; 3]) -> V {
-        let mut moments = [*m, *v];
-        let adam = adam_step(k, dx, &mut moments);
-        [*m, *v] = moments;
+        let adam = k.step(dx, m, v);
         let optimistic = adam * 2.0 - *last_step;
         *last_step = adam;
         optimistic

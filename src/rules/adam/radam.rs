@@ -1,4 +1,4 @@
-use super::adam::{AdamScalars, adam_step};
+use super::adam::AdamScalars;
 use crate::numbers::value::Value;
 use crate::rule::{Elementwise, Slot, range};
 use crate::rules::moments::correction;
@@ -75,12 +75,8 @@ impl Elementwise for RAdam {
     }
 
     #[inline(always)]
-    fn step<V: Value>((k, is_rectified): Self::Scalars, _x: V, dx: V, moments: &mut [V; 2]) -> V {
-        let adam = adam_step(k, dx, moments);
-        if is_rectified {
-            adam
-        } else {
-            k.numerator(moments[0])
-        }
+    fn step<V: Value>((k, is_rectified): Self::Scalars, _x: V, dx: V, [m, v]: &mut [V; 2]) -> V {
+        let adam = k.step(dx, m, v);
+        if is_rectified { adam } else { k.numerator(*m) }
     }
 }

@@ -96,19 +96,7 @@ impl Arithmetic for One {
 
 impl StableAdamW {
     fn adamw(&self, eta: f64) -> AdamW {
-        let StableAdamW {
-            beta,
-            lambda,
-            epsilon,
-            ..
-        } = *self;
-        AdamW {
-            eta,
-            beta,
-            lambda,
-            epsilon,
-            ..AdamW::default()
-        }
+        AdamW::coupled(eta, self.beta, self.lambda, self.epsilon)
     }
 }
 

@@ -15,7 +15,7 @@
 use crate::error::Result;
 use crate::numbers::counts;
 use crate::numbers::value::{Arithmetic, Value};
-use crate::rule::{Adjust, Evaluation, Flow, Gradient, Parameter, Slot, Slots, State, state_of_another_rule};
+use crate::rule::{Adjust, Evaluation, Flow, Gradient, Parameter, Parts, Slot, State, state_of_another_rule};
 
 /// A rule that averages the parameter. [`rule_by!`](crate::rules::rule_by) implements `Rule` for such a rule.
 pub(super) trait Averages: Adjust {
@@ -72,12 +72,8 @@ pub(super) fn init(_: &impl Averages, x: Parameter<'_>) -> Result<State> {
 }
 
 pub(super) fn apply<'a>(rule: &impl Averages, state: &'a mut State, dx: Gradient<'a>) -> Result<Flow<'a>> {
-    let State {
-        tensors, counters, ..
-    } = state;
-    let ([_], [(_, t), (_, missed)]) = (&tensors[..], &mut counters[..]) else {
-        return state_of_another_rule(rule);
-    };
+    let Parts { slots, counters, .. } = state.parts();
+    let [t, missed] = counters.array()?;
     if dx.is_missing() {
         return Ok(Flow::Step(dx));
     }
@@ -88,9 +84,7 @@ pub(super) fn apply<'a>(rule: &impl Averages, state: &'a mut State, dx: Gradient
         factor: rule.factor(next_t),
     };
     Ok(Flow::Step(
-        dx.set_counter(t, next_t)
-            .set_counter(missed, 0)
-            .map(step, Slots(tensors)),
+        dx.set_counter(t, next_t).set_counter(missed, 0).map(step, slots),
     ))
 }
 

@@ -1,8 +1,8 @@
 use super::momentum::Momentum;
 use crate::error::Result;
-use crate::numbers::DType;
-use crate::rule::{Elementwise, Flow, Gradient, Norm, Norms, Parameter, Parts, Rule, Slots, State, range};
-use crate::rules::gradient::weight_decay::WeightDecay;
+use crate::numbers::has_square;
+use crate::rule::{Elementwise, Flow, Gradient, Norm, Norms, Parameter, Parts, Rule, State, range};
+use crate::rules::gradient::weight_decay::with_decay;
 
 crate::hyper_parameters! {
     /// LARS: momentum of steps whose norm is a fixed fraction of the parameter's norm.
@@ -56,21 +56,16 @@ pub(crate) fn trust_ratio(eta: f64, trust: f64) -> impl FnOnce(Norms) -> f64 {
               compute,
               ..
           }| {
-        // The square is rounded to the dtype of the arithmetic, because in F64 even the square of the
-        // smallest number of F32 is above 0.
-        let square = |norm: f64| {
-            if compute == DType::F64 {
-                norm * norm
-            } else {
-                f64::from((norm * norm) as f32)
-            }
-        };
-        let ratio = if square(gradient) > 0.0 {
+        let ratio = if has_square(gradient, compute) {
             parameter * trust / gradient
         } else {
             1.0
         };
-        (if square(parameter) > 0.0 { ratio } else { 1.0 }) * eta
+        (if has_square(parameter, compute) {
+            ratio
+        } else {
+            1.0
+        }) * eta
     }
 }
 
@@ -91,8 +86,8 @@ impl Rule for LARS {
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         let Parts { slots, counters, .. } = state.parts();
         let (dx, t) = dx.next_step(counters)?;
-        let decayed = dx.step_of(&WeightDecay::new(self.lambda), t, Slots::none());
-        let trusted = decayed.scale_by_norm(Norm::new(2.0).with_parameter(), trust_ratio(1.0, self.trust));
+        let trusted = with_decay(dx, self.lambda)
+            .scale_by_norm(Norm::new(2.0).with_parameter(), trust_ratio(1.0, self.trust));
         Ok(Flow::Step(trusted.step_of(&self.momentum(), t, slots)))
     }
 

@@ -1,7 +1,7 @@
 use super::lion::Lion;
 use crate::error::Result;
-use crate::rule::{Elementwise, Flow, Gradient, Parameter, Parts, Rule, State, range, state_of_another_rule};
-use crate::rules::mars::{corrected, last_gradient};
+use crate::rule::{Elementwise, Flow, Gradient, Parameter, Rule, State, range};
+use crate::rules::mars;
 
 crate::hyper_parameters! {
     /// MARS-Lion: the sign of the mean of gradients that are corrected by their change, to reduce variance.
@@ -60,21 +60,11 @@ impl MarsLion {
 
 impl Rule for MarsLion {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
-        let [m] = self.signum().slots();
-        State::for_slots(x, &[last_gradient(), m])
+        mars::init(self.signum().slots(), x)
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let Parts { slots, counters, .. } = state.parts();
-        let (dx, t) = dx.next_step(counters)?;
-        let Some((last, momentum)) = slots.split_at(1) else {
-            return state_of_another_rule(self);
-        };
-        Ok(Flow::Step(corrected(dx, self.gamma, self.beta, last).step_of(
-            &self.signum(),
-            t,
-            momentum,
-        )))
+        mars::apply(self, &self.signum(), self.gamma, self.beta, state, dx)
     }
 
     fn is_divisible(&self) -> bool {

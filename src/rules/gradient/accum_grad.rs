@@ -19,7 +19,7 @@ use crate::error::Result;
 use crate::numbers::counts;
 use crate::numbers::value::Value;
 use crate::rule::{
-    Arithmetic, Average, Flow, Gradient, Kind, Parameter, Rule, Slot, Slots, State, range,
+    Arithmetic, Average, Flow, Gradient, Kind, Parameter, Parts, Rule, Slot, State, range,
     state_of_another_rule,
 };
 
@@ -179,13 +179,10 @@ impl Rule for AccumGrad {
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let State {
-            tensors, counters, ..
-        } = state;
-        let ([_], [(_, calls), (_, received), (_, weight)]) = (&tensors[..], &mut counters[..]) else {
-            return state_of_another_rule(self);
-        };
-        let acc = Slots(tensors);
+        let Parts {
+            slots: acc, counters, ..
+        } = state.parts();
+        let [calls, received, weight] = counters.array()?;
         let (dx, window_ends, counted_calls) = dx.count_in_window(self.n, *calls);
         let gradient_weight = match self.average {
             _ if dx.is_missing() => 0,

@@ -1,5 +1,5 @@
 use crate::numbers::value::{Prologue, Value};
-use crate::rule::{Elementwise, Slot, range};
+use crate::rule::{Elementwise, Gradient, Slot, Slots, range};
 
 crate::hyper_parameters! {
     /// Adds the gradient of ½·λ·‖x‖² (L2 regularisation).
@@ -43,4 +43,9 @@ impl Elementwise for WeightDecay {
     fn step<V: Value>(lambda: f64, x: V, dx: V, _: &mut [V; 0]) -> V {
         dx + x * lambda
     }
+}
+
+/// dx + rate·x: the decay at the end of another rule's step.
+pub(crate) fn with_decay(dx: Gradient<'_>, rate: f64) -> Gradient<'_> {
+    dx.step_of(&WeightDecay::new(rate), 1, Slots::none())
 }

@@ -4,8 +4,8 @@ use super::tensors::lerp;
 use super::{MatrixForm, both_non_negative};
 use crate::error::Result;
 use crate::numbers::value::above_zero;
-use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, Slots, State, range, state_of_another_rule};
-use crate::rules::gradient::weight_decay::WeightDecay;
+use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, State, range, state_of_another_rule};
+use crate::rules::gradient::weight_decay::with_decay;
 
 crate::hyper_parameters! {
     /// Adafactor: stores only the means of rows and columns of a matrix's second moment.
@@ -152,10 +152,6 @@ impl Rule for Adafactor {
         // The step runs late, during the commit, so that results take memory for few parameters at a time. A
         // late step must not refuse anything, and this step refuses nothing.
         let step = dx.with_tensors_late(state, |t, x, dx, moments| Ok(self.step(t, x, &dx, moments)?));
-        Ok(Flow::Step(step.step_of(
-            &WeightDecay::new(self.eta * self.lambda),
-            1,
-            Slots::none(),
-        )))
+        Ok(Flow::Step(with_decay(step, self.eta * self.lambda)))
     }
 }

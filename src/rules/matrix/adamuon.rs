@@ -1,12 +1,11 @@
 use candle_core::{Result as Candle, Tensor};
 
-use super::mean::Mean;
+use super::momentum::{Mean, momentum_step};
 use super::tensors::lerp;
-use super::{StepScale, momentum_step, norms, orthogonal_parameters};
+use super::{StepScale, norms, orthogonal_parameters};
 use crate::error::Result;
 use crate::numbers::value::{Arithmetic, Value};
 use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, State, range};
-use crate::rules::gradient::weight_decay::WeightDecay;
 
 orthogonal_parameters! {
     /// AdaMuon: [`Muon`](crate::Muon) of the momentum's sign, with a second moment for each element.
@@ -109,7 +108,7 @@ impl Rule for AdaMuon {
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
         self.matrices().check_shape("AdaMuon", x)?;
         let momentum = |t| MeanSign(Mean::new(self.beta.0, self.nesterov, t));
-        let decay = WeightDecay::new(self.eta * self.lambda);
-        momentum_step(self, state, dx, momentum, |u, v| self.direction(u, v), &decay)
+        let decay = self.eta * self.lambda;
+        momentum_step(self, state, dx, momentum, |u, [v]| self.direction(u, v), decay)
     }
 }

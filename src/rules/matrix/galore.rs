@@ -105,20 +105,7 @@ impl Rule for GaLore {
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let GaLore {
-            eta,
-            beta,
-            lambda,
-            epsilon,
-            ..
-        } = *self;
-        let adam = AdamW {
-            eta,
-            beta,
-            lambda,
-            epsilon,
-            ..AdamW::default()
-        };
+        let adam = AdamW::coupled(self.eta, self.beta, self.lambda, self.epsilon);
         projected_step(self, self.matrix, adam, state, x, dx, |arguments, dx, moments| {
             self.step(arguments, dx, moments)
         })

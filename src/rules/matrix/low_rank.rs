@@ -13,9 +13,9 @@ use super::tensors::{lerp, whole_direction};
 use crate::error::Result;
 use crate::numbers::normal::gaussian;
 use crate::numbers::random_key;
-use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, Slots, State, state_of_another_rule};
+use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, State, state_of_another_rule};
 use crate::rules::adam::adamw::AdamW;
-use crate::rules::gradient::weight_decay::WeightDecay;
+use crate::rules::gradient::weight_decay::with_decay;
 use crate::rules::moments::correction;
 
 /// The projection of a state: which side of the matrices is projected, and to how many dimensions.
@@ -200,9 +200,5 @@ pub(crate) fn projected_step<'a, const N: usize>(
         };
         Ok(step(ProjectedStep { t, path, projection }, &dx, tensors)?)
     });
-    Ok(Flow::Step(with_step.step_of(
-        &WeightDecay::new(adam.eta * adam.lambda),
-        t,
-        Slots::none(),
-    )))
+    Ok(Flow::Step(with_decay(with_step, adam.eta * adam.lambda)))
 }

@@ -3,7 +3,6 @@
 mod bases;
 mod form;
 mod low_rank;
-mod mean;
 mod momentum;
 mod orthogonal;
 mod stack;
@@ -11,7 +10,6 @@ mod tensors;
 
 pub(crate) use form::Matrices;
 pub use form::MatrixForm;
-pub(crate) use momentum::momentum_step;
 pub use orthogonal::{NewtonSchulz, Products, StepScale};
 pub(crate) use orthogonal::{Orthogonal, at_most_100, orthogonal_parameters};
 pub(crate) use tensors::{as_matrix, norms, row_norms};

@@ -1,10 +1,9 @@
 use candle_core::{Result as Candle, Tensor};
 
-use super::mean::Mean;
+use super::momentum::{Mean, momentum_step};
 use super::{StepScale, orthogonal_parameters};
 use crate::error::Result;
-use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, Slots, State, range};
-use crate::rules::gradient::weight_decay::WeightDecay;
+use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, State, range};
 
 orthogonal_parameters! {
     /// Muon: momentum with all singular values moved near 1.
@@ -119,15 +118,9 @@ impl Rule for Muon {
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {
-        let Parts { slots, counters, .. } = state.parts();
-        let (dx, t) = dx.next_step(counters)?;
         self.matrices().check_shape("Muon", x)?;
-        let momentum = dx.map(Mean::new(self.rho, self.nesterov, t), slots);
-        let direction = momentum.append_function(&mut [], false, |_, u, _| Ok(self.direction(&u)?));
-        Ok(Flow::Step(direction.step_of(
-            &WeightDecay::new(self.eta * self.lambda),
-            t,
-            Slots::none(),
-        )))
+        let momentum = |t| Mean::new(self.rho, self.nesterov, t);
+        let decay = self.eta * self.lambda;
+        momentum_step(self, state, dx, momentum, |u, []| self.direction(u), decay)
     }
 }

@@ -1,11 +1,10 @@
 use candle_core::{D, Result as Candle, Tensor};
 
-use super::mean::Mean;
+use super::momentum::{Mean, momentum_step};
 use super::tensors::lerp;
-use super::{StepScale, momentum_step, norms, orthogonal_parameters};
+use super::{StepScale, norms, orthogonal_parameters};
 use crate::error::Result;
 use crate::rule::{Flow, Gradient, Parameter, Rule, Slot, State, range, state_of_another_rule};
-use crate::rules::gradient::weight_decay::WeightDecay;
 
 orthogonal_parameters! {
     /// NorMuon: [`Muon`](crate::Muon) with a second moment for each row.
@@ -103,7 +102,7 @@ impl Rule for NorMuon {
             return state_of_another_rule(self);
         }
         let momentum = |t| Mean::new(self.beta.0, self.nesterov, t);
-        let decay = WeightDecay::new(self.eta * self.lambda);
-        momentum_step(self, state, dx, momentum, |u, v| self.direction(u, v), &decay)
+        let decay = self.eta * self.lambda;
+        momentum_step(self, state, dx, momentum, |u, [v]| self.direction(u, v), decay)
     }
 }

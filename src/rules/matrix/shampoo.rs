@@ -6,8 +6,8 @@ use super::tensors::{lerp, whole_direction};
 use super::{MatrixForm, both_non_negative, norms};
 use crate::error::Result;
 use crate::numbers::counts;
-use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, Slots, State, range, state_of_another_rule};
-use crate::rules::gradient::weight_decay::WeightDecay;
+use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, State, range, state_of_another_rule};
+use crate::rules::gradient::weight_decay::with_decay;
 use crate::rules::moments::correction;
 
 const NAMES: SideNames = [
@@ -195,16 +195,16 @@ impl Rule for Shampoo {
         };
         let Parts { slots, counters, .. } = state.parts();
         let [calls, roots] = counters.array()?;
-        let t = counts::add(*calls, 1);
+        let (dx, t) = dx.count_step(calls);
         // If `interval` was shortened before the first roots, t can be above `interval`: roots are then due
         // at once.
         let are_roots_due = t.is_multiple_of(self.interval) || *roots == 0 && t > self.interval;
         let next_roots = counts::add(*roots, are_roots_due.into());
-        // `set_counter` would also count a missing gradient, which is no step.
+        // A missing gradient is no step, so no roots are computed.
         let dx = if dx.is_missing() {
             dx
         } else {
-            dx.set_counter(calls, t).set_counter(roots, next_roots)
+            dx.set_counter(roots, next_roots)
         };
         let adaptive_step = dx.append_function(slots.0, false, move |_, dx, tensors| {
             let Some((moments, side_tensors)) = tensors.split_first_chunk_mut() else {
@@ -219,10 +219,6 @@ impl Rule for Shampoo {
                 &mut SideStep::all(&sides, side_tensors),
             )?)
         });
-        Ok(Flow::Step(adaptive_step.step_of(
-            &WeightDecay::new(self.eta * self.lambda),
-            t,
-            Slots::none(),
-        )))
+        Ok(Flow::Step(with_decay(adaptive_step, self.eta * self.lambda)))
     }
 }

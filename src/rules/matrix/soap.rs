@@ -5,9 +5,9 @@ use super::bases::{eigenvectors, iterate_basis, reordered};
 use super::stack::{Side, SideNames, SideStep, with_sides};
 use super::tensors::{lerp, whole_direction};
 use crate::error::Result;
-use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, Slots, State, range, state_of_another_rule};
+use crate::rule::{Flow, Gradient, Parameter, Parts, Rule, Slot, State, range, state_of_another_rule};
 use crate::rules::adam::adamw::AdamW;
-use crate::rules::gradient::weight_decay::WeightDecay;
+use crate::rules::gradient::weight_decay::with_decay;
 use crate::rules::moments::correction;
 
 const NAMES: SideNames = [
@@ -156,13 +156,7 @@ impl SOAP {
     /// The rule that a parameter without matrices follows.
     fn adamw(&self) -> AdamW {
         let (b1, b2, _) = self.beta;
-        AdamW {
-            eta: self.eta,
-            beta: (b1, b2),
-            lambda: self.lambda,
-            epsilon: self.epsilon,
-            ..AdamW::default()
-        }
+        AdamW::coupled(self.eta, (b1, b2), self.lambda, self.epsilon)
     }
 }
 
@@ -201,10 +195,6 @@ impl Rule for SOAP {
             };
             Ok(self.step(steps, &dx, moments, &mut SideStep::all(&sides, side_tensors))?)
         });
-        Ok(Flow::Step(adaptive_step.step_of(
-            &WeightDecay::new(decay),
-            steps,
-            Slots::none(),
-        )))
+        Ok(Flow::Step(with_decay(adaptive_step, decay)))
     }
 }

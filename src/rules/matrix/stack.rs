@@ -15,7 +15,7 @@ use candle_core::{Result as Candle, Tensor};
 use super::MatrixForm;
 use crate::error::Result;
 use crate::numbers::largest_number;
-use crate::rule::{Parameter, Slot, State};
+use crate::rule::{Parameter, Slot, State, entry};
 
 /// numerator / denominator, at most the largest number of the dtype, because a denormal denominator would
 /// give infinity. Where the denominator is 0, the result is the numerator, because the quotient would be
@@ -85,7 +85,7 @@ impl Side {
         let dims = form.dims(x.shape()).unwrap_or_default();
         let mut sides = Vec::new();
         for (side, [name, _]) in names {
-            let Some((_, mean)) = state.tensors.iter().find(|(slot, _)| slot == name) else {
+            let Some(mean) = entry(&state.tensors, name) else {
                 continue;
             };
             let size = dims[side.dimension()];

@@ -14,10 +14,9 @@
 //! If β has not changed, a is c. While y = z and u = 0, y keeps its bits in any precision.
 
 use crate::error::Result;
-use crate::numbers::counts;
 use crate::numbers::value::{Arithmetic, Value};
 use crate::rule::{
-    Adjust, Evaluation, Flow, Gradient, Parameter, Slot, Slots, State, range, state_of_another_rule,
+    Adjust, Evaluation, Flow, Gradient, Parameter, Parts, Slot, State, range, state_of_another_rule,
 };
 
 /// The factors in a step of y.
@@ -70,19 +69,13 @@ pub(crate) fn warmed_rate(eta: f64, t: u64, warmup_steps: u64) -> f64 {
 /// The check of a number above 0 and below 1. With β = 0, y would not depend on x̄, and x̄ could not be
 /// computed from y.
 pub(crate) fn positive_decay(beta: f64) -> Option<&'static str> {
-    let zero = (beta == 0.0).then_some(());
-    range::decay(beta)
-        .map(|_| ())
-        .or(zero)
-        .and(Some("a number in (0, 1)"))
+    (!(beta > 0.0 && beta < 1.0)).then_some("a number in (0, 1)")
 }
 
 /// The check of two decays. The first passes [`positive_decay`].
-pub(crate) fn positive_decays(beta: (f64, f64)) -> Option<&'static str> {
-    let first = positive_decay(beta.0).map(|_| ());
-    range::decays(beta)
-        .map(|_| ())
-        .or(first)
+pub(crate) fn positive_decays((first, second): (f64, f64)) -> Option<&'static str> {
+    positive_decay(first)
+        .or(range::decay(second))
         .and(Some("two numbers in [0, 1), the first above 0"))
 }
 
@@ -125,22 +118,18 @@ pub(crate) fn apply<'a>(
     state: &'a mut State,
     dx: Gradient<'a>,
 ) -> Result<Flow<'a>> {
-    let State {
-        tensors,
+    let Parts {
+        slots,
         counters,
         numbers,
         ..
-    } = state;
-    let ([(_, t)], [(_, largest_eta), (_, weights), (_, last_beta)]) = (&mut counters[..], &mut numbers[..])
-    else {
-        return state_of_another_rule(rule);
-    };
+    } = state.parts();
+    let ((dx, t), [largest_eta, weights, last_beta]) = (dx.next_step(counters)?, numbers.array()?);
     // A missing gradient is no step: neither the counter nor the weights of the mean move.
     if dx.is_missing() {
         return Ok(Flow::Step(dx));
     }
-    let next_t = counts::add(*t, 1);
-    let eta = rule.eta_at(next_t);
+    let eta = rule.eta_at(t);
     let next_largest = largest_eta.max(eta).min(LARGEST_RATE);
     let weight = next_largest * next_largest;
     let next_weights = *weights + weight;
@@ -159,13 +148,12 @@ pub(crate) fn apply<'a>(
         },
         of_step: 1.0 - beta * (1.0 - c),
     };
-    let kernel = rule.step_at(next_t, eta, interpolation);
+    let kernel = rule.step_at(t, eta, interpolation);
     let dx = dx
-        .set_counter(t, next_t)
         .set_number(largest_eta, next_largest)
         .set_number(weights, next_weights)
         .set_number(last_beta, beta);
-    Ok(Flow::Step(dx.map(kernel, Slots(tensors))))
+    Ok(Flow::Step(dx.map(kernel, slots)))
 }
 
 /// x̄ = y + (y - z)·(1 - b) / b, a point beyond y as seen from z. The field is (1 - b) / b.

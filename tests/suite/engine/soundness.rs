@@ -274,10 +274,7 @@ fn a_state_that_another_rule_made_is_refused() {
         }
     }
     refused(Prodigy::default(), without_tensors);
-    refused(ScheduleFree::default(), without_tensors);
-    refused(ScheduleFree::default(), empty);
-    refused(AccumGrad::new(2), without_tensors);
-    refused(AccumGrad::new(1), empty);
+    refused(Prodigy::default(), empty);
 }
 
 /// Nor is a bias corrected by no count of steps.
@@ -293,6 +290,7 @@ fn a_state_without_a_counter_of_steps_is_refused() {
     refused(RMSProp::default());
     refused(LAMB::new(0.1));
     refused(LARS::new(0.1));
+    refused(ScheduleFree::default());
 }
 
 /// Asserts that `setup` refuses a rule whose state for the second parameter has those of so many held rules.
