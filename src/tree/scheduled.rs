@@ -129,8 +129,9 @@ impl StateTree {
 
     /// Sets the count of applied steps, from which [schedules](StateTree::schedule) go on.
     ///
-    /// For a second phase with schedules of its own, set the count to 0. For a run that goes on from
-    /// [torch](crate::guide::coming_from#torch), set it to the count of steps there.
+    /// For a second phase with schedules of its own, set the count to 0. A restore of [torch's
+    /// state](crate::guide::coming_from#torch) sets the count to the `step` of the file; for a file without
+    /// `step` set the count before.
     ///
     /// # Errors
     /// If the count is above `u64::MAX / 2`, or two schedules on numbers of one field cross there.

@@ -52,8 +52,9 @@
 //!
 //! The rules are those of [the table](crate::rules), with the fields of their structs. A real number may be
 //! written without a point. If the format has no word for infinity, write `"inf"`. A pair is a list of two
-//! numbers, and a [`NonFinite`](crate::NonFinite) is the text of its name. `"None"` is the rule that does
-//! nothing. In YAML the name of a table may be a tag: `!AdamW {eta: 1e-3}` is `AdamW: {eta: 1e-3}`.
+//! numbers, and a [`NonFinite`](crate::NonFinite) is the text of its name. `"None"` in a list is the rule
+//! that passes the gradient on. As a whole optimiser `"None"` is refused, because the gradient itself would
+//! be the step. In YAML the name of a table may be a tag: `!AdamW {eta: 1e-3}` is `AdamW: {eta: 1e-3}`.
 //!
 //! To name rules and wrappers of your own, add each to a [`Registry`], by [one line](Registry::with_wrapper).
 //! A rule that holds several other rules has these as `"members"`.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::OptimiserConfig;
 use super::form::{BY_PATH, Form, MEMBERS, NamedTable, OFFLOAD, PATTERN, PatternEntry, Place};
 use super::kinds::{OptimiserKind, Recipe, inner_rule_error, kinds, settings_error};
-use super::written::parts;
+use super::written::{is_without_rule, parts};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::model::patterns::Patterns;
@@ -187,7 +187,20 @@ impl Registry {
     /// # Errors
     /// As [`OptimiserConfig::optimiser`].
     pub fn optimiser(&self, config: &OptimiserConfig) -> Result<Optimiser> {
-        self.build(&config.data, &Place::Whole)
+        self.build_whole(&config.data, &Place::Whole)
+    }
+
+    /// Builds the optimiser of a parameter. Refuses `"None"`, which does not leave the parameter out, but
+    /// moves it by its bare gradients.
+    fn build_whole(&self, data: &Data, place: &Place) -> Result<Optimiser> {
+        let optimiser = self.build(data, place)?;
+        if is_without_rule(&optimiser.description().record()) {
+            let expected = "a rule that makes steps, because otherwise the gradient itself is the step";
+            return Err(place.mismatch_error(expected, &optimiser.name()).with_remedy(
+                "to leave parameters out, write `LeaveOut` in `ByPath`; for plain steps, `Descent`",
+            ));
+        }
+        Ok(optimiser)
     }
 
     /// [`OptimiserConfig::setup`] with these rules.
@@ -201,7 +214,7 @@ impl Registry {
         let build = |choice: &PatternEntry<'_>| -> Result<_> {
             choice
                 .optimiser
-                .map(|data| self.build(data, &choice.place).map(Arc::new))
+                .map(|data| self.build_whole(data, &choice.place).map(Arc::new))
                 .transpose()
         };
         let optimisers: Vec<Option<Arc<Optimiser>>> = choices.iter().map(build).collect::<Result<_>>()?;

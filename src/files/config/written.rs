@@ -139,8 +139,27 @@ impl<'s> OptimiserGroups<'s> {
     }
 }
 
-/// An optimiser as data. Refuses `Offload::everywhere`, which can only be outermost.
+/// Whether some parameters have no rule but `None`, so that the gradient itself is the step.
+pub(super) fn is_without_rule(record: &OptimiserRecord) -> bool {
+    let rule = record.rule();
+    let inner = rule.inner.as_deref().filter(|_| rule.kind == "StoreAs");
+    let alternatives = if rule.kind == FALLBACK_KIND {
+        &rule.members[..]
+    } else {
+        &[]
+    };
+    rule.kind == "None" || inner.into_iter().chain(alternatives).any(is_without_rule)
+}
+
+/// An optimiser as data. Refuses what cannot be read again: an optimiser without a rule, and
+/// `Offload::everywhere`, which can only be outermost.
 pub(super) fn optimiser_data(record: &OptimiserRecord) -> Result<Data> {
+    if is_without_rule(record) {
+        let problem =
+            "no configuration has `None` as a whole optimiser, because the gradient itself is the step";
+        return Err(Error::new(ErrorKind::Unsupported, problem)
+            .with_remedy("freeze the parameters, or leave them out of the state"));
+    }
     if !record.storage().everywhere {
         return Ok(inner_data(record));
     }

@@ -271,6 +271,15 @@ fn step_count(entry: &Entry<'_>) -> Result<u64> {
     Ok(count as u64)
 }
 
+/// The largest `step` of the file. A `step` that is no count is an error of the comparison.
+pub(super) fn largest_step(content: &Content) -> Option<u64> {
+    let steps = content.parameters.iter().filter_map(|parameter| {
+        let entry = content.file.entry(parameter.entries.get(STEP)?)?;
+        step_count(&entry).ok()
+    });
+    steps.max()
+}
+
 /// The error that the file has no entry `key` for a parameter.
 fn missing_entry_error(key: &str, entries: &BTreeMap<String, String>) -> Error {
     Error::missing(format!("the file lacks {key:?} of this parameter; the file has:"))

@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 use crate::error::{Error, ErrorKind, Result};
 use crate::rule::description::MemberDescription;
 use crate::rule::field::FieldValue;
-use crate::rule::{RATE, Setting};
+use crate::rule::{Average, RATE, Role, Setting};
 use crate::tree::Leaf;
 use crate::tree::schedule::Schedule;
 
@@ -424,10 +424,26 @@ impl<'m> MainRule<'m> {
     fn decays(&self, leaf: &Leaf) -> Result<[Decay; 2]> {
         let path = leaf.path();
         let mut decays = [Decay::default(), Decay::default()];
+        // torch adds the decay last, to the gradient that the main member gets.
+        let changes_gradient = |member: &MemberDescription<'_>| {
+            ["Scale", "Centralise", "GradNoise"].contains(&member.rule.kind)
+                || member.rule.has_role(Role::Clip)
+                || member.value("average") == Some(Average::Sum.into())
+        };
         for (i, member) in self.members.iter().enumerate() {
             let (kind, field) = match member.rule.kind {
                 "WeightDecay" if i > self.main => {
                     return Err(unrepresentable(path, "a WeightDecay after the rule"));
+                }
+                "WeightDecay"
+                    if member.real("lambda") != Some(0.0)
+                        && self.members[i..self.main].iter().any(changes_gradient) =>
+                {
+                    return Err(unrepresentable(
+                        path,
+                        "a WeightDecay before a Scale, a clip or another rule that changes the decay too",
+                    )
+                    .with_remedy("put the WeightDecay right before the rule"));
                 }
                 "WeightDecay" => (0, "lambda"),
                 "DecoupledDecay" => (1, "decay_lambda"),
@@ -675,8 +691,10 @@ impl Counterpart {
             ),
         ]);
         group.extend(
+            // Under another schedule the own rate has no effect, and torch would multiply it.
             self.driven_rate
                 .iter()
+                .filter(|rate| rate.schedule.is_relative)
                 .map(|rate| (INITIAL_RATE.to_string(), json!(rate.leaf_rate))),
         );
         if self.decay_has_kinds {

@@ -80,16 +80,17 @@
 //!
 //! # With a scheduler
 //!
-//! A restore does not set the state's count of steps, by which schedules go. Set the count by
-//! [`set_steps`](crate::StateTree::set_steps) to the number of steps of the run.
+//! A restore sets the state's count of steps, by which schedules go, to the largest `step` of the file,
+//! unless the program has set the count by [`set_steps`](crate::StateTree::set_steps). SGD and Lion have no
+//! `step`, and a scheduler of torch's may count epochs: then call `set_steps` before the restore.
 //!
 //! `optimizer.state_dict()` does not contain torch's schedulers. A scheduler only adds to each group the rate
 //! with which the group began, as `initial_lr`. So before the restore give the state the
-//! [schedule](crate::StateTree::schedule) of the run, and set the state's count to torch's `last_epoch`, if
-//! the scheduler was stepped in every step. The restore compares `lr` with the rate of the schedule in that
-//! step, up to the rounding of another program. Under a relative schedule `initial_lr` is the leaf's own
-//! rate. `LambdaLR` is a [relative](crate::Schedule::relative) schedule, and so is a `CosineAnnealingLR` that
-//! ends at 0. If `CosineAnnealingLR` ends above 0, use one [`Schedule`](crate::Schedule) for each group.
+//! [schedule](crate::StateTree::schedule) of the run, in the unit of the state's count. The restore compares
+//! `lr` with the rate of the schedule in that step, up to the rounding of another program. Under a relative
+//! schedule `initial_lr` is the leaf's own rate. `LambdaLR` is a [relative](crate::Schedule::relative)
+//! schedule, and so is a `CosineAnnealingLR` that ends at 0. If `CosineAnnealingLR` ends above 0, use one
+//! [`Schedule`](crate::Schedule) for each group.
 //!
 //! `ReduceLROnPlateau` has reduced the rates of the file, and its `last_epoch` counts evaluations. Restore by
 //! [`taking_over_fields`](TorchState::taking_over_fields), and give
@@ -130,15 +131,18 @@
 //! ```
 //!
 //! In the other direction, [`save_torch`](crate::StateTree::save_torch) writes the rate of the next step as
-//! `lr` and, for a leaf under a schedule, the leaf's own rate as `initial_lr`. Make torch's `LambdaLR` or
-//! `CosineAnnealingLR` after loading the state. The scheduler sets the rates of step `last_epoch + 1`:
+//! `lr` and, for a leaf under a relative schedule, the leaf's own rate as `initial_lr`. With `initial_lr`
+//! make torch's `LambdaLR` or `CosineAnnealingLR` after loading the state. The scheduler sets the rates of
+//! step `last_epoch + 1`:
 //!
 //! ```python
 //! load_state(optimizer, model.named_parameters(), "optimizer.safetensors")
 //! scheduler = CosineAnnealingLR(optimizer, 10, last_epoch=steps - 1)   # `steps` is what `StateTree::steps` was
 //! ```
 //!
-//! Make any other scheduler before loading the state, and set its `last_epoch`.
+//! Without `initial_lr`, and for any other scheduler, make the scheduler before loading the state, with an
+//! optimiser that has the initial rates, and call the scheduler's `step` as often as the run has made steps.
+//! Loading then sets the current rates.
 //!
 //! # An average
 //!
@@ -194,7 +198,8 @@
 //! Other members of the chain (clipping, averages) are ignored, because torch has these outside of its
 //! optimisers. Three parts of torch's optimisers are separate rules or wrappers here:
 //!
-//! - `maximize` is a [`Scale`](crate::Scale) with a negative factor before the rule.
+//! - `maximize` is a [`Scale`](crate::Scale) with a negative factor before the rule. A `WeightDecay` comes
+//!   after such a `Scale` and after clips, right before the rule.
 //! - If a `Descent` follows the rule, `lr` is the product of both rates. torch has the learning rate outside
 //!   of SGD's velocity: in torch a schedule rescales the whole velocity, here the velocity keeps the old
 //!   rates. `Momentum` with η = 1, followed by `Descent`, is exactly torch's SGD.
@@ -206,15 +211,15 @@
 //!
 //! - `dampening`, `lr_decay`, or another option that is switched on and unknown here;
 //! - a momentum that a torch scheduler moves, if no schedule drives it here;
-//! - a `WeightDecay` after the rule; `couple = false` of `AdamW` or a corrected `DecoupledDecay`, with a
-//!   decay;
+//! - a `WeightDecay` after the rule, or before a rule that changes the gradient, such as a `Scale` or a clip;
+//!   `couple = false` of `AdamW` or a corrected `DecoupledDecay`, with a decay;
 //! - `bias_correction = false` of `Adam` or `AdamW`; the rule [`AMSGrad`](crate::AMSGrad), which corrects no
 //!   moments;
 //! - torch's `RAdam`, which adds ε to another root than [`RAdam`](crate::RAdam).
 //!
 //! torch does not save the class of an optimiser, so the names of the hyper-parameters decide. `Adam` and
 //! `AdamW` differ in `decoupled_weight_decay` (since torch 2.7); if a file lacks this key, the rule here
-//! decides.
+//! decides. pytorch_optimizer's key is `weight_decouple`, for every rule.
 //!
 //! A velocity that contains a learning rate of 0 has lost torch's velocity. So a file with `lr` 0 and a
 //! velocity that is not 0 is refused, unless the rate is in a `Descent` after the rule. A `step` in bf16 is

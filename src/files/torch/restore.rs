@@ -1,13 +1,13 @@
 //! Restoring torch's state: all ranks check everything, then everything is written.
 
 use super::TorchState;
-use super::continuation::{Continuation, LeafContinuation, STEP, StateComparison};
+use super::continuation::{Continuation, LeafContinuation, STEP, StateComparison, largest_step};
 use super::in_file;
 use crate::error::{Error, Result};
 use crate::files::tensor_file::read_error;
 use crate::ranks::Call;
 use crate::tree::entries::{LEAF_STEPS, NewEntry};
-use crate::tree::{Adjustment, SetField, StateTree, StateValue};
+use crate::tree::{Adjustment, Leaf, SetField, StateTree, StateValue};
 
 impl TorchState {
     /// Takes over the state of torch's optimiser: its tensors and counts of steps.
@@ -21,8 +21,9 @@ impl TorchState {
     /// exactly the parameters of the file. Returns the paths of parameters that no step of torch's has moved.
     /// torch has no state for these parameters: they start from zeros here, as in torch.
     ///
-    /// A rate that follows a [schedule](StateTree::schedule) is compared with `lr`, in the step that the
-    /// state counts: see [the module](crate::torch#with-a-scheduler).
+    /// The state's count of steps becomes the largest `step` of the file, unless the program has
+    /// [set](StateTree::set_steps) the count. A rate that follows a [schedule](StateTree::schedule) is
+    /// compared with `lr` in this step: see [the module](crate::torch#with-a-scheduler).
     ///
     /// Over [ranks](crate::Setup::over) all ranks call this with the same file, and each takes over its
     /// parts.
@@ -36,8 +37,30 @@ impl TorchState {
     /// After an error nothing has changed, unless the file failed after all checks, when tensors were already
     /// written. Then a part of the state may have changed, and the error asks to restore the state again.
     pub fn restore(&self, state: &mut StateTree) -> Result<Vec<String>> {
-        let plan = state
-            .check_names()
+        let before = state.steps();
+        // A count that is not that of the leaves was set by the program.
+        let is_own_count = state.began_at.is_none()
+            && state
+                .leaves()
+                .map(Leaf::steps)
+                .max()
+                .is_none_or(|steps| steps == before);
+        let step_set = match largest_step(&self.content).filter(|_| is_own_count) {
+            Some(steps) => state.go_to_step(steps),
+            None => Ok(()),
+        };
+        self.restore_in_step(step_set, state).inspect_err(|_| {
+            // This count was valid before, so the schedules have values for it.
+            let _ = state.go_to_step(before);
+        })
+    }
+
+    /// Restores everything but the state's count of steps. All ranks return the error if `step_set` is an
+    /// error on one of them.
+    fn restore_in_step(&self, step_set: Result<()>, state: &mut StateTree) -> Result<Vec<String>> {
+        let plan = step_set
+            .map_err(|error| self.with_file(error))
+            .and_then(|()| state.check_names())
             .and_then(|()| state.check_parameters())
             .and_then(|()| {
                 let content = &self.content;

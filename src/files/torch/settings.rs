@@ -202,8 +202,9 @@ impl GroupComparison<'_> {
         let error = Error::new(ErrorKind::OtherRule, format!("torch's {key} in the file is"));
         let expected = format!("{acting}, as the schedule gives in step {}", self.steps);
         Err(error.with_got(torch).with_expected(expected).with_remedy(
-            "before the restore, call `state.schedule` with the schedule of the run, and `state.set_steps` \
-             with the `last_epoch` of torch's scheduler",
+            "before the restore, call `state.schedule` with the schedule of the run; if the file has no `step` \
+             (SGD, Lion) or torch's scheduler counts epochs, also call `state.set_steps` with the scheduler's \
+             `last_epoch`",
         ))
     }
 
@@ -332,7 +333,7 @@ impl GroupComparison<'_> {
         } = self;
         let lambda = real(group, "weight_decay", Some(0.0))?;
         let decouples = match counterpart.kind {
-            "Lion" if group.contains_key("weight_decouple") => flag(group, "weight_decouple")?,
+            _ if group.contains_key("weight_decouple") => flag(group, "weight_decouple")?,
             "Lion" => true,
             "Adam" if group.contains_key("decoupled_weight_decay") => flag(group, "decoupled_weight_decay")?,
             // Files of torch before 2.7 do not distinguish Adam and AdamW, so the rule here decides.

@@ -146,6 +146,12 @@ impl Description {
         }
     }
 
+    /// Whether this rule, without the rules inside, has the role.
+    #[cfg(feature = "torch")]
+    pub(crate) fn has_role(&self, role: Role) -> bool {
+        self.roles.iter().any(|(own, _)| *own == role)
+    }
+
     /// The rule inside all stores.
     pub(crate) fn rule(&self) -> &Self {
         match &self.parts[..] {

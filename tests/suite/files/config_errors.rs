@@ -7,7 +7,26 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use crate::files::config::{Choices, by_path, model, read};
-use support::common::{Grads, Vars, is_kind, needs_matrices, random, var};
+use support::common::{Grads, Vars, is_kind, needs_matrices, random, says, var};
+
+/// The gradient itself would be the step of a parameter that was meant to rest.
+#[test]
+fn a_whole_optimiser_without_a_rule_is_refused() {
+    for nothing in [
+        json!("None"),
+        json!({"Kahan": {"inner": "None"}}),
+        json!({"Fallback": {"inner": "Muon", "fallback": "None"}}),
+    ] {
+        let words = ["makes steps", "the gradient itself is the step", "`LeaveOut`"];
+        let error = read(nothing.clone()).optimiser().expect_err("no rule");
+        is_kind(&error, ErrorKind::Argument, &words);
+        let choice = by_path(&[("*.bias", nothing), ("*", json!("Adam"))]);
+        let error = choice.setup(&model()).expect_err("no rule");
+        is_kind(&error, ErrorKind::Argument, &words);
+        says(&error, &["ByPath[0].optimiser"]);
+    }
+    assert!(read(json!(["None", "Adam"])).optimiser().is_ok(), "a member");
+}
 
 #[test]
 fn what_cannot_be_an_optimiser_is_not_read() {
@@ -686,7 +705,8 @@ proptest! {
             // Not all rules take vectors, and the rule that a fallback chooses for them may lack what is
             // around it.
             let of_rows = |error: &Error| error.kind() == ErrorKind::Argument && error.to_string().contains("rows of a matrix");
-            let of_vectors = |error: &Error| needs_matrices(error) || of_rows(error) || error.kind() == ErrorKind::UnknownName;
+            let has_copy = |error: &Error| error.to_string().contains("a copy or an average of the parameter");
+            let of_vectors = |error: &Error| needs_matrices(error) || of_rows(error) || has_copy(error) || error.kind() == ErrorKind::UnknownName;
             let other_model = |error: &Error| error.path() == Some("w") && of_vectors(error);
             prop_assert!(made.as_ref().err().is_none_or(other_model), "{:?}", made.err());
         }

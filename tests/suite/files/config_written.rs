@@ -115,7 +115,10 @@ fn rule(depth: usize, dice: &mut Dice) -> Box<dyn Rule> {
             2 => cautious::<NAdam>(dice),
             _ => cautious::<Lion>(dice),
         },
-        7 => Box::new(None::<Box<dyn Rule>>),
+        // `None` alone is refused, because the gradient itself would be the step.
+        7 => Box::new(OptimiserChain::new(vec![
+            Box::new(None::<Box<dyn Rule>>) as Box<dyn Rule>
+        ])),
         8 => {
             let ball = Hyperball::new(inside(dice));
             // A rule without learning rate has no length of a step.

@@ -6,8 +6,9 @@ use std::collections::HashMap;
 use candle_core::{DType, Device, Tensor};
 use optimisers::torch::TorchState;
 use optimisers::{
-    AMSGrad, AccumGrad, AdaGrad, Adam, AdamW, DecoupledDecay, Descent, ErrorKind, Momentum, Nesterov,
-    Optimiser, OptimiserChain, Parameter, RMSProp, Scale, Schedule, StateTree, WeightDecay, setup,
+    AMSGrad, AccumGrad, AdaGrad, Adam, AdamW, Average, ClipGlobalNorm, DecoupledDecay, Descent, ErrorKind,
+    Momentum, Nesterov, Optimiser, OptimiserChain, Parameter, RMSProp, Scale, Schedule, StateTree,
+    WeightDecay, setup,
 };
 use serde_json::{Value, json};
 
@@ -147,6 +148,7 @@ fn what_schedulers_move_besides_the_rate_is_refused() -> Tested {
         for (start, is_same) in [(0.9, true), (0.95, false)] {
             let mut state = setup(Adam::new(1e-3), &model)?;
             state.schedule(Schedule::linear(start, 0.5, 100).field("beta1"))?;
+            state.set_steps(0)?;
             let restored = file(&moments(), json!({ key: 0.95 })).restore(&mut state);
             assert_eq!(restored.is_ok(), is_same, "{restored:?}");
         }
@@ -456,6 +458,33 @@ fn what_torch_does_not_know_is_not_written() -> Tested {
         (
             Optimiser::new(OptimiserChain::new((Adam::new(0.1), WeightDecay::new(0.1)))),
             "a WeightDecay after the rule",
+        ),
+        (
+            Optimiser::new(OptimiserChain::new((
+                WeightDecay::new(0.1),
+                Scale::new(-1.0),
+                Adam::new(0.1),
+            ))),
+            "a WeightDecay before a Scale, a clip or another rule",
+        ),
+        (
+            Optimiser::new(OptimiserChain::new((
+                WeightDecay::new(0.1),
+                AccumGrad {
+                    average: Average::Sum,
+                    ..AccumGrad::new(2)
+                },
+                Adam::new(0.1),
+            ))),
+            "a WeightDecay before a Scale, a clip or another rule",
+        ),
+        (
+            Optimiser::new(OptimiserChain::new((
+                WeightDecay::new(0.1),
+                ClipGlobalNorm::new(1.0),
+                Adam::new(0.1),
+            ))),
+            "a WeightDecay before a Scale, a clip or another rule",
         ),
         (
             Optimiser::new(OptimiserChain::new((WeightDecay::new(0.1), decayed(true)))),

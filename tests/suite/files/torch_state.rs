@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use candle_core::{DType, Device, Tensor, Var};
 use optimisers::torch::TorchState;
 use optimisers::{
-    AccumGrad, AdaGrad, Adam, AdamW, Descent, Ema, Error, ErrorKind, FieldValue, GradNoise, Kahan,
-    MixedPrecision, Momentum, Muon, Nesterov, Offload, Optimiser, OptimiserChain, Q8, RMSProp, Schedule,
-    StateTree, StoreAs, Warning, WeightDecay, setup,
+    AccumGrad, AdaGrad, Adam, AdamW, DecoupledDecay, Descent, Ema, Error, ErrorKind, FieldValue, GradNoise,
+    Kahan, MixedPrecision, Momentum, Muon, Nesterov, Offload, Optimiser, OptimiserChain, Q8, RMSProp,
+    Schedule, StateTree, StoreAs, Warning, WeightDecay, setup,
 };
 use serde_json::{Value, json};
 
@@ -126,16 +126,15 @@ fn a_schedule_goes_on_from_files_that_torch_wrote() -> Tested {
         let mut state = setup(optimiser.clone(), &model)?;
         let file = || TorchState::open(&path).expect("a file").taking_over_fields();
         state.schedule(schedule.clone())?;
-        let error = file().restore(&mut state).expect_err("another step");
-        says(
-            &error,
-            &[
-                "torch's lr in the file is",
-                "as the schedule gives in step 0",
-                "`last_epoch`",
-            ],
-        );
         let last_epoch = expected[name]["last_epoch"].as_u64().expect("a count");
+        state.set_steps(last_epoch - 1)?;
+        let error = file().restore(&mut state).expect_err("another step");
+        let words = [
+            "torch's lr in the file is",
+            "as the schedule gives in step",
+            "`last_epoch`",
+        ];
+        says(&error, &words);
         state.set_steps(last_epoch)?;
         file().restore(&mut state)?;
         assert_eq!(state.warnings(), []);
@@ -758,5 +757,97 @@ fn masters_have_their_moments() -> Tested {
         state.leaf("x").map(|leaf| leaf.counters()),
         Some(vec![("t".to_string(), 8)])
     );
+    Ok(())
+}
+
+/// Otherwise the warm-up of a schedule begins again in the middle of the run.
+#[test]
+fn t70_a_restore_goes_on_in_the_step_of_the_file() -> Tested {
+    let warmed = || Schedule::linear(0.0, 1e-3, 10);
+    let set_up = |schedule: Schedule| {
+        let mut state = setup(
+            AdamW {
+                lambda: 0.0,
+                ..AdamW::new(1e-3)
+            },
+            &lone(),
+        )
+        .expect("a state");
+        state.schedule(schedule).expect("a schedule");
+        state
+    };
+    let changes = json!({"lr": 7e-4, "initial_lr": "removed", "decoupled_weight_decay": true});
+    let file = file(&moments(), changes);
+    let mut state = set_up(warmed());
+    file.restore(&mut state)?;
+    assert_eq!(state.steps(), 7);
+    // Nor does the count stay at that of another file.
+    let mut later = moments();
+    later[2].1 = count(9.0);
+    let changes = json!({"lr": 9e-4, "initial_lr": "removed", "decoupled_weight_decay": true});
+    self::file(&later, changes).restore(&mut state)?;
+    assert_eq!(state.steps(), 9);
+
+    // A count that the program has set stays.
+    let mut state = set_up(warmed());
+    state.set_steps(3)?;
+    says(
+        &file.restore(&mut state).expect_err("another rate"),
+        &["in step 3"],
+    );
+    assert_eq!(state.steps(), 3);
+    let mut state = set_up(Schedule::linear(7e-4, 1e-3, 10));
+    state.set_steps(0)?;
+    file.restore(&mut state)?;
+    assert_eq!(state.steps(), 0);
+
+    // After an error the state is in the step in which it was.
+    let (model, mut state) = (lone(), set_up(Schedule::constant(1e-2)));
+    says(&refused(&file, &model, &mut state), &["in step 7"]);
+    assert_eq!(state.steps(), 0);
+    Ok(())
+}
+
+/// torch multiplies `initial_lr` by the factor of a scheduler. Under a schedule of rates the leaf's own rate
+/// has no effect.
+#[test]
+fn an_own_rate_without_effect_is_not_written() -> Tested {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("state");
+    for is_relative in [false, true] {
+        let mut state = setup(AdamW::new(1e-3), &lone())?;
+        let schedule = Schedule::cosine(0.5, 0.0, 10);
+        state.schedule(if is_relative {
+            schedule.relative()
+        } else {
+            schedule
+        })?;
+        state.save_torch(&path)?;
+        let bytes = std::fs::read(&path)?;
+        let (_, metadata) = safetensors::SafeTensors::read_metadata(&bytes)?;
+        let groups = metadata.metadata().clone().expect("metadata")["param_groups"].clone();
+        assert_eq!(groups.contains("initial_lr"), is_relative, "{groups}");
+    }
+    Ok(())
+}
+
+/// The decay of pytorch_optimizer's `SGDW` is outside of the gradient.
+#[test]
+fn a_decay_that_is_decoupled_is_not_put_into_the_gradient() -> Tested {
+    let sgdw = json!([{
+        "lr": 0.1, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.5, "weight_decouple": true,
+        "nesterov": false, "params": ["x"],
+    }]);
+    let tensors = HashMap::from([("x/momentum_buffer", floats(&[1.0, 2.0]))]);
+    let metadata = HashMap::from([("param_groups".to_string(), sgdw.to_string())]);
+    let file = TorchState::from_bytes("state", safetensors::serialize(tensors, Some(metadata))?)?;
+    let in_gradient = OptimiserChain::new((WeightDecay::new(0.5), Momentum::new(0.1)));
+    let (model, mut state) = (lone(), setup(in_gradient, &lone())?);
+    says(
+        &refused(&file, &model, &mut state),
+        &["weight_decay (in the gradient)"],
+    );
+    let mut state = setup(DecoupledDecay::new(0.5, Momentum::new(0.1)), &model)?;
+    file.restore(&mut state)?;
     Ok(())
 }
