@@ -223,10 +223,13 @@ impl<'s, S> Update<'s, S> {
     /// Sets the weight of this call in the weighted mean of [`AccumGrad`](crate::AccumGrad) or over ranks;
     /// default 1.
     ///
-    /// For a loss that is a mean over tokens, pass the number of tokens. With weight 0 the gradients are not
-    /// read. Over ranks, a rank without data takes part with weight 0; its call needs neither gradients nor,
-    /// with a [scaler](Update::scaler), a scaled loss. A weight above `u64::MAX / 2` is refused, and so are
-    /// weights of a window or of all ranks that add up to more.
+    /// For a loss that is a mean over tokens, pass the number of tokens, and set the field `average` of
+    /// `AccumGrad` to [`Average::Weighted`](crate::Average::Weighted). In one process nothing else reads the
+    /// weight: with the default `Average::Mean` every call counts alike, and the gradients of a call with
+    /// weight 0 are read. With `Average::Weighted` these gradients are not read. Over ranks, a rank without
+    /// data takes part with weight 0; its call needs neither gradients nor, with a [scaler](Update::scaler),
+    /// a scaled loss. A weight above `u64::MAX / 2` is refused, and so are weights of a window or of all
+    /// ranks that add up to more.
     pub fn weight(mut self, count: u64) -> Self {
         self.options.weight = count;
         self

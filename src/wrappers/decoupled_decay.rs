@@ -1,8 +1,8 @@
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::value::{Arithmetic, Value};
 use crate::rule::{
-    Describe, Describer, Description, Flow, Gradient, Parameter, RATE, Rule, Slots, State,
-    conflicting_rates_error, range, unknown_name_error,
+    Describe, Describer, Description, Flow, Gradient, Parameter, RATE, Role, Rule, Slots, State,
+    conflicting_rates_error, out_of_range, range, unknown_name_error,
 };
 
 /// Decoupled weight decay for any rule, proportional to the rule's learning rate.
@@ -26,9 +26,8 @@ use crate::rule::{
 ///   normalisation, and the usual decay for others.
 ///
 /// η is read in each step, so a [schedule](crate::StateTree::schedule) changes the decay, too. Around a
-/// chain, η is the product of the members' rates. In a chain, put an average of the weights after this rule,
-/// so that the average includes the decay. The decay has no state, and is part of the wrapped rule's one pass
-/// over memory.
+/// chain, η is the product of the members' rates. The decay has no state, and is part of the wrapped rule's
+/// one pass over memory.
 ///
 /// λ and η_max can be adjusted by the names `decay_lambda` and `decay_eta_max`.
 ///
@@ -44,15 +43,19 @@ use crate::rule::{
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Do not wrap [`ScheduleFree`](crate::ScheduleFree) and its kin, or [`MADGRAD`](crate::MADGRAD). These rules
-/// compute the parameter from a second sequence of weights, and that sequence would not decay: put
-/// [`WeightDecay`](crate::WeightDecay) before such a rule. Do not wrap [`Prodigy`](crate::Prodigy) either,
-/// whose η is only a factor of the learning rate that it finds.
-///
 /// # Errors
-/// [`setup`](crate::setup) refuses a rule without `eta`, and [alternatives](crate::Describer::alternative)
-/// with different rates. A [`Fallback`](crate::Fallback) inside is allowed: each parameter decays by the rate
-/// of its rule.
+/// [`setup`](crate::setup) refuses
+///
+/// - a rule without `eta`, and [alternatives](crate::Describer::alternative) with different rates. A
+///   [`Fallback`](crate::Fallback) inside is allowed: each parameter decays by the rate of its rule. A
+///   corrected decay needs equal rates, because one η_max does not fit two;
+/// - a rule with a [copy of the parameter](crate::Slot::parameter) in its state, because the copy would not
+///   decay. An average belongs after this rule, in a chain around both. Schedule-free rules and
+///   [`Prodigy`](crate::Prodigy) have a λ of their own; before [`MADGRAD`](crate::MADGRAD) put
+///   [`WeightDecay`](crate::WeightDecay). A copy that steps only read is refused as well;
+/// - a corrected decay with an η above η_max. A [schedule](crate::StateTree::schedule) above η_max is refused
+///   as soon as the schedule is given.
+///
 ///
 /// # Departures
 /// The forms are those of the papers. optax has the plain decay as a part of its rules, torch in `AdamW` and
@@ -93,14 +96,35 @@ impl<R: Rule + Clone> DecoupledDecay<R> {
         DecoupledDecay { eta_max, ..self }
     }
 
+    fn eta(&self) -> Result<f64> {
+        rate_of(&self.inner.description(), "DecoupledDecay", "a decay")
+    }
+
+    /// The decay of one step.
     fn rate(&self) -> Result<f64> {
-        let eta = rate_of(&self.inner.description(), "DecoupledDecay", "a decay")?;
+        let eta = self.eta()?;
         let rate = eta * self.lambda;
         Ok(if self.eta_max > 0.0 {
             rate * (eta / self.eta_max)
         } else {
             rate
         })
+    }
+
+    /// Refuses a rule without a rate, and a corrected decay for different rates or for a rate above η_max.
+    fn check_rates(&self) -> Result<()> {
+        check_rate(&self.inner.description(), "DecoupledDecay")?;
+        if self.eta_max == 0.0 || self.lambda == 0.0 {
+            return Ok(());
+        }
+        let eta = self.eta()?;
+        // A schedule may exceed its largest rate by a rounding.
+        if eta <= self.eta_max * (1.0 + 1e-6) {
+            return Ok(());
+        }
+        let expected = format!("the largest η of the schedule, at least {eta}, the present η");
+        let error = out_of_range("DecoupledDecay", "decay_eta_max", self.eta_max, expected);
+        Err(error.with_remedy("give `corrected` and the rule inside the peak of the schedule"))
     }
 }
 
@@ -131,6 +155,21 @@ pub(super) fn check_rate(inner: &Description, wrapper: &str) -> Result<()> {
         .with_remedy(format!("put `{wrapper}` around a rule with a learning rate")))
 }
 
+/// Refuses the state of a rule with a copy or an average of the parameter, which would lack what `wrapper`
+/// changes.
+pub(super) fn without_copies(state: State, wrapper: &impl Rule, remedy: &str) -> Result<State> {
+    if !state.has_copies() {
+        return Ok(state);
+    }
+    let problem = format!(
+        "{} changes the steps of a rule with a copy or an average of the parameter, which would lack the change",
+        wrapper.name()
+    );
+    Err(Error::new(ErrorKind::Unsupported, problem).with_remedy(format!(
+        "put an average after the wrapper, in a chain around both; {remedy}"
+    )))
+}
+
 impl<R: Rule + Clone> Describe for DecoupledDecay<R> {
     fn describe(&mut self, rule: &mut Describer<'_>) {
         // `field` takes a default. λ has no default, so its own value is passed instead.
@@ -140,7 +179,8 @@ impl<R: Rule + Clone> Describe for DecoupledDecay<R> {
         rule.field("decay_lambda", &mut self.lambda, lambda, range::non_negative);
         rule.field("decay_eta_max", &mut self.eta_max, 0.0, range::non_negative);
         rule.holds(&mut self.inner);
-        rule.require(|| check_rate(&self.inner.description(), "DecoupledDecay"));
+        rule.role(Role::Step);
+        rule.require(|| self.check_rates());
     }
 }
 
@@ -168,8 +208,12 @@ impl Arithmetic for DecayStep {
 impl<R: Rule + Clone> Rule for DecoupledDecay<R> {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
         // `setup` has chosen between alternatives by now, so rates that still differ are refused.
-        self.rate()?;
-        State::empty().with_held(self, x)
+        self.eta()?;
+        without_copies(
+            State::empty().with_held(self, x)?,
+            self,
+            "set the own `lambda` of the rule; before a rule without one, such as `MADGRAD`, put `WeightDecay`",
+        )
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {

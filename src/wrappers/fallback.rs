@@ -4,7 +4,9 @@ use crate::rule::{Adjust, Describe, Describer, Flow, Gradient, Parameter, Rule, 
 
 /// A rule for matrices and another for all other parameters, as in recipes with [`Muon`](crate::Muon).
 ///
-/// Parameters of two or more dimensions get the first rule, vectors and numbers the second. Parameters whose
+/// Parameters of two or more dimensions get the first rule, vectors and numbers the second. For kernels of
+/// convolutions, which [`Muon`](crate::Muon) refuses otherwise, set its `matrix` to
+/// [`MatrixForm::Flat`](crate::MatrixForm::Flat). Parameters whose
 /// path matches a pattern of [`except`](Fallback::except) also get the second rule: usually the embedding and
 /// the last layer. In a pattern `*` stands for any text, dots included, and `?` for one character; the whole
 /// path must match.

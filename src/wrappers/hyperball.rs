@@ -1,9 +1,10 @@
-use super::decoupled_decay::{check_rate, rate_of};
+use super::decoupled_decay::{check_rate, rate_of, without_copies};
 use crate::error::{Error, ErrorKind, Result};
 use crate::numbers::value::{Arithmetic, Value};
 use crate::numbers::{DType, compute_dtype, has_square};
 use crate::rule::{
-    Describe, Describer, Flow, Gradient, Kind, Parameter, Parts, Resolved, Rule, Slots, State, Sums, range,
+    Describe, Describer, Flow, Gradient, Kind, Parameter, Parts, Resolved, Role, Rule, Slots, State, Sums,
+    range,
 };
 
 /// Hyperball: every parameter keeps the norm that it has before the first step of its rule.
@@ -51,10 +52,6 @@ use crate::rule::{
 /// u is below 2.6e-23 (in f64 below 1.5e-154), its square is 0 and u has no direction: the step only scales x
 /// to the norm R.
 ///
-/// Do not wrap rules whose parameter follows another sequence, such as [`ScheduleFree`](crate::ScheduleFree),
-/// nor [`Prodigy`](crate::Prodigy), whose η is only a factor of the learning rate that it finds. In a chain,
-/// put an average of the weights after this rule.
-///
 /// # Errors
 /// [`setup`](crate::setup) refuses the rules that it refuses in a [`DecoupledDecay`](crate::DecoupledDecay).
 /// An [`update`](crate::update) refuses a parameter whose norm is 0 before the first step, or later, before
@@ -84,6 +81,7 @@ impl<R: Rule + Clone> Describe for Hyperball<R> {
     fn describe(&mut self, rule: &mut Describer<'_>) {
         rule.kind("Hyperball");
         rule.holds(&mut self.inner);
+        rule.role(Role::Step);
         rule.require(|| check_rate(&self.inner.description(), "Hyperball"));
     }
 }
@@ -125,7 +123,11 @@ impl<R: Rule + Clone> Rule for Hyperball<R> {
         let state = State::empty()
             .with_number("radius", 0.0, range)
             .zeroed_by_new_weights("radius");
-        state.restarted_by_new_rows("radius").with_held(self, x)
+        without_copies(
+            state.restarted_by_new_rows("radius").with_held(self, x)?,
+            self,
+            "a rule that computes the parameter from the copy cannot be inside this wrapper",
+        )
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {

@@ -6,9 +6,9 @@ use crate::rule::{
 
 /// Keeps state tensors of a rule in other dtypes or in [8 bits](SlotFormat::Q8).
 ///
-/// [`StoreAs::new`] chooses tensors by their names, [`StoreAs::all`] takes all. The arithmetic is still in
-/// f32 or f64: a tensor is widened before a step and rounded after it, in the same pass over memory. A moment
-/// then takes 1 or 2 bytes instead of 4:
+/// [`StoreAs::new`] chooses tensors by their names, [`StoreAs::all`] takes all for which the format is
+/// precise enough. The arithmetic is still in f32 or f64: a tensor is widened before a step and rounded after
+/// it, in the same pass over memory. A moment then takes 1 or 2 bytes instead of 4:
 ///
 /// ```
 /// use candle_core::{DType::{BF16, F32}, Device, Var};
@@ -37,11 +37,16 @@ use crate::rule::{
 ///   second moment in F16 is refused ([`Slot::second_moment`](crate::Slot::second_moment)). Sums of gradients
 ///   (`acc`) lose the small numbers that a loss scale has saved, and are infinite above 65504, see
 ///   [`AccumGrad`](crate::AccumGrad).
-/// - [`Q8`](SlotFormat::Q8) has 4 significant bits. Means of gradients and of their squares work with it. A
-///   sum of numbers with a sign loses further numbers once each number is far below the sum (`acc` of a long
-///   window). In a block with a much larger number, small changes of the other numbers are rounded away. A
-///   copy of the parameter (an average, the `z` of [`ScheduleFree`](crate::ScheduleFree)) cannot be stored in
-///   8 bits, and [`StoreAs::all`] leaves the copy as it is.
+/// - [`Q8`](SlotFormat::Q8) has 4 significant bits. Means of gradients and of their squares work with it. In
+///   a block with a much larger number, small numbers with a sign become 0.
+///
+/// Some tensors need 32 bits or more, because steps follow from their small differences or changes: the
+/// matrices of [`SOAP`](crate::SOAP) and [`Shampoo`](crate::Shampoo), the slow mean of
+/// [`AdEMAMix`](crate::AdEMAMix), and the moments of a centred [`RMSProp`](crate::RMSProp). Copies of the
+/// parameter (an average, the `z` of [`ScheduleFree`](crate::ScheduleFree)) need 16 bits or more.
+/// [`StoreAs::all`] leaves these tensors as they are. In BF16 and F16 [`StoreAs::all`] also leaves copies and
+/// second moments as they are, because they lose small steps; [`StoreAs::new`] stores them if the program
+/// names them.
 #[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoreAs<R> {
@@ -73,7 +78,7 @@ impl<R: Rule + Clone> StoreAs<R> {
         }
     }
 
-    /// Stores every tensor in this format that [can have it](crate::Slot::stored_as).
+    /// Stores every tensor in this format, except those that [need more bits](StoreAs#what-is-lost).
     pub fn all(format: impl Into<SlotFormat>, inner: R) -> Self {
         StoreAs {
             formats: StoreAsFormat::All(format.into()),

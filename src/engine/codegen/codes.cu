@@ -21,7 +21,7 @@ template <bool SIGNED> static __device__ __forceinline__ real decode(unsigned in
 // The code of a finite number.
 template <bool SIGNED> static __device__ __forceinline__ unsigned int code_of(float number, float inverse) {
     const unsigned int bits = __float_as_uint(number * inverse), size = bits & 0x7fffffffu;
-    const unsigned int near = size + (SIGNED ? 1u << 19 : size * 0x9e3779b1u >> 12);
+    const unsigned int near = size + (size * 0x9e3779b1u >> 12);
     const unsigned int least = SIGNED ? 0x38000000u : 0x30100000u, most = 0x3f8fffffu;
     const unsigned int code = (near < least ? least : near > most ? most : near) >> 20;
     return SIGNED ? code & 0x7fu | bits >> 24 & 0x80u : number == 0 ? 0 : code;

@@ -16,8 +16,8 @@ use half::{bf16, f16};
 
 use crate::numbers::Code;
 use crate::numbers::codes::{
-    BLOCK, BLOCKS_TOGETHER, BlockScale, CUT_BITS, HASH, NAN, ONE, RECORD, SIGNED_SIZE_MASK, SIZE_MASK,
-    SMALLEST,
+    BLOCK, BLOCKS_TOGETHER, BlockScale, CUT_BITS, HASH, LARGEST_ROUNDED, NAN, ONE, RECORD, SIGNED_SIZE_MASK,
+    SIZE_MASK, SMALLEST,
 };
 
 /// Calls `row` for N neighbours at a time, and `portable` for each number after the last row.
@@ -348,19 +348,27 @@ fn scaled_sizes(numbers: __m256i, inverse: __m256) -> __m256i {
     _mm256_castps_si256(_mm256_mul_ps(_mm256_castsi256_ps(size), inverse))
 }
 
+/// The hashes of sizes, below the cut.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn hash_of(sizes: __m256i) -> __m256i {
+    _mm256_srli_epi32::<{ 32 - CUT_BITS as i32 }>(_mm256_mullo_epi32(sizes, _mm256_set1_epi32(HASH as i32)))
+}
+
 /// `code_of::<true>` in `numbers/codes.rs` for 32 numbers. [`encode_block`] puts the codes in order.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn signed_codes(numbers: [__m256i; 4], inverse: __m256) -> __m256i {
-    let offset = _mm256_set1_epi32(
-        (1i32 << (CUT_BITS - 1)).wrapping_sub(((ONE & !SIGNED_SIZE_MASK) << CUT_BITS) as i32),
+    let smallest = ((ONE & !SIGNED_SIZE_MASK) << CUT_BITS) as i32;
+    let (largest, smallest) = (
+        _mm256_set1_epi32(LARGEST_ROUNDED as i32),
+        _mm256_set1_epi32(smallest),
     );
-    let zero = _mm256_setzero_si256();
     let code = |numbers| {
-        _mm256_srli_epi32::<{ CUT_BITS as i32 }>(_mm256_max_epi32(
-            _mm256_add_epi32(scaled_sizes(numbers, inverse), offset),
-            zero,
-        ))
+        let size = scaled_sizes(numbers, inverse);
+        let rounded = _mm256_min_epi32(_mm256_add_epi32(size, hash_of(size)), largest);
+        let above_smallest = _mm256_sub_epi32(_mm256_max_epi32(rounded, smallest), smallest);
+        _mm256_srli_epi32::<{ CUT_BITS as i32 }>(above_smallest)
     };
     // Packing saturates and so keeps the sign of a number. Of `pack(numbers)` only these signs are used.
     let pack =
@@ -383,11 +391,7 @@ fn codes_of_sizes(numbers: [__m256i; 4], inverse: __m256) -> __m256i {
         let at_least_smallest =
             _mm256_max_epi32(scaled_sizes(numbers, inverse), _mm256_set1_epi32(SMALLEST as i32));
         let size = _mm256_andnot_si256(is_zero, at_least_smallest);
-        let hash = _mm256_srli_epi32::<{ 32 - CUT_BITS as i32 }>(_mm256_mullo_epi32(
-            size,
-            _mm256_set1_epi32(HASH as i32),
-        ));
-        _mm256_srli_epi32::<{ CUT_BITS as i32 }>(_mm256_add_epi32(size, hash))
+        _mm256_srli_epi32::<{ CUT_BITS as i32 }>(_mm256_add_epi32(size, hash_of(size)))
     };
     let [a, b, c, d] = numbers.map(round);
     let (largest, shared) = (

@@ -636,11 +636,7 @@ mod tests {
                         let error =
                             f64::from((number - back).abs()) / 2f64.powi(number.log2().floor() as i32 - 3);
                         worst = if error > worst.0 { (error, *number) } else { worst };
-                        // The scaled number may be a little too large, so the error may exceed a half.
-                        assert!(
-                            error <= if code == Code::Signed { 0.50001 } else { 1.0 },
-                            "{number:e} became {back:e} on {isa:?}"
-                        );
+                        assert!(error <= 1.0, "{number:e} became {back:e} on {isa:?}");
                     }
                 }
                 println!(

@@ -94,7 +94,11 @@ impl ReduceOutcome {
             return;
         };
         let group_norm = self.group_norms.entry(group).or_insert(*norm);
-        if let Some(limit) = reduction.limit {
+        if let Some(mut limit) = reduction.limit {
+            // One leaf whose window has collected gradients of this norm is enough to end all windows.
+            if let Some((_, earlier)) = self.limited.get(&group) {
+                limit.is_collected |= earlier.is_collected;
+            }
             self.limited.insert(group, (*norm, limit));
         } else {
             *group_norm = *norm;

@@ -1,8 +1,8 @@
 //! Finds rules that stand in a wrong place of a chain, if the order is certainly a mistake.
 //!
 //! 1. `Description::list_roles` lists the rules with a [`Role`] in the order in which they act.
-//! 2. `order_faults` compares each rule with the rules before it, and a rule that averages weights with the
-//!    rules after it. Two alternatives (rules that act one at a time, such as those of a `Fallback`)
+//! 2. `order_faults` compares each rule with the rules before it, and a rule that averages or bounds weights
+//!    with the rules after it. Two alternatives (rules that act one at a time, such as those of a `Fallback`)
 //!    never act in one step, so their order is no mistake.
 
 use super::role::Role;
@@ -69,6 +69,11 @@ pub(crate) fn order_faults(rule: &Description) -> Vec<String> {
                 .iter()
                 .find(|other| is_other(other.role) && other.acts_with(placed))
         };
+        let find_step_after = || {
+            placed_roles[i..]
+                .iter()
+                .find(|other| other.role.makes_steps() && other.acts_with(placed))
+        };
         let (kind, is_adaptive) = (placed.kind, |role| role == Role::AdaptiveStep);
         match placed.role {
             // A `Step` may follow any rule. An average before a `Step`, or an accumulation after it, is
@@ -96,16 +101,20 @@ pub(crate) fn order_faults(rule: &Description) -> Vec<String> {
                      gradients: put {kind} before {first}"
                 )
             }),
-            Role::Average => placed_roles[i..]
-                .iter()
-                .find(|other| other.role.makes_steps() && other.acts_with(placed))
-                .map(|other| {
-                    let last = other.kind;
-                    format!(
-                        "{kind} comes before {last}, so the averaged weights lack the steps of {last}: put \
-                         {kind} after {last}"
-                    )
-                }),
+            Role::Average => find_step_after().map(|other| {
+                let last = other.kind;
+                format!(
+                    "{kind} comes before {last}, so the averaged weights lack the steps of {last}: put {kind} \
+                     after {last}"
+                )
+            }),
+            Role::Bound => find_step_after().map(|other| {
+                let last = other.kind;
+                format!(
+                    "{kind} comes before {last}, so the steps of {last} can leave the bounds: put {kind} after \
+                     {last}; to limit gradients use ClipGrad"
+                )
+            }),
         }
     };
     placed_roles.iter().enumerate().filter_map(fault).collect()

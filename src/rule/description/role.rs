@@ -51,4 +51,8 @@ pub enum Role {
     ///
     /// Such a rule stands after all rules that make steps.
     Average,
+    /// Bounds the weights after the steps of the rules before it, as [`Clamp`](crate::Clamp) does.
+    ///
+    /// Such a rule stands after all rules that make steps.
+    Bound,
 }

@@ -248,6 +248,11 @@ pub mod range {
         (value.is_nan() || value <= 0.0).then_some("a number above 0")
     }
 
+    /// A finite number above 0.
+    pub(crate) fn finite_positive(value: f64) -> Option<&'static str> {
+        (!(value > 0.0 && value.is_finite())).then_some("a finite number above 0")
+    }
+
     /// A number of 0 or more and below 1.
     pub fn decay(value: f64) -> Option<&'static str> {
         (!(0.0..1.0).contains(&value)).then_some("a number in [0, 1)")

@@ -468,11 +468,11 @@ fn offloaded_state(copy: &Tensor, inner: State) -> Result<State> {
 
 /// The state of the rule, inside the states of stores.
 fn rule_state(state: &State) -> &State {
-    state.stored().map_or(state, rule_state)
+    state.inside_store().map_or(state, rule_state)
 }
 
 fn rule_state_mut(state: &mut State) -> &mut State {
-    if state.stored().is_some() {
+    if state.inside_store().is_some() {
         rule_state_mut(&mut state.children[0].state)
     } else {
         state

@@ -22,7 +22,8 @@ impl State {
     /// Lets the entry `name` become 0 again when the parameter gets
     /// [new weights](crate::StateTree::set_masters).
     ///
-    /// The entry is a tensor, counter or number that counts or sums since the parameter got its weights. The
+    /// The entry is a tensor, counter or number that counts or sums since the parameter got its weights.
+    /// [`setup`](crate::setup) refuses the name of no entry. The
     /// range of such a number has to contain 0. If the entry is a number and the weights were changed without
     /// `set_masters`, an [`update`](crate::update) after the first step refuses the weights, as it does for a
     /// [copy](crate::Slot::parameter).

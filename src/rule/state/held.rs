@@ -97,7 +97,8 @@ impl State {
 
     /// Refuses a state without the states of held rules, or with wrong entries.
     ///
-    /// Entries are wrong if two have one full name, or if a number is out of its range.
+    /// Entries are wrong if two have one full name, if a number is out of its range, or if a property is that
+    /// of an entry that the state does not have.
     pub(crate) fn check_layout(&self, rule: &dyn Rule) -> Result<()> {
         self.check_held(rule)?;
         for (name, number) in self.numbers() {
@@ -111,6 +112,22 @@ impl State {
                     .with_expected(expected)
                     .with_remedy("start in the range that `State::with_number` gets, or make it wider"));
             }
+        }
+        let mut without_entry = None;
+        self.walk("", &mut |_, state| {
+            let mut names = state.traits.iter().map(|(name, _)| *name);
+            without_entry =
+                without_entry.or_else(|| names.find(|name| state.own_names().all(|entry| entry != *name)));
+        });
+        if let Some(name) = without_entry {
+            let problem = format!(
+                "the `init` of {} gives a property to {name:?}, which is",
+                rule.name()
+            );
+            return Err(Error::new(ErrorKind::Contract, problem)
+                .with_got("no entry of the state")
+                .with_expected("a tensor, counter or number of the same state")
+                .with_remedy("call `zeroed_by_new_weights` and the like with the name of an entry"));
         }
         let (mut names, mut duplicate) = (HashSet::new(), None);
         // Two entries with one name are indistinguishable in checkpoints, which have only full names.

@@ -134,10 +134,11 @@ impl State {
         };
         let renewal = (slot.initial == Initial::Parameter).then_some(copy_renewal);
         // The traits are set first, because `traits_of` and `code_of` read them.
-        if slot.sign.is_some() || renewal.is_some() {
+        if slot.sign.is_some() || renewal.is_some() || slot.needs_f32 {
             *self.traits_mut(slot.name) = EntryTraits {
                 sign: slot.sign,
                 renewal,
+                needs_f32: slot.needs_f32,
                 ..EntryTraits::default()
             };
         }
@@ -199,7 +200,7 @@ impl State {
 
     /// The master, whose rounded value the parameter has to have. The master may be inside an `Offload`.
     pub(crate) fn outer_master(&self) -> Option<&Buffer> {
-        match (&self.master, self.stored()) {
+        match (&self.master, self.inside_store()) {
             (None, Some(inner)) => inner.outer_master(),
             (master, _) => master.as_ref(),
         }
@@ -212,7 +213,7 @@ impl State {
     }
 
     /// The state of the rule or store inside this state of a store.
-    pub(crate) fn stored(&self) -> Option<&State> {
+    pub(crate) fn inside_store(&self) -> Option<&State> {
         match &self.children[..] {
             [
                 Child {
@@ -259,22 +260,22 @@ impl State {
 
     /// Every tensor under its full name. The rule's own tensors come first.
     pub(crate) fn tensors(&self) -> Vec<(String, &Buffer)> {
-        self.full_names(State::own_tensors)
+        self.with_full_names(State::own_tensors)
     }
 
     /// Every counter under its full name.
     pub(crate) fn counters(&self) -> Vec<(String, u64)> {
-        self.full_names(|state| state.counters.iter().copied())
+        self.with_full_names(|state| state.counters.iter().copied())
     }
 
     /// Every number under its full name.
     pub(crate) fn numbers(&self) -> Vec<(String, f64)> {
-        self.full_names(|state| state.numbers.iter().copied())
+        self.with_full_names(|state| state.numbers.iter().copied())
     }
 
     /// The entries that `own_entries` lists for this state and the states of held rules, under their full
     /// names.
-    fn full_names<'s, T, I: Iterator<Item = (&'static str, T)>>(
+    fn with_full_names<'s, T, I: Iterator<Item = (&'static str, T)>>(
         &'s self,
         own_entries: impl Fn(&'s State) -> I,
     ) -> Vec<(String, T)> {
@@ -300,7 +301,7 @@ impl State {
         self.walk("", &mut |prefix, state| {
             let own_name = name
                 .strip_prefix(prefix)
-                .filter(|name| state.numbers.iter().any(|(entry, _)| entry == name));
+                .filter(|name| entry(&state.numbers, name).is_some());
             expected = expected.or_else(|| state.traits_of(own_name?).range?(value));
         });
         expected.filter(|_| value.is_finite())
@@ -423,7 +424,7 @@ impl State {
     /// Converts tensors to `format`, also of held rules, and returns the number of converted tensors.
     ///
     /// With a `name`, all tensors with this name are converted, and the format must fit each of them. Without
-    /// a name, all tensors that the format fits are converted.
+    /// a name, all tensors that are precise in this format are converted.
     pub(crate) fn convert_tensors(&mut self, name: Option<&str>, format: SlotFormat) -> Result<usize> {
         let mut converted = 0;
         for index in 0..self.tensors.len() {
@@ -431,7 +432,7 @@ impl State {
             let (traits, code) = (self.traits_of(tensor_name), self.code_of(tensor_name));
             match name {
                 Some(name) if name == tensor_name => traits.check_format(tensor_name, format)?,
-                None if traits.check_format(tensor_name, format).is_ok() => {}
+                None if traits.is_precise_in(format) => {}
                 _ => continue,
             }
             converted += 1;

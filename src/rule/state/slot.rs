@@ -16,13 +16,13 @@ pub enum SlotFormat {
     /// In 8 bits: 1.03 bytes for each element.
     ///
     /// Each block of 128 elements of the whole parameter has one f32 as its scale. A code is a small float:
-    /// sign, 4 bits of exponent, 3 bits of fraction. The largest number of a block is exact. Numbers down to
-    /// 2⁻¹⁵ of the largest have an error of at most a sixteenth of their value.
+    /// sign, 4 bits of exponent, 3 bits of fraction. The largest number of a block is exact. The smallest
+    /// code is 1.125·2⁻¹⁵ of the largest number; smaller numbers become 0 or this code. Others are rounded up
+    /// or down at random, by at most an eighth, so that a mean that moves by a thousandth in a step does
+    /// move. A hash of the number decides, so every run rounds alike.
     ///
     /// The codes of a [non-negative](crate::Slot::non_negative) slot have no sign and 5 bits of exponent,
-    /// down to 2⁻³¹. Only 0 becomes 0. A number is rounded up or down at random, by at most an eighth, so
-    /// that a mean that moves by a thousandth in a step does move. A hash of the number decides, so every run
-    /// rounds alike.
+    /// down to 2⁻³¹. Only 0 becomes 0.
     ///
     /// Tensors with fewer than 4096 elements, such as biases, stay in F32, because 8 bits would save little.
     /// The size of the whole tensor decides, even if the tensor is divided among ranks. Infinity and NaN have
@@ -39,6 +39,11 @@ impl SlotFormat {
             Some(Records::LowBits) => DType::I16.into(),
             None => tensor.stored_dtype().into(),
         }
+    }
+
+    /// Whether a number takes fewer bits than in F32.
+    fn is_below_f32(self) -> bool {
+        !matches!(self, SlotFormat::Dtype(DType::F32 | DType::F64))
     }
 }
 
@@ -70,12 +75,16 @@ pub struct Slot {
     pub(crate) format: Option<SlotFormat>,
     pub(crate) sign: Option<Sign>,
     pub(crate) is_average: bool,
+    /// Whether the rule needs small differences or changes, which formats of 16 and 8 bits round away.
+    pub(crate) needs_f32: bool,
 }
 
 /// Properties of a tensor, counter or number of a state besides its value.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct EntryTraits {
     pub(crate) sign: Option<Sign>,
+    /// Whether the entry is a tensor that cannot be stored in 16 or 8 bits.
+    pub(crate) needs_f32: bool,
     /// How new weights of the parameter change the entry.
     pub(crate) renewal: Option<Renewal>,
     /// Whether the rule starts anew when the rows of the parameter change: see `rows.rs`.
@@ -101,11 +110,22 @@ impl EntryTraits {
         self.renewal == Some(Renewal::Average)
     }
 
+    /// Whether the tensor can be stored in this format without a decision for this very tensor. In 16 bits
+    /// copies of the parameter, second moments and the like lose small steps, as a parameter in 16 bits does.
+    pub(crate) fn is_precise_in(self, format: SlotFormat) -> bool {
+        let loses_steps = self.is_copy() || self.sign.is_some();
+        self.check_format("", format).is_ok()
+            && !(loses_steps && format != SlotFormat::Q8 && format.is_below_f32())
+    }
+
     /// Refuses a format in which the tensor with this name cannot be stored.
     pub(crate) fn check_format(self, slot: &str, format: SlotFormat) -> Result<()> {
         let is_second_moment = self.sign == Some(Sign::SecondMoment);
         let expected = match format {
             SlotFormat::Dtype(dtype) if !is_supported(dtype) => "F16, BF16, F32, F64 or Q8",
+            _ if self.needs_f32 && format.is_below_f32() => {
+                "F32 or F64, because smaller formats round away the small differences or changes that the rule needs"
+            }
             SlotFormat::Dtype(DType::F16) if is_second_moment => {
                 "F32 or F64, because the tensor is a second moment, and squares of small gradients are 0 in \
                  F16"
@@ -158,6 +178,7 @@ impl Slot {
             format: None,
             sign: None,
             is_average: false,
+            needs_f32: false,
         }
     }
 
@@ -240,6 +261,14 @@ impl Slot {
     pub fn stored_as(self, format: impl Into<SlotFormat>) -> Self {
         Slot {
             format: Some(format.into()),
+            ..self
+        }
+    }
+
+    /// Refuses to store this slot in 16 or 8 bits.
+    pub(crate) fn at_least_f32(self) -> Self {
+        Slot {
+            needs_f32: true,
             ..self
         }
     }

@@ -156,7 +156,7 @@ impl State {
 
     /// The full names of the tensors that the innermost store with tensors has for the parameter.
     pub(crate) fn store_tensor_names(&self) -> Vec<String> {
-        let Some(inner) = self.stored() else {
+        let Some(inner) = self.inside_store() else {
             return Vec::new();
         };
         match inner.store_tensor_names() {

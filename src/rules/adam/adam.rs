@@ -48,7 +48,7 @@ pub struct AdamScalars {
     epsilon: f64,
     /// η / (1 - β₁ᵗ)
     rate: f64,
-    /// 1 / (1 - β₂ᵗ)
+    /// 1 / (1 - β₂ᵗ); for `NAdam` β₂ / (1 - β₂ᵗ)
     pub(super) scale: f64,
 }
 

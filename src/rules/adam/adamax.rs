@@ -44,7 +44,7 @@ impl Elementwise for AdaMax {
     type Slots<T> = [T; 2];
 
     fn slots(&self) -> [Slot; 2] {
-        [Slot::zeros("m"), Slot::zeros("largest")]
+        [Slot::zeros("m"), Slot::zeros("largest").non_negative()]
     }
 
     fn scalars(&self, t: u64) -> Self::Scalars {

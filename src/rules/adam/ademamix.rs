@@ -94,7 +94,8 @@ impl Elementwise for AdEMAMix {
         [
             Slot::zeros("m"),
             Slot::zeros("v").second_moment(),
-            Slot::zeros("slow"),
+            // With β₃ = 0.9999 the mean moves by a ten-thousandth in a step.
+            Slot::zeros("slow").at_least_f32(),
         ]
     }
 

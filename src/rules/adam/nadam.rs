@@ -51,6 +51,7 @@ impl Elementwise for NAdam {
     fn scalars(&self, t: u64) -> Self::Scalars {
         let NAdam { eta, beta, epsilon } = *self;
         let mut adam = AdamScalars::new(eta, beta, epsilon, t);
+        // v̂ has the factor β₂.
         adam.scale = beta.1 / correction(beta.1, t);
         (adam, eta, NesterovWeights::new(beta.0, t))
     }

@@ -68,7 +68,7 @@ crate::hyper_parameters! {
         /// d₀: the first estimate. A small number is right; its exact value matters little.
         estimate: f64 = 1e-6 => up_to_largest,
         /// c: a factor on the estimate.
-        coefficient: f64 = 1.0 => range::positive,
+        coefficient: f64 = 1.0 => range::finite_positive,
         /// Whether η_t corrects the moments for their start at 0.
         bias_correction: bool = true => range::any,
     }

@@ -30,14 +30,13 @@ crate::hyper_parameters! {
     pub struct AdaDelta: AdaptiveStep {
         /// ρ: the decay of both means.
         rho: f64 = 0.9 => range::decay,
-        /// ε: keeps the denominator from zero, and also the first steps, in which u is 0.
-        epsilon: f64 = 1e-8 => range::non_negative,
+        /// ε: keeps the denominator from zero, and the steps too: with ε = 0 each step would be 0.
+        epsilon: f64 = 1e-8 => range::finite_positive,
     }
 }
 
 impl Elementwise for AdaDelta {
-    /// ρ, and ε of the numerator and of the denominator.
-    type Scalars = (f64, f64, f64);
+    type Scalars = (f64, f64);
     type Slots<T> = [T; 2];
 
     fn slots(&self) -> [Slot; 2] {
@@ -45,18 +44,13 @@ impl Elementwise for AdaDelta {
     }
 
     fn scalars(&self, _t: u64) -> Self::Scalars {
-        (self.rho, self.epsilon, above_zero(self.epsilon))
+        (self.rho, above_zero(self.epsilon))
     }
 
     #[inline(always)]
-    fn step<V: Value>(
-        (rho, epsilon, positive_epsilon): Self::Scalars,
-        _x: V,
-        dx: V,
-        [v, u]: &mut [V; 2],
-    ) -> V {
+    fn step<V: Value>((rho, epsilon): (f64, f64), _x: V, dx: V, [v, u]: &mut [V; 2]) -> V {
         *v = decayed(*v, dx * dx, rho);
-        let step = dx * (*u + epsilon).sqrt() / (*v + positive_epsilon).sqrt();
+        let step = dx * (*u + epsilon).sqrt() / (*v + epsilon).sqrt();
         *u = decayed(*u, step * step, rho);
         step
     }

@@ -56,13 +56,9 @@ pub(crate) fn trust_ratio(eta: f64, trust: f64) -> impl FnOnce(Norms) -> f64 {
               compute,
               ..
           }| {
-        let ratio = if has_square(gradient, compute) {
+        let has_both = has_square(parameter, compute) && has_square(gradient, compute);
+        (if has_both {
             parameter * trust / gradient
-        } else {
-            1.0
-        };
-        (if has_square(parameter, compute) {
-            ratio
         } else {
             1.0
         }) * eta

@@ -117,8 +117,13 @@ impl Arithmetic for CentredStep {
 
 impl Rule for RMSProp {
     fn init(&self, x: Parameter<'_>) -> Result<State> {
-        let slots = [Slot::zeros("v").second_moment(), Slot::zeros("m")];
-        State::for_slots(x, if self.centred { &slots } else { &slots[..1] })
+        let v = Slot::zeros("v").second_moment();
+        if self.centred {
+            // v - m² is small if the gradient hardly changes.
+            State::for_slots(x, &[v.at_least_f32(), Slot::zeros("m").at_least_f32()])
+        } else {
+            State::for_slots(x, &[v])
+        }
     }
 
     fn apply<'a>(&'a self, state: &'a mut State, _x: Parameter<'a>, dx: Gradient<'a>) -> Result<Flow<'a>> {

@@ -9,14 +9,13 @@ crate::hyper_parameters! {
     /// weight-backtracking.
     ///
     /// ```text
-    /// s·dx > 0:   step = min(step·ℓ₂, γ₂),   s = sign(dx)
-    /// s·dx < 0:   step = max(step·ℓ₁, γ₁),   s = 0
-    /// s·dx = 0:                              s = sign(dx)
-    /// dx' = step·s
+    /// s·dx > 0:   f = ℓ₂,   s = sign(dx)
+    /// s·dx < 0:   f = ℓ₁,   s = 0
+    /// s·dx = 0:   f = 1,    s = sign(dx)
+    /// step = clamp(f·step, γ₁, γ₂),   dx' = step·s
     /// ```
     ///
-    /// `eta` is the first step size of every element. Only [`setup`](crate::setup) reads `eta`, so a later
-    /// adjustment has no effect.
+    /// There is no learning rate. A [schedule](crate::StateTree::schedule) of γ₂ (`gamma2`) limits the steps.
     ///
     /// ```
     /// use candle_core::{Device, Tensor, Var};
@@ -33,11 +32,12 @@ crate::hyper_parameters! {
     /// ```
     ///
     /// # Departures
-    /// The rule equals torch's `Rprop`, whose default η is 0.01. Optimisers.jl keeps the gradient instead of
-    /// its sign, and so misses the signs of two gradients whose product underflows.
+    /// The rule equals torch's `Rprop`, where `lr` is the first step size, 0.01 by default. Optimisers.jl,
+    /// where η is the first step size, limits only step sizes that change, and keeps the gradient instead of
+    /// its sign, so the signs of two gradients are lost if their product underflows.
     pub struct Rprop: AdaptiveStep {
-        /// η: the first step size.
-        eta: f64 = 1e-3 => range::non_negative,
+        /// The first step size of every element. Only [`setup`](crate::setup) reads `first_step_size`.
+        first_step_size: f64 = 1e-3 => range::non_negative,
         /// ℓ₁, ℓ₂: the factors of a step size if the sign changes, and if the sign stays.
         ell: (f64, f64) = (0.5, 1.2) => shrink_and_grow,
         /// γ₁, γ₂: the smallest and the largest step size.
@@ -60,7 +60,10 @@ impl Elementwise for Rprop {
     type Slots<T> = [T; 2];
 
     fn slots(&self) -> [Slot; 2] {
-        [Slot::zeros("sign"), Slot::full("step_size", self.eta)]
+        [
+            Slot::zeros("sign"),
+            Slot::full("step_size", self.first_step_size).non_negative(),
+        ]
     }
 
     fn scalars(&self, _t: u64) -> Self::Scalars {
@@ -71,13 +74,12 @@ impl Elementwise for Rprop {
     fn step<V: Value>((ell, gamma): Self::Scalars, _x: V, dx: V, [sign, step]: &mut [V; 2]) -> V {
         let zero = dx.constant(0.0);
         let agreement = *sign * dx;
-        let grown = (*step * ell.1).min(dx.constant(gamma.1));
-        let shrunk = (*step * ell.0).max(dx.constant(gamma.0));
-        *step = V::select(
+        let changed = V::select(
             agreement.gt(zero),
-            grown,
-            V::select(agreement.lt(zero), shrunk, *step),
+            *step * ell.1,
+            V::select(agreement.lt(zero), *step * ell.0, *step),
         );
+        *step = changed.clamp(gamma.0, gamma.1);
         *sign = V::select(agreement.lt(zero), zero, dx.sign());
         *step * *sign
     }

@@ -77,9 +77,10 @@ crate::hyper_parameters! {
     /// at the end of an epoch.
     ///
     /// # Weights
-    /// A gradient of weight 0 is not read, so it may be NaN, as a mean over no tokens is. If all gradients of
-    /// a window have weight 0, the window ends without a step. Over ranks, a call in which all weights are 0
-    /// needs [`Update::allow_no_gradients`](crate::Update::allow_no_gradients).
+    /// With `Average::Weighted` a gradient of weight 0 is not read, so the gradient may be NaN, as a mean
+    /// over no tokens is. If all gradients of a window have weight 0, the window ends without a step. Over
+    /// ranks, a call in which all weights are 0 needs
+    /// [`Update::allow_no_gradients`](crate::Update::allow_no_gradients).
     ///
     /// # Numbers that are not finite
     /// Without a check, a gradient that is infinite or NaN stays in the sum.
@@ -98,7 +99,8 @@ crate::hyper_parameters! {
     pub struct AccumGrad: Accumulation {
         /// n: the number of calls for one step.
         n: u64 = 1 => range::at_least_one,
-        /// How gradients are combined: mean, sum or weighted mean.
+        /// How gradients are combined: mean, sum or weighted mean. Change `average` only between windows,
+        /// because the sum of an open window has the weights of the old value.
         average: Average = Average::Mean => range::any,
     }
 }

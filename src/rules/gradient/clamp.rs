@@ -38,13 +38,15 @@ crate::hyper_parameters! {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
+    /// A rule after `Clamp` that makes steps causes a [warning](crate::Warning::WrongOrder).
+    ///
     /// # Errors
     /// An [`update`](crate::update) refuses bounds between which the parameter's dtype has no number.
     ///
     /// # Departures
     /// optax's `projections` are functions that a program calls itself. torch and Optimisers.jl have no
     /// counterpart.
-    pub struct Clamp {
+    pub struct Clamp: Bound {
         /// The smallest and the largest number that the parameter can be; either can be infinite.
         bounds: (f64, f64) = (f64::NEG_INFINITY, f64::INFINITY) => in_order,
     }

@@ -45,7 +45,7 @@ impl Elementwise for WeightDecay {
     }
 }
 
-/// dx + rate·x: the decay at the end of another rule's step.
+/// dx + rate·x, as a part of another rule.
 pub(crate) fn with_decay(dx: Gradient<'_>, rate: f64) -> Gradient<'_> {
     dx.step_of(&WeightDecay::new(rate), 1, Slots::none())
 }

@@ -17,7 +17,8 @@ crate::choice! {
     #[derive(Default)]
     pub enum MatrixForm {
         /// The last two dimensions. A tensor with more dimensions is a stack of independent matrices, such as
-        /// experts in one tensor.
+        /// experts in one tensor. In this form Muon, NorMuon and AdaMuon refuse what is certainly a kernel of
+        /// a convolution.
         #[default]
         Stack,
         /// The first dimension by all others, for kernels of convolutions.
@@ -65,7 +66,7 @@ pub(crate) struct Matrices {
 impl Matrices {
     /// Refuses a parameter that cannot be cut into these matrices.
     pub(crate) fn check_shape(self, rule: &str, x: Parameter<'_>) -> Result<()> {
-        let Some([_, rows, _]) = self.form.dims(x.shape()) else {
+        let Some([count, rows, columns]) = self.form.dims(x.shape()) else {
             let remedy = format!(
                 "give vectors and numbers to another rule, as `{rule}::with_fallback(AdamW::new(3e-4))` \
                  does, or choose one with `setup_with`"
@@ -83,6 +84,23 @@ impl Matrices {
         // A rank without elements of the parameter sees a shape of zeros, which shows nothing about the rows.
         if x.elem_count() == 0 {
             return Ok(());
+        }
+        // A kernel of a convolution would be many tiny matrices, whose orthogonal steps are ten times too
+        // long.
+        let is_kernel = x.rank() >= 4 && rows.max(columns) < 16 && count > rows * columns;
+        if is_kernel && self.form == MatrixForm::Stack {
+            let problem = format!("{rule} with `MatrixForm::Stack` takes the shape");
+            return Err(Error::new(ErrorKind::Unsupported, problem)
+                .with_got(format_args!(
+                    "{:?} as {count} matrices of {rows} × {columns}",
+                    x.shape()
+                ))
+                .with_expected("longer sides, or at most as many matrices as a matrix has numbers")
+                .with_remedy(
+                    "for kernels of convolutions set `matrix: MatrixForm::Flat`, which makes each kernel one \
+                     matrix, or give the kernels another rule by `Fallback::except` or `setup_with`; store a \
+                     stack of small matrices with three dimensions",
+                ));
         }
         let Matrices { heads, parts, .. } = self;
         let error = |problem: String| Error::new(ErrorKind::Argument, format!("{rule}: {problem}"));

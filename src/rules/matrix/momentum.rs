@@ -1,4 +1,4 @@
-//! The momentum of rules that make a matrix orthogonal, and their step.
+//! The momentum and the step of rules that make a matrix orthogonal.
 
 use candle_core::{Result as Candle, Tensor};
 
@@ -56,7 +56,8 @@ pub(super) fn momentum_step<'a, A: Arithmetic, const N: usize>(
 ) -> Result<Flow<'a>> {
     let Parts { slots, counters, .. } = state.parts();
     let (dx, t) = dx.next_step(counters)?;
-    let Some((m, others)) = slots.split_at(1) else {
+    // The function runs while parameters are written, too late to refuse anything.
+    let Some((m, others)) = slots.split_at(1).filter(|(_, others)| others.len() == N) else {
         return state_of_another_rule(rule);
     };
     let with_momentum = dx.map(momentum(t), m);

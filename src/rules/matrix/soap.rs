@@ -52,8 +52,8 @@ crate::hyper_parameters! {
     /// | 1024 | 0.95 s | 0.5 s |
     /// | 2048 | 13 s | 5.6 s |
     ///
-    /// Therefore the default of `max_size` is 1024. Means and bases need their precision: to make the state
-    /// smaller with [`StoreAs`](crate::StoreAs), name only `m` and `eigen_v`.
+    /// Therefore the default of `max_size` is 1024. Means and bases need their precision:
+    /// [`StoreAs`](crate::StoreAs) stores only `m` and `eigen_v` in fewer bits.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor, Var};

@@ -117,8 +117,9 @@ pub(crate) fn with_sides(
         .flat_map(|((_, names), size)| names.map(|name| (name, size)));
     tensors.try_fold(state, |state, (name, size)| {
         let is_small = size as u64 <= max_size;
+        // Eigenvectors and roots follow from small differences between numbers of the means.
         let state = state.with_slot(
-            Slot::zeros(name),
+            Slot::zeros(name).at_least_f32(),
             x,
             if is_small {
                 (count, size, size)

@@ -2,15 +2,17 @@
 
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
-    AccumGrad, AdaGrad, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, Engine, Error, IntoOptimiser, Kind,
-    MixedPrecision, Optimiser, OptimiserChain, Parameter, Q8, Rprop, Rule, ScheduleFree, Slot, SlotFormat,
-    State, StateTree, StochasticRounding, StoreAs, Update, setup, update,
+    AccumGrad, AdEMAMix, AdaGrad, Adam, AdamW, Adjust, Checkpoint, CheckpointFile, Ema, Engine, Error,
+    ErrorKind, IntoOptimiser, Kind, Lion, Lookahead, MixedPrecision, Optimiser, OptimiserChain, Parameter,
+    Q8, RMSProp, Rprop, Rule, SOAP, Schedule, ScheduleFree, Shampoo, Slot, SlotFormat, State, StateTree,
+    StochasticRounding, StoreAs, Update, rules, setup, update,
 };
 
 use crate::engine::engines::special_values;
 use support::common::{
-    Grads, Vars, assert_close, assert_same, bits, engines, first_gpu, grads, instruction_sets, model, random,
-    rounding_to_nearest, rules_and_chains, says, snapshot, tensor, trajectory, values,
+    Grads, Vars, assert_close, assert_same, bits, constant, engines, first_gpu, for_any_shape, grads,
+    instruction_sets, is_kind, model, random, rounding_to_nearest, rules_and_chains, says, snapshot, tensor,
+    trajectory, values,
 };
 
 /// Two leaves with blocks that are not full, one of them of several dimensions, and one that is too small.
@@ -264,6 +266,152 @@ fn t50_small_gradients_beside_large_ones_move_by_no_more_than_they_should() {
         "{:?}",
         &values(&x["0"])[..32]
     );
+}
+
+/// The largest move of an element in each step.
+fn largest_moves(rule: impl Rule + Clone, steps: &[Tensor]) -> Vec<f64> {
+    let x = model(&[tensor(9, &[64, 128], DType::F32)]);
+    let mut state = setup(rule, &x).expect("a state");
+    let mut before = values(&x["0"]);
+    let mut step = |gradient: &Tensor| {
+        update(&mut state, &x, &grads([Some(gradient.clone())])).expect("an update");
+        let after = values(&x["0"]);
+        let moves = after
+            .iter()
+            .zip(&before)
+            .map(|(after, before)| (after - before).abs());
+        let largest = moves.fold(0.0, f64::max);
+        before = after;
+        largest
+    };
+    steps.iter().map(&mut step).collect()
+}
+
+/// A divisor that 8 bits make 0 in a block with a much larger number leaves ε alone to divide by.
+#[test]
+fn t67_no_rule_makes_much_longer_steps_in_8_bits() {
+    let small = |seed| (tensor(seed, &[64, 128], DType::F32) * 1e-5).expect("small numbers");
+    let spike = Tensor::from_iter(
+        (0..64 * 128).map(|i| f32::from(u8::from(i % 128 == 5))),
+        &Device::Cpu,
+    )
+    .and_then(|spike| spike.reshape((64, 128))? + small(1))
+    .expect("a spike in each block");
+    let steps: Vec<Tensor> = std::iter::once(spike).chain((2..40).map(small)).collect();
+    for rule in rules::catalogue()
+        .into_iter()
+        .map(|listing| for_any_shape(listing.rule))
+    {
+        let name = rule.name();
+        let longest = largest_moves(rule.clone(), &steps)
+            .into_iter()
+            .fold(0.0, f64::max);
+        let coded = largest_moves(StoreAs::all(Q8, rule), &steps);
+        assert!(
+            coded.iter().all(|length| *length <= 3.0 * longest),
+            "{name}: {coded:?}, and {longest} in f32"
+        );
+    }
+}
+
+/// The mean loss of noisy steps with a falling rate towards the minimum of a parabola.
+fn last_loss(rule: impl Rule + Clone, eta: f64) -> f64 {
+    let (size, calls) = (4096, 1500);
+    let (x, target) = (
+        model(&[constant(0.0, size, DType::F32)]),
+        tensor(1, &[size], DType::F32),
+    );
+    let mut state = setup(rule, &x).expect("a state");
+    state.schedule(Schedule::cosine(eta, 0.0, calls)).expect("a rate");
+    let distance = || (x["0"].as_tensor() - &target).expect("a difference");
+    for call in 0..calls {
+        let noise = (tensor(2 + call, &[size], DType::F32) * 0.1).expect("noise");
+        let gradient = (distance() + noise).expect("a gradient");
+        update(&mut state, &x, &grads([Some(gradient)])).expect("an update");
+    }
+    let loss = distance()
+        .sqr()
+        .and_then(|squares| squares.mean_all()?.to_scalar::<f32>());
+    loss.expect("a loss").into()
+}
+
+/// A mean that moves by less than half a code in a step stands still if it is rounded to the nearest code.
+#[test]
+fn t68_slow_means_in_8_bits_do_not_stand_still() {
+    fn follows(rule: impl Rule + Clone, eta: f64) {
+        let name = rule.name();
+        let [plain, coded] = [
+            last_loss(rule.clone(), eta),
+            last_loss(StoreAs::all(Q8, rule), eta),
+        ];
+        assert!(coded < 1.5 * plain + 1e-5, "{name}: {coded}, and {plain} in f32");
+    }
+    follows(Lion::new(2e-3), 2e-3);
+    for beta in [(0.98, 0.99), (0.99, 0.999)] {
+        follows(
+            AdamW {
+                beta,
+                lambda: 0.0,
+                ..AdamW::new(5e-3)
+            },
+            5e-3,
+        );
+    }
+    follows(AdEMAMix::new(2e-3), 2e-3);
+}
+
+/// The steps of some rules follow from differences that small formats round away, and copies of the parameter
+/// lose steps as a parameter in 16 bits does.
+#[test]
+fn all_leaves_what_its_format_is_too_coarse_for() {
+    let formats = |format: SlotFormat, rule: Box<dyn Rule>| {
+        let x = tensor(1, &[64, 64], DType::F32);
+        let state = Rule::init(&StoreAs::all(format, rule), Parameter::from(&x));
+        format!("{:?}", state.expect("a state"))
+            .replace(" [64, 64]", "")
+            .replace(" [1, 64, 64]", "")
+    };
+    let bf16 = SlotFormat::from(DType::BF16);
+    let averaged = || {
+        Box::new(OptimiserChain::new((
+            Lion::default(),
+            Ema::default(),
+            Lookahead::default(),
+        )))
+    };
+    let centred = || {
+        Box::new(RMSProp {
+            centred: true,
+            ..RMSProp::default()
+        })
+    };
+    for (format, rule, expected) in [
+        (bf16, Box::new(AdamW::default()) as Box<dyn Rule>, "m BF16, v F32"),
+        (Q8, Box::new(AdamW::default()), "m Q8, v Q8"),
+        (bf16, averaged(), "0.m BF16, 1.average F32, 2.slow F32"),
+        (Q8, averaged(), "0.m Q8, 1.average F32, 2.slow F32"),
+        (Q8, Box::new(AdEMAMix::default()), "m Q8, v Q8, slow F32"),
+        (Q8, centred(), "v F32, m F32"),
+        (
+            bf16,
+            Box::new(Shampoo::default()),
+            "m BF16, v F32, left F32, left_root F32, right F32, right_root F32",
+        ),
+    ] {
+        let formats = formats(format, rule);
+        assert!(formats.starts_with(&format!("{expected}, ")), "{formats}");
+    }
+    let x = model(&[tensor(1, &[64, 64], DType::F32)]);
+    for format in [bf16, Q8] {
+        let error = setup(StoreAs::new([("left", format)], SOAP::default()), &x).expect_err("too coarse");
+        is_kind(
+            &error,
+            ErrorKind::Argument,
+            &["\"left\"", "F32 or F64", "small differences"],
+        );
+    }
+    let named = StoreAs::new([("average", DType::BF16)], Ema::default());
+    assert!(setup(named, &x).is_ok(), "a name is a decision");
 }
 
 #[test]

@@ -8,12 +8,12 @@ use candle_core::DType::{BF16, F32, F64, U32};
 use candle_core::{Device, Tensor, Var};
 use optimisers::{
     AccumGrad, Adafactor, Adam, Cautious, ClipNorm, Descent, Elementwise, Ema, Error, ErrorKind, Flow,
-    Gradient, Gradients, IntoOptimiser, Kahan, LAMB, LARS, Lend, MixedPrecision, Model, Momentum,
+    Gradient, Gradients, IntoOptimiser, Kahan, LAMB, LARS, Lend, MixedPrecision, Model, Momentum, Muon,
     OptimiserChain, Parameter, Prodigy, RMSProp, Result, Rule, ScheduleFree, Slot, SplitMaster, State,
     Update, Visitor, hyper_parameters, range, setup, value::Value,
 };
 
-use support::common::{Grads, Snapshot, assert_same, engines, grads, is_kind, model, random, snapshot};
+use support::common::{Grads, Snapshot, assert_same, engines, grads, is_kind, model, random, says, snapshot};
 
 /// A rule that stands for another, and makes its state in a way of its own.
 #[derive(Clone, Debug)]
@@ -253,6 +253,45 @@ fn another_number_of_state_tensors_is_refused() {
 
 fn empty<R: Rule>(_: &R, _: Parameter<'_>) -> Result<State> {
     Ok(State::empty())
+}
+
+/// The function of a matrix runs while parameters are written.
+#[test]
+fn another_number_of_state_tensors_is_refused_before_a_late_function() {
+    let parameters = [&[1, 3], &[40, 25]].map(|shape| random(1, shape, F32, &Device::Cpu));
+    for engine in engines() {
+        let model = model(&parameters);
+        let forged = Forged {
+            inner: Muon::new(0.1),
+            init: of_too_many,
+        };
+        let mut state = setup(forged, &model).expect("a state");
+        let before = snapshot(&model, &state);
+        let gradients = grads(parameters.iter().map(|x| Some(x.clone())));
+        let update = Update::new(&mut state).engine(engine).apply(&model, &gradients);
+        assert_foreign(&update.expect_err("a refusal"), Some("1"), "Muon");
+        assert_same(&[snapshot(&model, &state)], &[before], format!("{engine:?}"));
+    }
+}
+
+fn misspelt<R: Rule>(rule: &R, x: Parameter<'_>) -> Result<State> {
+    Ok(rule.init(x)?.zeroed_by_new_weights("velocty"))
+}
+
+/// Otherwise new weights leave the velocity as it is, without a word.
+#[test]
+fn a_property_of_no_entry_is_refused() {
+    let forged = Forged {
+        inner: Momentum::new(0.1),
+        init: misspelt,
+    };
+    let model = model(&[
+        random(1, &[3], F32, &Device::Cpu),
+        random(2, &[40, 25], F32, &Device::Cpu),
+    ]);
+    let error = setup(forged, &model).expect_err("a wrong name");
+    is_contract(&error, "1", "a property to \"velocty\"");
+    says(&error, &["no entry of the state"]);
 }
 
 fn assert_foreign(error: &Error, path: Option<&str>, name: &str) {

@@ -929,7 +929,7 @@ fn a_field_that_decides_the_buffers_or_asks_for_a_weight_is_not_adjusted() -> Te
     );
     summed.adjust_field("average", Average::Mean)?;
     // The first number of a state tensor may depend on a field.
-    printed(Rprop::new(0.1), F32, F32)?.adjust_field("eta", 1)?;
+    printed(Rprop::new(0.1), F32, F32)?.adjust_field("first_step_size", 1)?;
     Ok(())
 }
 

@@ -296,7 +296,7 @@ fn all_rules_but_those_that_may_stand_anywhere_say_their_roles() {
             .collect()
     };
     let averages = of(|rule| boxed(OptimiserChain::new((rule, Descent::new(0.1)))));
-    assert_eq!(averages, ["Lookahead", "Ema", "UniformAverage"]);
+    assert_eq!(averages, ["Clamp", "Lookahead", "Ema", "UniformAverage"]);
     let behind_steps = of(|rule| boxed(OptimiserChain::new((Adam::new(0.1), rule))));
     let steps = of(|rule| boxed(OptimiserChain::new((rule, AccumGrad::new(2)))));
     let silent: Vec<&str> = rules::catalogue()
@@ -314,7 +314,6 @@ fn all_rules_but_those_that_may_stand_anywhere_say_their_roles() {
             "WeightDecay",
             "SignDecay",
             "Scale",
-            "Clamp",
             "SkipOutliers",
             "Centralise",
             "GradNoise"

@@ -85,6 +85,7 @@ fn rule(name: &str, args: &BTreeMap<String, Value>) -> Box<dyn Rule> {
             "couple" if is_corrected => continue,
             "lambda" if is_corrected => "decay_lambda",
             "eta_max" => "decay_eta_max",
+            "eta" if name == "Rprop" => "first_step_size",
             "estim_lr0" => "estimate",
             "estim_lr_coef" => "coefficient",
             "weight_decay" => "lambda",

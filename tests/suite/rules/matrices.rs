@@ -3,12 +3,14 @@
 use candle_core::{DType, Device, Tensor};
 use optimisers::{
     AdaDelta, AdaMuon, Adam, AdamW, Checkpoint, CheckpointFile, ClipGlobalNorm, DecoupledDecay, Engine,
-    Fallback, FieldValue, Kahan, MatrixForm, MixedPrecision, Momentum, Muon, NewtonSchulz, NorMuon, Offload,
-    Optimiser, OptimiserChain, Parameter, Products, Q8, Rule, Schedule, Setup, Sizes, SplitMaster, StateTree,
-    StepScale, StochasticRounding, StoreAs, Update, ranks, setup, setup_with, update,
+    ErrorKind, Fallback, FieldValue, Kahan, MatrixForm, MixedPrecision, Momentum, Muon, NewtonSchulz,
+    NorMuon, Offload, Optimiser, OptimiserChain, Parameter, Products, Q8, Rule, Schedule, Setup, Sizes,
+    SplitMaster, StateTree, StepScale, StochasticRounding, StoreAs, Update, ranks, setup, setup_with, update,
 };
 
-use support::common::{Grads, Vars, bits, engines, grads, model, numbers, random, says, tensor, values, var};
+use support::common::{
+    Grads, Vars, bits, engines, grads, is_kind, model, numbers, random, says, tensor, values, var,
+};
 
 /// The rules of this kind, with one way of cutting.
 fn rules(form: MatrixForm, heads: u64, parts: Sizes) -> [Box<dyn Rule>; 3] {
@@ -975,4 +977,31 @@ fn a_pattern_that_matches_nothing_is_refused() {
             .expect_err("not chosen"),
         &["Fallback(Muon, AdamW)", "`Describer::holds`", "`describe`"],
     );
+}
+
+/// As a stack, a kernel is thousands of tiny matrices, whose orthogonal steps are ten times too long.
+#[test]
+fn t71_a_kernel_of_a_convolution_is_one_matrix() {
+    for shape in [[64, 32, 3, 3], [16, 8, 1, 1], [16, 1, 3, 3]] {
+        let x = model(&[random(1, &shape, DType::F32, &Device::Cpu)]);
+        let refused = |rule: Box<dyn Rule>| {
+            let error = setup(rule, &x).expect_err("a kernel");
+            is_kind(
+                &error,
+                ErrorKind::Unsupported,
+                &["MatrixForm::Stack", "matrices of", "MatrixForm::Flat"],
+            );
+        };
+        refused(Box::new(Muon::new(0.1)));
+        refused(Box::new(NorMuon::new(0.1)));
+        refused(Box::new(AdaMuon::new(0.1)));
+        refused(Box::new(Muon::new(0.1).with_fallback(AdamW::new(0.1))));
+        let flat = Muon {
+            matrix: MatrixForm::Flat,
+            ..Muon::new(0.1)
+        };
+        assert!(setup(flat, &x).is_ok());
+    }
+    let experts = model(&[random(1, &[2, 3, 4, 5], DType::F32, &Device::Cpu)]);
+    assert!(setup(Muon::new(0.1), &experts).is_ok());
 }

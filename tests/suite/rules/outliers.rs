@@ -376,6 +376,33 @@ fn a_loss_scaler_comes_first() {
     assert_eq!(norms_seen(&state, 0)[29..], [1.75, 40.0, 1.5]);
 }
 
+/// A parameter without a gradient in the earlier calls of a window has no part in whether the window ends.
+#[test]
+fn an_outlier_ends_the_windows_of_all_parameters() {
+    for collected in [0, 1] {
+        let x = model(&[constant(0.0, 1, DType::F64), constant(0.0, 1, DType::F64)]);
+        let rule = OptimiserChain::new((AccumGrad::new(2), small(6.0), Descent::new(1.0)));
+        let mut state = setup(rule, &x).expect("a state");
+        let gradient = |norm| Some(constant(norm, 1, DType::F64));
+        let mut call =
+            |gradients: [Option<Tensor>; 2]| update(&mut state, &x, &grads(gradients)).expect("an update");
+        for index in 0..80 {
+            call([gradient(usual(index / 2)), gradient(usual(index / 2))]);
+        }
+        let mut only_one = [None, None];
+        only_one[collected] = gradient(99.0);
+        assert_eq!(call(only_one).status, Status::Accumulated);
+        assert!(outlier(&call([gradient(1.0), gradient(1.0)])).is_some());
+        // The next call is the first of a new window.
+        let status = [(); 2].map(|()| call([gradient(1.5), gradient(1.5)]).status);
+        assert_eq!(
+            status,
+            [Status::Accumulated, Status::Stepped],
+            "collected by {collected}"
+        );
+    }
+}
+
 /// Behind a window the outlier takes what was collected with it, before it the micro-batch only.
 #[test]
 fn an_outlier_ends_the_window_that_it_is_of() {

@@ -5,10 +5,10 @@ use candle_core::{DType, Device, Tensor};
 use half::{bf16, f16};
 use optimisers::printed::printed;
 use optimisers::{
-    AMSGradW, Adam, AdamW, Adjust, Cautious, Clamp, DecoupledDecay, Descent, Engine, ErrorKind, FieldValue,
-    Kahan, Kind, Lion, MarsAdamW, MixedPrecision, Momentum, NAdamW, Optimiser, OptimiserChain, RMSProp, Rule,
-    Schedule, ScheduleFreeSGD, SignDecay, SplitMaster, StableAdamW, StochasticRounding, WeightDecay, rules,
-    setup, update,
+    AMSGradW, Adam, AdamW, Adjust, Cautious, Clamp, DecoupledDecay, Descent, Ema, Engine, ErrorKind,
+    FieldValue, Hyperball, Kahan, Kind, Lion, MarsAdamW, MixedPrecision, Momentum, Muon, NAdamW, Optimiser,
+    OptimiserChain, RMSProp, Rule, Schedule, ScheduleFreeSGD, SignDecay, SplitMaster, StableAdamW,
+    StochasticRounding, WeightDecay, rules, setup, update,
 };
 
 use crate::rules::recurrences::assert_follows;
@@ -207,7 +207,7 @@ fn the_fields_of_a_decay_have_names_of_their_own() {
     );
     rule.adjust_fields([
         ("decay_lambda", 0.5.into()),
-        ("1.decay_eta_max", 0.6.into()),
+        ("1.decay_eta_max", 0.8.into()),
         ("eta", 0.7.into()),
     ])
     .expect("fields");
@@ -215,7 +215,7 @@ fn the_fields_of_a_decay_have_names_of_their_own() {
         rule,
         OptimiserChain::new((
             WeightDecay::new(0.1),
-            DecoupledDecay::new(0.5, AdamW::new(0.7)).corrected(0.6)
+            DecoupledDecay::new(0.5, AdamW::new(0.7)).corrected(0.8)
         ))
     );
 
@@ -225,6 +225,26 @@ fn the_fields_of_a_decay_have_names_of_their_own() {
     assert_eq!(other, rule);
 
     let x = model(&[tensor(1, &[2], DType::F32)]);
+    let corrected = |eta_max| DecoupledDecay::new(0.1, Adam::new(0.1)).corrected(eta_max);
+    let error = setup(corrected(0.05), &x).expect_err("a rate above the largest");
+    let words = [
+        "DecoupledDecay",
+        "decay_eta_max is 0.05",
+        "at least 0.1",
+        "peak of the schedule",
+    ];
+    says(&error, &words);
+    let mut state = setup(corrected(0.1), &x).expect("a state");
+    let error = state
+        .schedule(Schedule::linear(0.0, 0.2, 10))
+        .expect_err("a peak above the largest");
+    says(&error, &["decay_eta_max"]);
+    state.schedule(Schedule::linear(0.0, 0.1, 10)).expect("a peak");
+    let no_decay = DecoupledDecay::new(0.0, Adam::new(0.1)).corrected(0.05);
+    assert!(setup(no_decay, &x).is_ok(), "nothing decays");
+    let fallback = Muon::new(0.02).with_fallback(Adam::new(0.1));
+    let error = setup(DecoupledDecay::new(0.1, fallback).corrected(0.1), &x).expect_err("two rates");
+    says(&error, &["different rates", "a decay", "around each alternative"]);
     let error =
         setup(DecoupledDecay::new(0.1, SignDecay::new(0.1)), &x).expect_err("a rule without a learning rate");
     says(&error, &["\"eta\"", "lambda"]);
@@ -517,4 +537,46 @@ fn nadamw_takes_over_after_any_number_of_steps() -> Tested {
     nadamw.resume(&progress)?;
     nadamw.step()?;
     Ok(())
+}
+
+/// The copy would lack what the wrapper changes, and would pull the parameter back.
+#[test]
+fn t69_a_rule_with_a_copy_of_the_parameter_is_refused() {
+    type Wrap = fn(Box<dyn Rule>) -> Box<dyn Rule>;
+    let wrappers: [Wrap; 2] = [
+        |rule| Box::new(DecoupledDecay::new(0.1, rule)),
+        |rule| Box::new(Hyperball::new(rule)),
+    ];
+    let x = model(&[tensor(1, &[3, 2], DType::F32)]);
+    let refusal = |wrapped| {
+        setup(wrapped, &x)
+            .err()
+            .filter(|error| error.to_string().contains("a copy or an average"))
+    };
+    for wrap in wrappers {
+        let refused: Vec<&str> = rules::catalogue()
+            .into_iter()
+            .filter(|listing| {
+                let error = refusal(wrap(listing.rule.clone()));
+                error
+                    .inspect(|error| is_kind(error, ErrorKind::Unsupported, &["after the wrapper"]))
+                    .is_some()
+            })
+            .map(|listing| listing.name)
+            .collect();
+        assert_eq!(
+            refused,
+            [
+                "MADGRAD",
+                "Prodigy",
+                "ScheduleFreeSGD",
+                "ScheduleFreeRAdam",
+                "ScheduleFree"
+            ]
+        );
+        let averaged = OptimiserChain::new((Adam::new(0.1), Ema::default()));
+        assert!(refusal(wrap(Box::new(averaged))).is_some());
+        let after = OptimiserChain::new((wrap(Box::new(Adam::new(0.1))), Ema::default()));
+        assert!(setup(after, &x).is_ok());
+    }
 }

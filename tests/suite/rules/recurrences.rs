@@ -711,3 +711,38 @@ fn an_estimate_is_of_the_whole_model() {
     let estimates = estimate(&states[1]);
     assert_eq!(estimates[0], estimates[1]);
 }
+
+/// torch limits the step size in every step, also where no sign has changed.
+#[test]
+fn rprop_keeps_every_step_size_within_its_bounds() {
+    let run = |rule: Rprop, gradients: &[f32], change: &dyn Fn(&mut StateTree, usize)| {
+        let x = var(&Tensor::zeros(1, DType::F32, &Device::Cpu).expect("zeros"));
+        let mut state = setup(rule, &x).expect("a state");
+        let mut step = |(call, gradient): (usize, &f32)| {
+            change(&mut state, call);
+            let gradient = Tensor::new(&[*gradient], &Device::Cpu).expect("a gradient");
+            update(&mut state, &x, &Grads::from([(String::new(), gradient)])).expect("an update");
+            values(&x)[0]
+        };
+        gradients.iter().enumerate().map(&mut step).collect::<Vec<f64>>()
+    };
+    let same = |_: &mut StateTree, _: usize| {};
+    assert_eq!(run(Rprop::new(100.0), &[1.0], &same), [-50.0]);
+    assert_eq!(run(Rprop::new(0.0), &[1.0], &same), [-f64::from(1e-6f32)]);
+    let falling = |state: &mut StateTree, call: usize| {
+        if call == 1 {
+            state.all().adjust_field("gamma2", 0.5).expect("a bound");
+        }
+    };
+    // The sign changes, no step; then γ₂ limits a step size that was 10.
+    let ell = (0.5, 2.0);
+    let moved = run(
+        Rprop {
+            ell,
+            ..Rprop::new(10.0)
+        },
+        &[1.0, -1.0, -1.0, -1.0],
+        &falling,
+    );
+    assert_eq!(moved, [-10.0, -10.0, -9.5, -9.0]);
+}
