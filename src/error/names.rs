@@ -72,7 +72,7 @@ pub(crate) fn distinct<'n>(names: impl Iterator<Item = &'n str>) -> Vec<String> 
 
 /// Names in other libraries and of other rules, each with the name in this crate. If a name has several rows,
 /// the first row whose second name is available counts.
-const SYNONYMS: [(&str, &str); 14] = [
+const SYNONYMS: [(&str, &str); 13] = [
     ("lr", "eta"),
     ("learning_rate", "eta"),
     ("weight_decay", "lambda"),
@@ -86,7 +86,6 @@ const SYNONYMS: [(&str, &str); 14] = [
     ("weight_decay", "decay_lambda"),
     ("eta_max", "decay_eta_max"),
     ("lr", "first_step_size"),
-    ("eta", "first_step_size"),
 ];
 
 /// The available name that an unknown one may mean, as text in brackets; empty if no name is near.

@@ -415,8 +415,8 @@ impl fmt::Display for Warning {
                 f,
                 "{field} of {path:?} keeps the value of the file: {file} has changed this value, but the \
                  state has no schedule. Before the restore, call `state.schedule` with the schedule of the \
-                 run; if the file has no `step` (SGD, Lion) or torch's scheduler counts epochs, also call \
-                 `state.set_steps` with the scheduler's `last_epoch`"
+                 run, in steps; if the file has no `step` (SGD, Lion), also call `state.set_steps` with the \
+                 count of steps"
             ),
             Warning::ScheduleDiffers {
                 path,

@@ -120,8 +120,8 @@ pub(crate) fn widest_compute_dtype(dtypes: impl IntoIterator<Item = impl Into<DT
     }
 }
 
-/// Whether the square of a norm is above 0 in the dtype of the arithmetic. In F64 the square of each number
-/// of F32 above 0 is.
+/// Whether the square of a norm is above 0 in the dtype of the arithmetic. A small number of F32 has the
+/// square 0 in F32, but not in F64.
 pub(crate) fn has_square(norm: f64, compute: DType) -> bool {
     let square = norm * norm;
     if compute == DType::F64 {

@@ -129,9 +129,9 @@ impl StateTree {
 
     /// Sets the count of applied steps, from which [schedules](StateTree::schedule) go on.
     ///
-    /// For a second phase with schedules of its own, set the count to 0. A restore of [torch's
-    /// state](crate::guide::coming_from#torch) sets the count to the `step` of the file; for a file without
-    /// `step` set the count before.
+    /// For a second phase with schedules of its own, set the count to 0. If the program has not called
+    /// `set_steps`, a restore of [torch's state](crate::guide::coming_from#torch) sets the count to the
+    /// largest `step` of the file. For a file without `step`, set the count before.
     ///
     /// # Errors
     /// If the count is above `u64::MAX / 2`, or two schedules on numbers of one field cross there.

@@ -56,7 +56,6 @@ use crate::rule::{
 /// - a corrected decay with an η above η_max. A [schedule](crate::StateTree::schedule) above η_max is refused
 ///   as soon as the schedule is given.
 ///
-///
 /// # Departures
 /// The forms are those of the papers. optax has the plain decay as a part of its rules, torch in `AdamW` and
 /// `NAdam`.
@@ -124,7 +123,9 @@ impl<R: Rule + Clone> DecoupledDecay<R> {
         }
         let expected = format!("the largest η of the schedule, at least {eta}, the present η");
         let error = out_of_range("DecoupledDecay", "decay_eta_max", self.eta_max, expected);
-        Err(error.with_remedy("give `corrected` and the rule inside the peak of the schedule"))
+        Err(error.with_remedy(
+            "pass the largest η of the schedule to `corrected`; in a state adjust `decay_eta_max` before η",
+        ))
     }
 }
 
@@ -162,7 +163,8 @@ pub(super) fn without_copies(state: State, wrapper: &impl Rule, remedy: &str) ->
         return Ok(state);
     }
     let problem = format!(
-        "{} changes the steps of a rule with a copy or an average of the parameter, which would lack the change",
+        "{} changes the steps of a rule with a copy or an average of the parameter, which would lack the \
+         change",
         wrapper.name()
     );
     Err(Error::new(ErrorKind::Unsupported, problem).with_remedy(format!(
@@ -212,7 +214,7 @@ impl<R: Rule + Clone> Rule for DecoupledDecay<R> {
         without_copies(
             State::empty().with_held(self, x)?,
             self,
-            "set the own `lambda` of the rule; before a rule without one, such as `MADGRAD`, put `WeightDecay`",
+            "set the rule's own `lambda`; before a rule without one, as `MADGRAD`, put `WeightDecay`",
         )
     }
 

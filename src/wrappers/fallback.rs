@@ -5,11 +5,10 @@ use crate::rule::{Adjust, Describe, Describer, Flow, Gradient, Parameter, Rule, 
 /// A rule for matrices and another for all other parameters, as in recipes with [`Muon`](crate::Muon).
 ///
 /// Parameters of two or more dimensions get the first rule, vectors and numbers the second. For kernels of
-/// convolutions, which [`Muon`](crate::Muon) refuses otherwise, set its `matrix` to
-/// [`MatrixForm::Flat`](crate::MatrixForm::Flat). Parameters whose
-/// path matches a pattern of [`except`](Fallback::except) also get the second rule: usually the embedding and
-/// the last layer. In a pattern `*` stands for any text, dots included, and `?` for one character; the whole
-/// path must match.
+/// convolutions set the `matrix` of [`Muon`](crate::Muon) to [`MatrixForm::Flat`](crate::MatrixForm::Flat);
+/// otherwise `Muon` refuses most kernels. Parameters whose path matches a pattern of
+/// [`except`](Fallback::except) also get the second rule: usually the embedding and the last layer. In a
+/// pattern `*` stands for any text, dots included, and `?` for one character; the whole path must match.
 ///
 /// [`setup`](crate::setup) chooses for each parameter. Its leaf (the parameter's place in the state) then has
 /// the name, hyper-parameters and state of the chosen rule, as if [`setup_with`](crate::setup_with) had

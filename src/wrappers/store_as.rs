@@ -44,9 +44,10 @@ use crate::rule::{
 /// matrices of [`SOAP`](crate::SOAP) and [`Shampoo`](crate::Shampoo), the slow mean of
 /// [`AdEMAMix`](crate::AdEMAMix), and the moments of a centred [`RMSProp`](crate::RMSProp). Copies of the
 /// parameter (an average, the `z` of [`ScheduleFree`](crate::ScheduleFree)) need 16 bits or more.
-/// [`StoreAs::all`] leaves these tensors as they are. In BF16 and F16 [`StoreAs::all`] also leaves copies and
-/// second moments as they are, because they lose small steps; [`StoreAs::new`] stores them if the program
-/// names them.
+/// [`StoreAs::all`] leaves these tensors as they are. In BF16 and F16 [`StoreAs::all`] also leaves copies,
+/// second moments and other [non-negative](crate::Slot::non_negative) tensors as they are, because 16 bits
+/// round small changes of such a tensor away. If a program names such a tensor, [`StoreAs::new`] stores the
+/// tensor in 16 bits; a second moment in F16 is refused.
 #[must_use = "a rule does nothing by itself: pass it to `setup`"]
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoreAs<R> {

@@ -45,7 +45,9 @@
 //! | `{"DecoupledDecay": {"decay_lambda": 0.1, "inner": "Lion"}}` | [`DecoupledDecay`](crate::DecoupledDecay) around a rule or a list; `"cautious": true` and a `"decay_eta_max"` are optional |
 //! | `{"Hyperball": {"inner": "Muon"}}` | [`Hyperball`](crate::Hyperball) around a rule or a list |
 //! | `{"Cautious": {"inner": "AdamW"}}` | [`Cautious`](crate::Cautious) around `Adam`, `AdamW`, `NAdam`, `Lion` or a rule that [`Registry::with`] adds; `"unscaled": true` is optional |
-//! | `{"StoreAs": {"slots": {"m": "BF16", "v": "Q8"}, "inner": "Adam"}}` | [`StoreAs`](crate::StoreAs) around a rule or a list; `"slots"` has formats by the names of state tensors, or is one format for all of them: `"Q8"` |
+//! | `{"StoreAs": {"slots": {"m": "BF16", "v": "Q8"}, "inner": "Adam"}}` | [`StoreAs`](crate::StoreAs) around
+//! a rule or a list; `"slots"` has formats by the names of state tensors, or is one format for all tensors
+//! that [can have it](crate::StoreAs#what-is-lost): `"Q8"` |
 //! | `{"Fallback": {"inner": "Muon", "fallback": "AdamW", "except": ["embedding*"]}}` | [`Fallback`](crate::Fallback): the first rule for matrices, the second for other parameters and for those whose paths match |
 //! | `{"Offload": {"MixedPrecision": ...}}` | [`Offload`](crate::Offload) around any of these |
 //! | `{"ByPath": [{"pattern": "*.bias", "optimiser": "Adam"}, ...]}` | an optimiser by the parameter's path |
@@ -53,8 +55,9 @@
 //! The rules are those of [the table](crate::rules), with the fields of their structs. A real number may be
 //! written without a point. If the format has no word for infinity, write `"inf"`. A pair is a list of two
 //! numbers, and a [`NonFinite`](crate::NonFinite) is the text of its name. `"None"` in a list is the rule
-//! that passes the gradient on. As a whole optimiser `"None"` is refused, because the gradient itself would
-//! be the step. In YAML the name of a table may be a tag: `!AdamW {eta: 1e-3}` is `AdamW: {eta: 1e-3}`.
+//! that passes the gradient on. `"None"` is refused as a whole optimiser and as a rule of a `Fallback`,
+//! because the gradient itself would be the step. In YAML the name of a table may be a tag: `!AdamW {eta:
+//! 1e-3}` is `AdamW: {eta: 1e-3}`.
 //!
 //! To name rules and wrappers of your own, add each to a [`Registry`], by [one line](Registry::with_wrapper).
 //! A rule that holds several other rules has these as `"members"`.

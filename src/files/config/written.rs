@@ -158,7 +158,7 @@ pub(super) fn optimiser_data(record: &OptimiserRecord) -> Result<Data> {
         let problem =
             "no configuration has `None` as a whole optimiser, because the gradient itself is the step";
         return Err(Error::new(ErrorKind::Unsupported, problem)
-            .with_remedy("freeze the parameters, or leave them out of the state"));
+            .with_remedy("to leave parameters as they are, freeze them; if the gradient is the step, use `Descent::new(1.0)`"));
     }
     if !record.storage().everywhere {
         return Ok(inner_data(record));

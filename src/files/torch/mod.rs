@@ -82,11 +82,12 @@
 //!
 //! A restore sets the state's count of steps, by which schedules go, to the largest `step` of the file,
 //! unless the program has set the count by [`set_steps`](crate::StateTree::set_steps). SGD and Lion have no
-//! `step`, and a scheduler of torch's may count epochs: then call `set_steps` before the restore.
+//! `step`: then call `set_steps` before the restore. A schedule here counts steps. For a scheduler of torch's
+//! that counts epochs, give the schedule the epochs times the steps of an epoch.
 //!
 //! `optimizer.state_dict()` does not contain torch's schedulers. A scheduler only adds to each group the rate
 //! with which the group began, as `initial_lr`. So before the restore give the state the
-//! [schedule](crate::StateTree::schedule) of the run, in the unit of the state's count. The restore compares
+//! [schedule](crate::StateTree::schedule) of the run. The restore compares
 //! `lr` with the rate of the schedule in that step, up to the rounding of another program. Under a relative
 //! schedule `initial_lr` is the leaf's own rate. `LambdaLR` is a [relative](crate::Schedule::relative)
 //! schedule, and so is a `CosineAnnealingLR` that ends at 0. If `CosineAnnealingLR` ends above 0, use one

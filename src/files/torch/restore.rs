@@ -37,22 +37,22 @@ impl TorchState {
     /// After an error nothing has changed, unless the file failed after all checks, when tensors were already
     /// written. Then a part of the state may have changed, and the error asks to restore the state again.
     pub fn restore(&self, state: &mut StateTree) -> Result<Vec<String>> {
-        let before = state.steps();
+        let largest = |state: &StateTree| state.leaves().map(Leaf::steps).max();
+        let (before, leaf_steps) = (state.steps(), largest(state));
         // A count that is not that of the leaves was set by the program.
-        let is_own_count = state.began_at.is_none()
-            && state
-                .leaves()
-                .map(Leaf::steps)
-                .max()
-                .is_none_or(|steps| steps == before);
+        let is_own_count = state.began_at.is_none() && leaf_steps.is_none_or(|steps| steps == before);
         let step_set = match largest_step(&self.content).filter(|_| is_own_count) {
             Some(steps) => state.go_to_step(steps),
             None => Ok(()),
         };
-        self.restore_in_step(step_set, state).inspect_err(|_| {
+        let result = self.restore_in_step(step_set, state);
+        // If a leaf has the file's count already, the state keeps that count, too. Otherwise the next restore
+        // would take `before` for a count that the program has set.
+        if result.is_err() && largest(state) == leaf_steps {
             // This count was valid before, so the schedules have values for it.
             let _ = state.go_to_step(before);
-        })
+        }
+        result
     }
 
     /// Restores everything but the state's count of steps. All ranks return the error if `step_set` is an

@@ -202,9 +202,9 @@ impl GroupComparison<'_> {
         let error = Error::new(ErrorKind::OtherRule, format!("torch's {key} in the file is"));
         let expected = format!("{acting}, as the schedule gives in step {}", self.steps);
         Err(error.with_got(torch).with_expected(expected).with_remedy(
-            "before the restore, call `state.schedule` with the schedule of the run; if the file has no `step` \
-             (SGD, Lion) or torch's scheduler counts epochs, also call `state.set_steps` with the scheduler's \
-             `last_epoch`",
+            "before the restore, call `state.schedule` with the schedule of the run, in steps; if the file has \
+             no `step` (SGD, Lion), also call `state.set_steps` with the count of steps: the `last_epoch` of \
+             the scheduler, times the steps of an epoch if the scheduler counts epochs",
         ))
     }
 

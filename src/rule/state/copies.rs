@@ -23,9 +23,9 @@ impl State {
     /// [new weights](crate::StateTree::set_masters).
     ///
     /// The entry is a tensor, counter or number that counts or sums since the parameter got its weights.
-    /// [`setup`](crate::setup) refuses the name of no entry. The
-    /// range of such a number has to contain 0. If the entry is a number and the weights were changed without
-    /// `set_masters`, an [`update`](crate::update) after the first step refuses the weights, as it does for a
+    /// [`setup`](crate::setup) refuses a name that no entry has. The range of such a number has to contain 0.
+    /// If the entry is a number and the weights were changed without `set_masters`, an
+    /// [`update`](crate::update) after the first step refuses the weights, as it does for a
     /// [copy](crate::Slot::parameter).
     pub fn zeroed_by_new_weights(mut self, name: &'static str) -> Self {
         self.traits_mut(name).renewal = Some(Renewal::Zero);

@@ -93,7 +93,7 @@ impl RowSources<'_> {
 
 impl State {
     /// Lets the rule start anew when the parameter gets [other rows](crate::StateTree::resize_rows).
-    /// [`setup`](crate::setup) refuses the name of no entry.
+    /// [`setup`](crate::setup) refuses a name that no entry has.
     ///
     /// This is for an entry `name` whose shape looks like the parameter's rows but has another meaning, such
     /// as the square statistics of a preconditioner. A tensor needs no mark if one of its dimensions is

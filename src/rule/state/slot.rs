@@ -17,9 +17,9 @@ pub enum SlotFormat {
     ///
     /// Each block of 128 elements of the whole parameter has one f32 as its scale. A code is a small float:
     /// sign, 4 bits of exponent, 3 bits of fraction. The largest number of a block is exact. The smallest
-    /// code is 1.125·2⁻¹⁵ of the largest number; smaller numbers become 0 or this code. Others are rounded up
-    /// or down at random, by at most an eighth, so that a mean that moves by a thousandth in a step does
-    /// move. A hash of the number decides, so every run rounds alike.
+    /// code is 1.125·2⁻¹⁵ of the largest number; smaller numbers become 0 or this code. Larger numbers are
+    /// rounded up or down at random, by at most an eighth, so that a mean that moves by a thousandth in a
+    /// step does move. A hash of the number decides, so every run rounds alike.
     ///
     /// The codes of a [non-negative](crate::Slot::non_negative) slot have no sign and 5 bits of exponent,
     /// down to 2⁻³¹. Only 0 becomes 0.
@@ -124,7 +124,8 @@ impl EntryTraits {
         let expected = match format {
             SlotFormat::Dtype(dtype) if !is_supported(dtype) => "F16, BF16, F32, F64 or Q8",
             _ if self.needs_f32 && format.is_below_f32() => {
-                "F32 or F64, because smaller formats round away the small differences or changes that the rule needs"
+                "F32 or F64, because smaller formats round away small differences or changes that the rule \
+                 needs"
             }
             SlotFormat::Dtype(DType::F16) if is_second_moment => {
                 "F32 or F64, because the tensor is a second moment, and squares of small gradients are 0 in \

@@ -28,11 +28,10 @@ orthogonal_parameters! {
     /// dimension by all others. The rows of a layer that computes several things in one product can be cut:
     /// `heads` cuts them into equal parts, `parts` into parts of given sizes.
     ///
-    /// [`setup`](crate::setup) refuses a vector. Without `Flat` it also refuses a tensor of four or more
-    /// dimensions that has more matrices than numbers in a matrix, and sides below 16, as most kernels have.
-    /// Muon is made
-    /// for the matrices inside a network. Give vectors, the embedding and the last layer another rule, with
-    /// its own η:
+    /// [`setup`](crate::setup) refuses a vector. Without `Flat`, `setup` also refuses a tensor of four or
+    /// more dimensions with sides below 16 and more matrices than a matrix has numbers, as most kernels are.
+    /// Muon is made for the matrices inside a network. Give vectors, the embedding and the last layer another
+    /// rule, with its own η:
     ///
     /// ```
     /// use candle_core::{DType, Device, Var};

@@ -552,7 +552,8 @@ proptest! {
 
     #[test]
     fn any_chain_on_any_gradient(
-        shape in prop::collection::vec(0usize..9, 0..=4),
+        // Muon refuses kernels.
+        shape in prop::collection::vec(0usize..9, 0..=4).prop_filter("a kernel", |shape| !matches!(shape[..], [a, b, c, d] if a * b > c * d)),
         (parameter, gradient) in (prop::sample::select(DTYPES.to_vec()), prop::sample::select(DTYPES.to_vec())),
         master in prop::option::of(prop::sample::select(vec![DType::F32, DType::F64])),
         members in prop::collection::vec(any::<prop::sample::Index>(), 0..4),

@@ -231,7 +231,7 @@ fn the_fields_of_a_decay_have_names_of_their_own() {
         "DecoupledDecay",
         "decay_eta_max is 0.05",
         "at least 0.1",
-        "peak of the schedule",
+        "largest η of the schedule to `corrected`",
     ];
     says(&error, &words);
     let mut state = setup(corrected(0.1), &x).expect("a state");
