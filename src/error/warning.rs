@@ -285,6 +285,12 @@ pub enum Warning {
     },
 }
 
+/// What to do before a restore of torch's state, so that a schedule goes on.
+pub(crate) const TORCH_SCHEDULE_REMEDY: &str = "\
+     before the restore, call `state.schedule` with the schedule of the run, in steps; if the file has no \
+     `step` (SGD, Lion), also call `state.set_steps` with the count of steps: the `last_epoch` of torch's \
+     scheduler, times the steps of an epoch if the scheduler counts epochs";
+
 impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -414,9 +420,7 @@ impl fmt::Display for Warning {
             } => write!(
                 f,
                 "{field} of {path:?} keeps the value of the file: {file} has changed this value, but the \
-                 state has no schedule. Before the restore, call `state.schedule` with the schedule of the \
-                 run, in steps; if the file has no `step` (SGD, Lion), also call `state.set_steps` with the \
-                 count of steps"
+                 state has no schedule; {TORCH_SCHEDULE_REMEDY}"
             ),
             Warning::ScheduleDiffers {
                 path,

@@ -51,6 +51,9 @@ pub(crate) const ONE: u32 = 0x3f8;
 /// The largest sum of y and its hash with the code of 1.0.
 pub(crate) const LARGEST_ROUNDED: u32 = ((ONE + 1) << CUT_BITS) - 1;
 
+/// The bits of y for code 0 with a sign. A smaller y also has code 0.
+pub(crate) const SIGNED_ZERO: u32 = (ONE & !SIGNED_SIZE_MASK) << CUT_BITS;
+
 /// The bits of the smallest y above 0 that has a code without a sign: code 1.
 pub(crate) const SMALLEST: u32 = ((ONE & !0xff) + 1) << CUT_BITS;
 
@@ -309,11 +312,14 @@ fn encode_non_finite<const SIGNED: bool, T>(
 fn code_of<const SIGNED: bool>(number: f32, inverse: f32) -> u8 {
     let abs = f32::from_bits(number.to_bits() & SIZE_MASK);
     let y = (abs * inverse).to_bits();
-    // 0 is selected before the hash, because the hash of 0 is 0, and a selection among bytes takes longer.
-    let size = match (SIGNED, abs.to_bits()) {
-        (false, 0) => 0,
-        (false, _) => y.max(SMALLEST),
-        (true, _) => y,
+    // Without a sign 0 is selected before the hash, because the hash of 0 is 0, and a selection among bytes
+    // takes longer.
+    let size = if SIGNED {
+        y
+    } else if abs.to_bits() == 0 {
+        0
+    } else {
+        y.max(SMALLEST)
     };
     // The hash has 20 bits, below the cut. If the sum carries into the code, the code is rounded up.
     let hash = size.wrapping_mul(HASH) >> (32 - CUT_BITS);
@@ -321,7 +327,7 @@ fn code_of<const SIGNED: bool>(number: f32, inverse: f32) -> u8 {
     // code of 1.
     let rounded = (size + hash).min(LARGEST_ROUNDED);
     if SIGNED {
-        let size = rounded.max((ONE & !SIGNED_SIZE_MASK) << CUT_BITS) >> CUT_BITS & SIGNED_SIZE_MASK;
+        let size = rounded.max(SIGNED_ZERO) >> CUT_BITS & SIGNED_SIZE_MASK;
         return (size | number.to_bits() >> 24 & !SIGNED_SIZE_MASK) as u8;
     }
     (rounded >> CUT_BITS) as u8

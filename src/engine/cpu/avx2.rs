@@ -17,7 +17,7 @@ use half::{bf16, f16};
 use crate::numbers::Code;
 use crate::numbers::codes::{
     BLOCK, BLOCKS_TOGETHER, BlockScale, CUT_BITS, HASH, LARGEST_ROUNDED, NAN, ONE, RECORD, SIGNED_SIZE_MASK,
-    SIZE_MASK, SMALLEST,
+    SIGNED_ZERO, SIZE_MASK, SMALLEST,
 };
 
 /// Calls `row` for N neighbours at a time, and `portable` for each number after the last row.
@@ -359,16 +359,12 @@ fn hash_of(sizes: __m256i) -> __m256i {
 #[inline]
 #[target_feature(enable = "avx2")]
 fn signed_codes(numbers: [__m256i; 4], inverse: __m256) -> __m256i {
-    let smallest = ((ONE & !SIGNED_SIZE_MASK) << CUT_BITS) as i32;
-    let (largest, smallest) = (
-        _mm256_set1_epi32(LARGEST_ROUNDED as i32),
-        _mm256_set1_epi32(smallest),
-    );
+    let [largest, zero] = [LARGEST_ROUNDED, SIGNED_ZERO].map(|bits| _mm256_set1_epi32(bits as i32));
     let code = |numbers| {
         let size = scaled_sizes(numbers, inverse);
         let rounded = _mm256_min_epi32(_mm256_add_epi32(size, hash_of(size)), largest);
-        let above_smallest = _mm256_sub_epi32(_mm256_max_epi32(rounded, smallest), smallest);
-        _mm256_srli_epi32::<{ CUT_BITS as i32 }>(above_smallest)
+        let above_zero = _mm256_sub_epi32(_mm256_max_epi32(rounded, zero), zero);
+        _mm256_srli_epi32::<{ CUT_BITS as i32 }>(above_zero)
     };
     // Packing saturates and so keeps the sign of a number. Of `pack(numbers)` only these signs are used.
     let pack =

@@ -6,6 +6,7 @@
 use serde_json::{Map, Value};
 
 use super::counterpart::{Counterpart, DrivenRate, INITIAL_RATE, TorchSetting, is_same};
+use crate::error::warning::TORCH_SCHEDULE_REMEDY;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rule::field::FieldValue;
 use crate::tree::schedule::saturating;
@@ -201,11 +202,10 @@ impl GroupComparison<'_> {
         }
         let error = Error::new(ErrorKind::OtherRule, format!("torch's {key} in the file is"));
         let expected = format!("{acting}, as the schedule gives in step {}", self.steps);
-        Err(error.with_got(torch).with_expected(expected).with_remedy(
-            "before the restore, call `state.schedule` with the schedule of the run, in steps; if the file has \
-             no `step` (SGD, Lion), also call `state.set_steps` with the count of steps: the `last_epoch` of \
-             the scheduler, times the steps of an epoch if the scheduler counts epochs",
-        ))
+        Err(error
+            .with_got(torch)
+            .with_expected(expected)
+            .with_remedy(TORCH_SCHEDULE_REMEDY))
     }
 
     /// The rate with which the group began, if a torch scheduler has written it.

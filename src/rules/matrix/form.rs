@@ -17,9 +17,10 @@ crate::choice! {
     #[derive(Default)]
     pub enum MatrixForm {
         /// The last two dimensions. A tensor with more dimensions is a stack of independent matrices, such as
-        /// experts in one tensor. In this form Muon, NorMuon and AdaMuon refuse four or
-        /// more dimensions with sides below 16 and more matrices than a matrix has numbers, because most such
-        /// tensors are kernels of convolutions.
+        /// experts in one tensor.
+        ///
+        /// In this form Muon, NorMuon and AdaMuon refuse four or more dimensions with sides below 16 and more
+        /// matrices than a matrix has numbers, because most such tensors are kernels of convolutions.
         #[default]
         Stack,
         /// The first dimension by all others, for kernels of convolutions.

@@ -152,12 +152,6 @@ impl SOAP {
         *v = next_v.reshape(v.shape())?;
         step.reshape(dx.shape())? * self.eta
     }
-
-    /// The rule that a parameter without matrices follows.
-    fn adamw(&self) -> AdamW {
-        let (b1, b2, _) = self.beta;
-        AdamW::coupled(self.eta, (b1, b2), self.lambda, self.epsilon)
-    }
 }
 
 impl Rule for SOAP {
@@ -184,7 +178,9 @@ impl Rule for SOAP {
             let adam_step = if steps == 0 {
                 dx.scale(0.0)
             } else {
-                dx.step_of(&self.adamw(), steps, slots)
+                let (b1, b2, _) = self.beta;
+                let adam = AdamW::coupled(self.eta, (b1, b2), self.lambda, self.epsilon);
+                dx.step_of(&adam, steps, slots)
             };
             return Ok(Flow::Step(adam_step));
         }
